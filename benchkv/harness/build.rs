@@ -1,7 +1,7 @@
-//! Records the commit the binaries were built from, without needing `git`.
+//! Records the commit that the binaries were built from, without `git`.
 //!
-//! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source archive, a linked worktree) nothing is set
-//! and results say `unknown`.
+//! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source archive, a linked worktree) nothing is set, and
+//! results say `unknown`.
 
 use std::path::Path;
 use std::{env, fs};

@@ -71,7 +71,7 @@ pub enum BuildError {
     /// The memory that peers READ could not be allocated.
     #[error("memory of the context: {0}")]
     Memory(#[from] RegisterError),
-    /// The shared receive queue of so many endpoints would be longer than the device permits.
+    /// The shared receive queue of this number of endpoints would be longer than the device permits.
     #[error(
         "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
          or for fewer batches (EndpointConfig::batches_in_flight)"

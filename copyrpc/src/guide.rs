@@ -22,7 +22,7 @@
 //!   what was answered and tells the peers that it goes, and waits until that has arrived, 20 ms at most.
 //! - **Order.** Requests are received in the order they were called; replies may be given in any order, and a request may be held as long as
 //!   needed. Its bytes stay in the ring until it is answered, and so does what came behind it.
-//! - **Limits.** A request has at most `ring_size / 8 - 12` bytes, a response `3 * ring_size / 16 - 44`. Larger ones are refused for good;
+//! - **Limits.** A request has at most `ring_size / 8 - 12` bytes, a response `3 * ring_size / 16 - 44`. Larger ones are always refused;
 //!   `RingFull` and `InsufficientCredit` pass after polls ([`CallError::is_retryable`]).
 //! - **Queues.** The endpoints of a context share its queues, which [`ContextBuilder::endpoints`] sizes: two thirds of the SRQ's receives for
 //!   their batches in flight, and of the send CQ that number + their one-sided operations + 8 each, and the batches of a

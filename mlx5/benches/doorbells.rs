@@ -1,19 +1,19 @@
-//! How the device is told of new WQEs, and how it tells of what arrived: which is fastest? WRITEs with immediate of 28 bytes, each in one block of
-//! the send queue, go from a queue pair to another of the same device, in one thread: with a doorbell of 8 bytes, of the last WQE through
-//! BlueFlame, and of all of them through BlueFlame (`BlueflameBatch`, which is unproven on a NIC); one and four WQEs to a doorbell; into a
-//! completion queue with plain CQEs and into one with compressed ones, if the device has them. All in turn. Then one message at a time: the
-//! time that its doorbell takes, and the time until it has arrived; a WQE that is not announced, beside them, takes only its stores.
+//! Compares the ways to announce new WQEs to the device, and the ways in which the device reports arrivals. WRITEs with immediate of 28
+//! bytes, each in one WQEBB, go from a queue pair to another of the same device, in one thread. The doorbell stores 8 bytes, the last WQE
+//! through BlueFlame, or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven on a NIC). It announces one or four WQEs. The
+//! completion queue has plain CQEs, or compressed ones if the device has them. All combinations are measured in turn. Then one message at a
+//! time: the time of its doorbell, and the time until its arrival. A WQE without a doorbell is the reference: it takes only its stores.
 //!
-//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default), medians
-//! of ROUNDS (11) rounds, each beside the first. What each costs the processor in instructions `scripts/instructions` counts. Without
-//! `--bench`, as `cargo test` runs it, or with `--quick`, one short round.
+//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or the default `soft`), medians
+//! of ROUNDS (11) rounds, each with its ratio to the first. `scripts/instructions` counts the instructions of each. Without `--bench`, as
+//! `cargo test` runs it, or with `--quick`, one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
 
 use mlx5::{Access, ConnectOptions, Cq, CqConfig, CreateError, Device, Inline, Mr, Pd, QpConfig, RcQp, Signal, Srq, WriteImm};
 
-/// Messages on their way at a time.
+/// Number of messages in flight.
 const IN_FLIGHT: usize = 128;
 const PAYLOAD: [u8; 28] = [0x5a; 28];
 
@@ -24,7 +24,7 @@ enum Bell {
     Batch,
 }
 
-/// A sender, a receiver, their queues.
+/// A sender, a receiver, and their queues.
 struct Pair {
     sender: RcQp,
     _receiver: RcQp,
@@ -61,7 +61,7 @@ impl Pair {
         self.srq.ring();
     }
 
-    /// Sends messages, so many to a doorbell, until enough are on their way.
+    /// Sends messages, `batch` to a doorbell, until enough are in flight.
     fn send(&mut self, bell: Bell, per_doorbell: u32) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while (self.sent - self.received) as usize + per_doorbell as usize <= IN_FLIGHT {
@@ -79,7 +79,7 @@ impl Pair {
         }
     }
 
-    /// Takes what arrived, every message once and in order.
+    /// Takes the messages that arrived, each once and in order.
     fn receive(&mut self) {
         let Self { sender, send_cq, recv_cq, srq, received, .. } = self;
         recv_cq.poll(IN_FLIGHT, |cqe| {
@@ -95,7 +95,7 @@ impl Pair {
         self.post_receives();
     }
 
-    /// Messages per second.
+    /// Returns messages per second.
     fn rate(&mut self, bell: Bell, per_doorbell: u32, duration: Duration) -> f64 {
         let (start, first) = (Instant::now(), self.received);
         while start.elapsed() < duration {
@@ -109,7 +109,7 @@ impl Pair {
 }
 
 impl Pair {
-    /// Sends one message after the other. Returns the medians, in ns: of the time to write a WQE, of its doorbell, and until the message has arrived.
+    /// Sends one message after the other. Returns the medians in ns: of writing a WQE, of its doorbell, and until the message has arrived.
     fn times(&mut self, bell: Bell, messages: u32) -> [f64; 3] {
         while self.received < self.sent {
             self.receive();

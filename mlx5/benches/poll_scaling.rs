@@ -1,21 +1,21 @@
-//! Is the cost of [`MonoCq::poll`] flat in the number of queues? It is measured beside two ways to serve N queues round-robin, in the same
-//! process and the same minutes, and beside libmlx5:
+//! Measures whether the cost of [`MonoCq::poll`] is independent of the number of queues. It is compared with two ways to serve N queues
+//! round-robin, in the same process and the same minutes, and with libmlx5:
 //!
-//! - **flags**: N rings of 64-byte lines, each line with a valid flag: what a server does that polls its clients' buffers. The cheapest
-//!   such loop: one load and one branch per queue that has nothing.
+//! - **flags**: N rings of 64-byte lines, each line with a valid flag, as a server polls its clients' buffers. It is the cheapest such
+//!   loop: one load and one branch per empty queue.
 //! - **CQs**: N completion queues of this driver, polled one after the other.
+//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one completion, whose queue pair number is looked
+//!   up in the same table as `MonoCq`'s. Only under `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason
+//!   printed.
 //!
-//! Three loads, each taking one message per poll: *idle* is the cost of learning that no queue has anything; *one active* that of each
-//! message when all come to one queue; *all active* when they come to all in turn.
+//! There are three loads, and a poll takes at most one message. *idle*: the cost of finding all queues empty. *one active*: the cost of
+//! each message if all come to one queue. *all active*: the same if they come to all queues in turn.
 //!
-//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one completion, whose queue pair number is looked up
-//!   in the same table as `MonoCq`'s. Only under `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason printed.
-//!
-//! One thread writes the messages beforehand and then reads them, so what is measured is instructions and cache footprint. Lines that come
+//! One thread writes the messages beforehand and then reads them, so only instructions and cache footprint are measured. Lines that come
 //! from other cores or from a device cost more, and N flags are N lines.
 //!
 //! `cargo bench -p mlx5 --bench poll_scaling` prints times; with `-- --instructions` also exact instruction counts (needs valgrind).
-//! Without `--bench` (as `cargo test` runs it) only the check that every contender finds every message is made.
+//! Without `--bench` (as `cargo test` runs it) it only checks that every contender finds every message.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
 
 #[path = "../tests/support/libmlx5/mod.rs"]
@@ -33,21 +33,21 @@ use libmlx5::{IbvWc, Library, QpRequest, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq
 use mlx5::wire::{CQE_BYTES, OP_OWN_OFFSET, ResponderCqe, op_own};
 use mlx5::{Cq, CqeOpcode, Device, DeviceSpec, FastMap, MonoCq, NullDevice};
 
-/// Messages written beforehand.
+/// Number of messages written beforehand.
 const MESSAGES: u32 = 8192;
 const MOST_QUEUES: u32 = 1024;
 
-/// A way to find the messages of N queues, which the queues' numbers and messages of 32 bits go through.
+/// A way to find the messages of N queues. A message is the queue's number and 32 bits.
 trait Contender {
     const NAME: &'static str;
     fn new(queues: u32) -> Self;
-    /// The device's side: the next message of `queue`.
+    /// Writes, as the device, the next message of `queue`.
     fn write(&mut self, queue: u32, message: u32);
-    /// Looks until one message is found, or all queues were found empty. Adds what it found to `found` in any way that needs both.
+    /// Polls until one message is found, or all queues were found empty. Adds its queue and value to `found`, in any way that needs both.
     fn poll(&mut self, found: impl FnMut(u32, u32)) -> usize;
 }
 
-/// QPNs as a device gives them: sparse.
+/// Returns the QPN of `queue`: sparse, as a device assigns them.
 fn qpn(queue: u32) -> u32 {
     0x4000 + queue * 97
 }
@@ -140,7 +140,7 @@ impl Contender for Cqs {
     const NAME: &'static str = "CQs";
     fn new(queues: u32) -> Self {
         let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
-        // Room for every load with little memory: in the all-active one each queue gets its share, the active one has all.
+        // Room for every load with little memory: each queue has its share for *all active*, and the active one has all for *one active*.
         let entries = |queue| if queue == active(queues) { MESSAGES } else { (MESSAGES / queues).max(2) };
         Self { cqs: (0..queues).map(|q| device.create_cq(entries(q)).unwrap()).collect(), null: device.null().unwrap(), next: 0 }
     }
@@ -160,18 +160,18 @@ impl Contender for Cqs {
     }
 }
 
-/// The libmlx5 objects for the maximum number of queues: made once, because making a thousand queue pairs takes long.
+/// The libmlx5 objects for the maximum number of queues. They are made once, because making a thousand queue pairs takes long.
 struct Verbs {
     cq: VerbsCq,
     srq: VerbsSrq,
     qps: Vec<VerbsQp>,
-    /// By number.
+    /// Queue numbers, by QPN.
     queues: FastMap<u32>,
-    /// Receives posted.
+    /// Number of receives posted.
     posted: u32,
 }
 
-/// libmlx5, or why it is not there.
+/// The objects of libmlx5, or the reason why there are none.
 fn library() -> &'static Result<(Library, VerbsDevice), String> {
     static LIBRARY: OnceLock<Result<(Library, VerbsDevice), String>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -210,20 +210,20 @@ impl Verbs {
 
 /// The objects that [`Verbs`] lends to one contender at a time.
 struct IbvPollCq {
-    /// Until it is dropped.
+    /// The objects, until the contender is dropped.
     verbs: Option<Box<Verbs>>,
     cq: *mut c_void,
     poll: unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int,
 }
 
 thread_local! {
-    /// While nobody has it.
+    /// The objects while no contender has them.
     static VERBS: Cell<Option<Box<Verbs>>> = const { Cell::new(None) };
 }
 
 impl Drop for IbvPollCq {
     fn drop(&mut self) {
-        // Completions that were not polled are not left to the next one.
+        // Unread completions are not left to the next contender.
         while self.verbs.as_ref().is_some_and(|verbs| !verbs.cq.poll(64).is_empty()) {}
         VERBS.set(self.verbs.take());
     }
@@ -241,7 +241,7 @@ impl Contender for IbvPollCq {
         verbs.srq.post(0, &[]);
         let wqe_counter = (verbs.posted % RECEIVES) as u16;
         verbs.posted += 1;
-        // libmlx5 numbers its queue pairs from 0: that is the user index.
+        // libmlx5 numbers its queue pairs from 0; the number is the user index.
         let qpn = verbs.qps[queue as usize].parts.qpn;
         let mut cqe = ResponderCqe { qpn, srqn: queue, imm: message, byte_count: 64, wqe_counter, ..Default::default() }.emit();
         cqe[OP_OWN_OFFSET] = op_own(CqeOpcode::ResponderWriteImm, verbs.cq.owner());
@@ -276,7 +276,7 @@ enum Load {
 
 const LOADS: [(&str, Load); 3] = [("idle", Load::Idle), ("one-active", Load::OneActive), ("all-active", Load::AllActive)];
 
-/// A contender with all the messages of `load` written.
+/// Makes a contender with all messages of `load` written.
 fn filled<C: Contender>(queues: u32, load: Load) -> C {
     let mut contender = C::new(queues);
     for message in 0..MESSAGES {
@@ -298,7 +298,7 @@ fn poll_many<C: Contender>(contender: &mut C, polls: u32) -> (usize, u32) {
     (n, black_box(sum))
 }
 
-/// Every contender finds every message once, with its queue, and a queue's messages in order.
+/// Checks that every contender finds every message once, with its queue, and a queue's messages in order.
 fn verify<C: Contender>(queues: u32) {
     for (name, load) in LOADS {
         let mut contender = filled::<C>(queues, load);
@@ -317,10 +317,10 @@ fn verify<C: Contender>(queues: u32) {
     }
 }
 
-/// Time of a poll in ns.
+/// Returns the time of a poll in ns.
 fn time<C: Contender>(queues: u32, load: Load) -> f64 {
     let mut contender = filled::<C>(queues, load);
-    // An idle round of many queues is long; without messages there is no other bound.
+    // An idle round of many queues takes long, and without messages only the number of rounds limits it.
     let polls = if matches!(load, Load::Idle) { (1 << 21) / queues.max(64) } else { MESSAGES };
     let start = Instant::now();
     let (found, _) = poll_many(&mut contender, polls);
@@ -358,7 +358,7 @@ fn print_times() {
     }
 }
 
-/// Runs the loop that `count` runs under callgrind.
+/// Runs the loop that `count` starts under callgrind.
 fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     let load = LOADS.into_iter().find(|(name, _)| *name == load).unwrap().1;
     match contender {
@@ -369,11 +369,11 @@ fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     }
 }
 
-/// Instructions of a poll: the difference of two runs of different length.
+/// Returns the instructions of a poll: the difference of two runs of different length.
 fn count(contender: &str, load: &str, queues: u32) -> f64 {
     let collected = |polls: u32| -> u64 {
         let output = Command::new("valgrind")
-            // Not what the thread of `mlx5-run`'s device does meanwhile.
+            // Leaves out the thread of `mlx5-run`'s device.
             .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*poll_many*"])
             .arg(std::env::current_exe().unwrap())
             .args(["--run", contender, load, &queues.to_string(), &polls.to_string()])
@@ -406,7 +406,7 @@ fn print_instructions() {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `--run` and four more: what `count` starts.
+    // `--run` and four more: the arguments that `count` passes.
     if let [_, contender, load, queues, polls] = &arguments[..] {
         println!("{}", run(contender, load, queues.parse().unwrap(), polls.parse().unwrap()));
         return;

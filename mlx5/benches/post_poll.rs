@@ -1,5 +1,5 @@
 //! Throughput of posting and polling: the driver alone on a null device, and whole messages on the software HCA, both ends in one thread.
-//! The measured operations are first checked to be correct. `cargo bench -p mlx5 --bench post_poll`; exact instruction counts are in
+//! First it checks that the measured operations are correct. `cargo bench -p mlx5 --bench post_poll`; exact instruction counts are in
 //! `scripts/instructions`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a benchmark")]
 
@@ -7,10 +7,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use mlx5::wire::{RequesterCqe, ResponderCqe};
 use mlx5::*;
 
-/// Operations of one iteration.
+/// Number of operations of one iteration.
 const OPERATIONS: usize = 64;
 
-/// The driver alone: a queue pair on a null device, whose completions this program writes.
+/// The driver alone: a queue pair on a null device. This program writes its completions.
 struct Null {
     device: NullDevice,
     qp: RcQp,
@@ -36,7 +36,7 @@ impl Null {
         Self { device: device.null().unwrap(), qp, send_cq, recv_cq, srq, mr, posted: 0 }
     }
 
-    /// `OPERATIONS` operations of `blocks` WQEBBs, `batch` to a doorbell, and the completion that reclaims them.
+    /// Does `OPERATIONS` operations of `blocks` WQEBBs, `batch` to a doorbell, and the completion that reclaims them.
     #[inline(always)]
     fn post<P: Payload + Copy>(&mut self, payload: P, blocks: u16, batch: usize) {
         let (addr, rkey) = (self.mr.addr(), self.mr.rkey());
@@ -54,7 +54,7 @@ impl Null {
         assert_eq!(self.send_cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
     }
 
-    /// `OPERATIONS` receives: posted, completed by the device, polled in batches of 16, returned.
+    /// Does `OPERATIONS` receives: posted, completed by the device, polled in batches of 16, returned.
     #[inline(always)]
     fn receive(&mut self) -> u64 {
         for i in 0..OPERATIONS {
@@ -105,7 +105,7 @@ impl Soft {
         Self { qp, send_cq, from, _peer: peer, recv_cq, srq, to }
     }
 
-    /// `OPERATIONS` messages of `bytes`, `batch` to a doorbell, received. Returns how many were.
+    /// Sends `OPERATIONS` messages of `bytes`, `batch` to a doorbell, and receives them. Returns the number received.
     #[inline(always)]
     fn messages(&mut self, bytes: u32, batch: usize) -> usize {
         let payload = self.from.sge(0, bytes).unwrap();

@@ -1,10 +1,10 @@
-//! Does it matter in which order the links of a shared receive queue lead through its memory? A NIC that finds the next WQE where it follows
-//! the one before can fetch several at a time; one that has to follow links cannot. WRITEs with immediate go from a queue pair to another
-//! of the same device, in one thread: once with a queue that is linked in order, once with one whose links were shuffled, in turn.
+//! Measures whether the order of a shared receive queue's links in memory matters. A NIC that finds the next WQE after the present one can
+//! fetch several at a time; a NIC that has to follow links cannot. WRITEs with immediate go from a queue pair to another of the same
+//! device, in one thread. One queue is linked in order and one is shuffled; they are measured in turn.
 //!
-//! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default and to
-//! which the order means nothing), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, or with
-//! `--quick`, one short round.
+//! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or the default `soft`, where the
+//! order has no effect), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, or with `--quick`, one
+//! short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use mlx5::{
     WriteImm,
 };
 
-/// Receives of the shared queue.
+/// Number of receives of the shared queue.
 const DEPTH: usize = 1023;
-/// Messages on their way at a time.
+/// Number of messages in flight.
 const IN_FLIGHT: usize = 256;
-/// Messages of one doorbell.
+/// Number of messages of one doorbell.
 const BATCH: usize = 16;
 
 /// A sender, a receiver and their queues.
@@ -57,7 +57,7 @@ impl Pair {
         self.srq.ring();
     }
 
-    /// Sends messages until so many are on their way, or the send queue is full.
+    /// Sends messages until enough are in flight, or the send queue is full.
     fn send(&mut self, in_flight: usize) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while self.in_flight < in_flight {
@@ -77,7 +77,7 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that have arrived, and puts their entries back into the list, in the order in which they were taken.
+    /// Takes the messages that have arrived, and returns their entries to the list, in the same order.
     fn receive(&mut self, mut each: impl FnMut(u16)) -> usize {
         let Self { recv_cq, srq, in_flight, .. } = self;
         let received = recv_cq.poll(64, |cqe| {
@@ -89,8 +89,8 @@ impl Pair {
         received
     }
 
-    /// Links the receives anew: each is taken by a message of one of some connections, chosen by a generator with a fixed seed, and comes back
-    /// with the others of its connection.
+    /// Links the receives anew. Each is taken by a message of a connection that a generator with a fixed seed chooses, and is returned with
+    /// the others of its connection.
     fn shuffle(&mut self, device: &Device) {
         const CONNECTIONS: usize = 32;
         let config = QpConfig { max_send_wr: 1024, ..QpConfig::default() };
@@ -123,7 +123,7 @@ impl Pair {
         self.post_receives();
     }
 
-    /// Messages per second. The order of the links stays what it is: entries come back in the order in which they were taken.
+    /// Returns messages per second. The order of the links stays, because entries are returned in the order in which they were taken.
     fn rate(&mut self, duration: Duration) -> f64 {
         let (start, mut messages) = (Instant::now(), 0);
         while start.elapsed() < duration {
@@ -136,7 +136,7 @@ impl Pair {
         messages as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Share of entries whose successor in time is also the next in memory, once round.
+    /// Returns the share of entries whose successor in the list is also the next in memory.
     fn in_order(&mut self) -> f64 {
         let mut entries = Vec::new();
         while entries.len() < DEPTH {

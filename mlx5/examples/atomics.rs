@@ -1,5 +1,5 @@
-//! Atomics: two threads, each with a device of its own, share a counter (fetch-and-add) and a lock (compare-and-swap) in a third one's
-//! memory. Its owner sleeps meanwhile.
+//! Atomics: two threads, each with a device of its own, share a counter (fetch-and-add) and a lock (compare-and-swap) in the memory of a
+//! third thread, which sleeps meanwhile.
 //!
 //! `cargo run --release -p mlx5 --example atomics [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -12,7 +12,7 @@ use mlx5::{RcOperation, RcQp, Read, Signal, Write};
 
 const THREADS: u64 = 2;
 const ROUNDS: u64 = 2_000;
-/// Where things are in the shared region.
+/// Offsets in the shared region.
 const COUNTER: u64 = 0;
 const LOCK: u64 = 64;
 const VALUE: u64 = 128;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Failure> {
         let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default())?;
         let (target, spec) = ((qp.address(), shared.addr(), shared.rkey()), spec.clone());
         let (tell, told) = mpsc::channel();
-        // A device is not `Send`, what describes it is.
+        // A device is not `Send`, but its description is.
         threads.push(std::thread::spawn(move || worker(id, &spec, target, &tell)));
         qp.connect(&told.recv()?, &ConnectOptions::default())?;
         qps.push(qp);
@@ -54,7 +54,7 @@ fn main() -> Result<(), Failure> {
     if u64::from_ne_bytes(value) == THREADS * ROUNDS { Ok(()) } else { Err("an increment was lost".into()) }
 }
 
-/// Draws numbers, and increments a plain word under a lock; returns the numbers.
+/// Draws numbers, and increments a plain word under a lock. Returns the numbers.
 fn worker(id: u64, spec: &DeviceSpec, (owner, addr, rkey): Target, tell: &mpsc::Sender<QpAddress>) -> Result<Vec<u64>, Failure> {
     let device = Device::open(spec)?;
     let (pd, mut cq) = (device.alloc_pd()?, device.create_cq(16)?);
@@ -79,14 +79,14 @@ fn worker(id: u64, spec: &DeviceSpec, (owner, addr, rkey): Target, tell: &mpsc::
     Ok(tickets)
 }
 
-/// Runs one operation and waits for it; returns the 8 bytes it brought, in host order.
+/// Runs one operation and waits for it. Returns the 8 bytes of its result, in host order.
 fn run(qp: &mut RcQp, cq: &mut Cq, mr: &Mr, op: &impl RcOperation) -> Result<u64, Failure> {
     qp.post(op, Signal::Always, 1)?;
     qp.ring();
     let mut result = None;
     while result.is_none() {
         cq.poll(1, |cqe| {
-            // A WRITE above gives a completion now and then; it came with 0.
+            // Some WRITEs above give a completion, with the value 0.
             if qp.complete(&cqe) == Some(1) || cqe.result().is_err() {
                 result = Some(cqe.result());
             }

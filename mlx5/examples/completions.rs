@@ -1,4 +1,4 @@
-//! Completions: one for many operations, sleeping until one comes, and several in one compressed session.
+//! Completions: one for many operations, a sleep until a completion comes, and several in one compressed session.
 //!
 //! `cargo run --release -p mlx5 --example completions [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     several_in_one_session()
 }
 
-/// A queue pair, one completion queue for all it does, and three receives.
+/// Makes a queue pair with one completion queue, and three receives.
 fn queues(device: &Device) -> Result<(Pd, Cq, Srq, RcQp), Box<dyn Error>> {
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(64)?);
     let mut srq = pd.create_srq(3, 0)?;
@@ -28,7 +28,7 @@ fn queues(device: &Device) -> Result<(Pd, Cq, Srq, RcQp), Box<dyn Error>> {
     Ok((pd, cq, srq, qp))
 }
 
-/// A completion says that its operation and all before it on the queue pair are finished.
+/// Shows that a completion finishes its operation and all earlier ones on the queue pair.
 fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     let (pd, mut cq, _srq, mut qp) = queues(&Device::open(spec)?)?;
     qp.connect(&qp.address(), &ConnectOptions::default())?;
@@ -46,7 +46,7 @@ fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     if cqes == 1 && finished.iter().copied().eq(0..10) { Ok(()) } else { Err("not all, or not in order".into()) }
 }
 
-/// Poll until the queue is empty, arm it, wait: a completion in between ends the wait at once, so none is slept through.
+/// Polls until the queue is empty, arms it, waits. A completion in between ends the wait at once.
 fn sleep_until_one_comes(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     let device = Device::open(spec)?;
     let (_pd, mut cq, mut srq, mut qp) = queues(&device)?;
@@ -57,7 +57,7 @@ fn sleep_until_one_comes(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     let (mut imms, mut sleeps) = (Vec::new(), 0);
     while imms.len() < 3 {
         if cq.poll(16, |cqe| imms.extend(srq.complete_receive(&cqe).map(|_| cqe.imm()))) == 0 {
-            // Only a message whose sender asked for it ends this sleep. `arm(false)` is for any.
+            // Only a message that its sender marked as solicited ends this sleep. `arm(false)` is for any message.
             cq.arm(true);
             sleeps += 1;
             if !device.wait(Some(Duration::from_secs(10))) {
@@ -86,8 +86,8 @@ fn send_later(spec: &DeviceSpec, to: &QpAddress, tell: &mpsc::Sender<QpAddress>)
     Ok(result.unwrap_or(Ok(()))?)
 }
 
-/// A device may write completions that differ in little as one session, if it was asked to; polls hand them out as any others. Here the program
-/// plays the device.
+/// Shows a compressed session. A device may write similar completions as one session, if the queue allows it; polls return each like any
+/// other. Here the program plays the device.
 fn several_in_one_session() -> Result<(), Box<dyn Error>> {
     let device = Device::open("null")?;
     let mut cq = device.create_cq(CqConfig { compression: true, ..CqConfig::from(32) })?;

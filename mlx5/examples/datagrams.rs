@@ -15,10 +15,10 @@ const RECEIVES: usize = 8;
 /// Bytes of a receive: room for the header of the network layer (GRH), then the payload.
 const SLOT: usize = GRH_BYTES + 88;
 
-/// An arrived message: QPN of the sender, immediate (0 without), text.
+/// An arrived message: QPN of the sender, immediate (0 if there is none), text.
 type Message = (u32, u32, String);
 
-/// A datagram queue pair, its receives posted.
+/// A datagram queue pair with posted receives.
 struct Post {
     qp: UdQp,
     send_cq: Cq,
@@ -40,7 +40,7 @@ impl Post {
         Ok(Self { qp, send_cq, recv_cq, mr })
     }
 
-    /// The datagrams that have arrived. Their receives are posted again.
+    /// Returns the datagrams that have arrived, and posts their receives again.
     fn receive(&mut self) -> Result<Vec<Message>, Box<dyn Error>> {
         let mut arrived = Vec::new();
         let Self { qp, recv_cq, .. } = self;
@@ -50,7 +50,7 @@ impl Post {
         for (result, source, imm, bytes, receive) in arrived {
             result?;
             let at = receive.ok_or("not one of these receives")? as usize * SLOT;
-            // The place of the GRH is counted, whether there is one or not.
+            // The byte count includes the bytes of the GRH, even if there is none.
             let mut text = vec![0; bytes as usize - GRH_BYTES];
             self.mr.read(at + GRH_BYTES, &mut text)?;
             self.qp.post_receive(&[self.mr.sge(at, SLOT as u32)?], (at / SLOT) as u64)?;
@@ -60,7 +60,7 @@ impl Post {
         Ok(messages)
     }
 
-    /// Waits for so many datagrams.
+    /// Waits for this number of datagrams.
     fn receive_some(&mut self, count: usize) -> Result<Vec<Message>, Box<dyn Error>> {
         let (mut messages, start) = (Vec::new(), Instant::now());
         while messages.len() < count {
@@ -72,7 +72,7 @@ impl Post {
         Ok(messages)
     }
 
-    /// Waits for so many completions of sends: that the datagrams have left, and no more.
+    /// Waits for this number of completions of sends. They prove only that the datagrams have left.
     fn sent(&mut self, count: usize) -> Result<(), Box<dyn Error>> {
         let (mut sent, mut failed, qp) = (0, None, &mut self.qp);
         while sent < count && failed.is_none() {
@@ -91,7 +91,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (one_pd, two_pd) = (one.alloc_pd()?, two.alloc_pd()?);
     let (mut server, mut alice, mut bob) = (Post::new(&one, &one_pd)?, Post::new(&two, &two_pd)?, Post::new(&two, &two_pd)?);
 
-    // A destination is the port, the number and the Q_Key; processes exchange the three.
+    // A destination is a port, a QPN and a Q_Key; processes exchange the three.
     let to = alice.qp.destination_of(&server.qp.address(), QKEY)?;
     let wrong = Destination::new(to.vector(), to.qpn(), QKEY + 1);
     alice.qp.post(&UdSend { to: &to, payload: Inline(b"it is Alice") }, Signal::Always, 0)?;
@@ -100,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     alice.qp.ring();
     bob.qp.ring();
 
-    // A completion names the sender's number; where that is reached, the server must know.
+    // A completion has the sender's QPN. The server must know the port of that queue pair.
     let mut known = HashMap::new();
     for post in [&alice, &bob] {
         known.insert(post.qp.qpn(), server.qp.destination_of(&post.qp.address(), QKEY)?);

@@ -1,5 +1,5 @@
-//! Doorbells: the ways to tell the device of new WQEs, on a null device, which only keeps what the driver writes; and the same on a strict
-//! software HCA, which checks each of them and executes it.
+//! Doorbells: the ways to announce new WQEs. First on a null device, which only keeps the bytes that the driver writes; then on a strict
+//! software HCA, which checks and executes each WQE.
 //!
 //! `cargo run --release -p mlx5 --example doorbells [DEVICE]`: instead of the strict software HCA on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     on_a_working_device(&std::env::args().nth(1).map_or_else(strict, |name| DeviceSpec::from(&*name)))
 }
 
-/// A queue pair that is its own peer.
+/// Makes a queue pair that is its own peer.
 fn loopback(device: &Device) -> Result<(Pd, Cq, RcQp), Box<dyn Error>> {
     let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(64)?, pd.create_srq(1, 0)?);
@@ -39,14 +39,14 @@ fn post(qp: &mut RcQp, (addr, rkey): (u64, u32), n: usize) -> Result<(), Box<dyn
 /// Operations of a batch: four of 64 bytes fill the register.
 const BATCH: u16 = 4;
 
-/// Every mode once; returns the number of WQEs.
+/// Rings in every mode once. Returns the number of WQEs.
 fn ring_in_every_mode(qp: &mut RcQp, to: (u64, u32)) -> Result<u16, Box<dyn Error>> {
-    // By itself: through BlueFlame if there is one short WQE, so that the device need not fetch it; else 8 bytes.
+    // The default: one short WQE goes through BlueFlame, so that the device need not fetch it. Otherwise 8 bytes.
     post(qp, to, 1)?;
     qp.ring();
     post(qp, to, 3)?;
     qp.ring();
-    // 8 bytes; then the last WQE through BlueFlame, though there are two.
+    // 8 bytes; then the last WQE through BlueFlame, although there are two.
     post(qp, to, 1)?;
     qp.ring_doorbell();
     post(qp, to, 2)?;
@@ -67,7 +67,7 @@ fn on_a_null_device(options: NullOptions) -> Result<(), Box<dyn Error>> {
     let posted = ring_in_every_mode(&mut qp, (0x1000, 1))?;
     let (record, wqe) = null.send_queue(qp.qpn(), posted - 1).ok_or("no such queue pair")?;
     println!("  the doorbell record says {record}; WQE {} starts {:02x?}", posted - 1, &wqe[..16]);
-    // The device's part: one completion, of the last WQE.
+    // The device's part: one completion, for the last WQE.
     let done = RequesterCqe { wqe_opcode: wqe[3], qpn: qp.qpn(), wqe_counter: posted - 1, byte_count: 0, user_index: 0 };
     null.write_cqe(cq.cqn(), &done.emit(), CqeOpcode::Requester);
     let mut finished = 0;

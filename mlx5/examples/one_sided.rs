@@ -1,8 +1,8 @@
-//! One-sided verbs: WRITE, WRITE with immediate and READ towards a process that is stopped (SIGSTOP) all the while.
+//! One-sided verbs: WRITE, WRITE with immediate and READ towards a process that is stopped (SIGSTOP) meanwhile.
 //!
-//! The three operations do not need the peer's CPU. It granted access when it registered the memory and connected; its device does the rest, so a
-//! peer that computes, sleeps or is stopped is written and read as fast as any other. What it has to do itself is to notice: plain bytes in
-//! memory tell nobody that they are complete, so the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
+//! None of the three needs the peer's CPU. The peer granted access when it registered the memory and connected, and its device does the
+//! rest. So a peer that computes, sleeps or is stopped is written and read as fast as any other. Only the notice needs the peer: bytes in
+//! memory do not show that they are complete. So the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
 //!
 //! `cargo run --release -p mlx5 --example one_sided [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err(format!("the peer: {status}").into()) }
 }
 
-/// Either end: the requester has a `child`, the other one is it.
+/// Runs either end. The requester has a `child`, which is the other end.
 fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<&Child>) -> Result<(), Box<dyn Error>> {
     let device = Device::open(std::env::args().nth(1).as_deref().unwrap_or("soft"))?;
     let pd = device.alloc_pd()?;
@@ -43,7 +43,7 @@ fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<
     srq.post(&[], 0)?;
     srq.ring();
 
-    // Exchange where the queue pair and the memory are.
+    // Exchange the addresses of queue pair and memory, and the key.
     to.write_all(&[&qp.address().to_bytes()[..], &mr.addr().to_le_bytes(), &mr.rkey().to_le_bytes()].concat())?;
     to.flush()?;
     let (mut peer, mut addr, mut rkey) = ([0; QpAddress::LEN], [0; 8], [0; 4]);
@@ -52,21 +52,21 @@ fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<
     let (addr, rkey) = (u64::from_le_bytes(addr), u32::from_le_bytes(rkey));
 
     let Some(child) = child else {
-        // SAFETY: a system call with no pointers. It returns when the other process says so.
+        // SAFETY: a system call with no pointers. It returns when the other process resumes this one.
         unsafe { libc::raise(libc::SIGSTOP) };
         let mut imm = None;
         recv_cq.arm(false);
         if recv_cq.has_completion() || device.wait(Some(Duration::from_secs(10))) {
             recv_cq.poll(1, |cqe| imm = cqe.result().is_ok().then(|| (cqe.imm(), srq.complete_receive(&cqe))));
         }
-        // The CQE is of the last WRITE: what was written before it is there too.
+        // The CQE is for the last WRITE, so the bytes of all earlier WRITEs are there too.
         let mut bytes = [0; 16];
         mr.read(0, &mut bytes)?;
         return if imm == Some((42, Some(0))) && &bytes == b"one, two, three!" { Ok(()) } else { Err("not what was written".into()) };
     };
 
     let (pid, mut status) = (child.id() as libc::pid_t, 0);
-    // SAFETY: the pointer is valid. Returns when the child has stopped (or ended).
+    // SAFETY: the pointer is valid. Returns when the child has stopped (or exited).
     unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
     if !libc::WIFSTOPPED(status) {
         return Err("the peer did not stop".into());
@@ -86,7 +86,7 @@ fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<
     }
     let mut bytes = [0; 16];
     mr.read(0, &mut bytes)?;
-    // SAFETY: a system call with no pointers; the child has not been waited for, so the number is its.
+    // SAFETY: a system call with no pointers. The child was not waited for, so the number is still its own.
     unsafe { libc::kill(pid, libc::SIGCONT) };
     println!("read while it was stopped: {:?}", String::from_utf8_lossy(&bytes));
     failed.map_or(Ok(()), |error| Err(error.into())).and(if &bytes == b"left by the peer" { Ok(()) } else { Err("READ".into()) })

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if child.wait()?.success() { Ok(()) } else { Err("the other process failed".into()) }
 }
 
-/// Both ends tell where they are, by any means; here by TCP.
+/// Exchanges the addresses of both ends by any means, here TCP, and connects.
 fn connect(mut endpoint: Endpoint, mut stream: TcpStream) -> Result<Endpoint, Box<dyn Error>> {
     let mut peer = [0; EndpointAddress::LEN];
     stream.write_all(&endpoint.address().to_bytes())?;

@@ -1,4 +1,4 @@
-//! Two-sided verbs: SEND and SEND with immediate. The receiver says where the bytes go, by the receives it posted.
+//! Two-sided verbs: SEND and SEND with immediate. The receiver chooses the destination of the bytes by the receives that it posts.
 //!
 //! One queue pair takes its receives from a queue of its own, the other from a shared receive queue (SRQ). A message may be gathered from
 //! bytes in the WQE and from registered memory, and scattered over several buffers.
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let own = ReceiveSource::Own { depth: 8, max_sge: 2 };
     let mut server_qp = server_pd.create_qp(&server_sends, &server_receives, own, &QpConfig::default())?;
     let server_mr = server_pd.alloc(65_536, Access::LOCAL_WRITE)?;
-    // The client: a shared receive queue, which any number of its queue pairs could take from.
+    // The client: a shared receive queue, which may serve many queue pairs.
     let (mut client_sends, mut client_receives) = (client.create_cq(16)?, client.create_cq(16)?);
     let mut srq = client_pd.create_srq(7, 1)?;
     let mut client_qp = client_pd.create_qp(&client_sends, &client_receives, &srq, &QpConfig::default())?;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     client_qp.connect(&server_address, &ConnectOptions::default())?;
     server_qp.connect(&client_address, &ConnectOptions::default())?;
 
-    // Headers side by side in one place, bodies in another. What is posted with a receive comes back with its completion.
+    // Headers are next to each other in one buffer, bodies in another. The value posted with a receive is returned with its completion.
     for i in 0..8 {
         let header = server_mr.sge(i * HEADER as usize, HEADER)?;
         let body = server_mr.sge(4096 + i * BODY as usize, BODY)?;
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     srq.ring();
 
-    // The header travels in the WQE and may be reused at once; the body is gathered, and belongs to the device until the completion.
+    // The header is copied into the WQE and may be reused at once. The body is gathered, and belongs to the device until the completion.
     client_mr.write(0, &[b'x'; 1000])?;
     client_qp.post(&Send { payload: (Inline(b"request "), client_mr.sge(0, 1000)?) }, Signal::Always, 0)?;
     client_qp.ring();
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("the request is not what was sent".into());
     }
 
-    // Answers: bytes, and a number that needs no bytes at all.
+    // Answers: bytes, and an immediate without bytes.
     server_qp.post(&Send { payload: Inline(b"thank you") }, Signal::Reclaim, 0)?;
     server_qp.post(&SendImm { imm: 1000, payload: () }, Signal::Always, 1)?;
     server_qp.ring();
@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     client_mr.read(32_768 + receive as usize * 64, &mut text)?;
     println!("the client received {:?}, and the number {}", String::from_utf8_lossy(&text), answers[1].1);
 
-    // The senders' side: the request, and both answers with one completion.
+    // The senders' completions: one for the request, one for both answers.
     let (mut sent, mut answered) = (0, 0);
     while (sent, answered) != (1, 2) {
         client_sends.poll(8, |cqe| sent += client_qp.complete_each(&cqe, |_| ()));

@@ -1,5 +1,5 @@
-//! A server and some clients in virtual time: what a round trip costs, and what more queue pairs than the NIC holds contexts for cost.
-//! Needs no NIC and no second thread, and prints the same numbers on every machine.
+//! A server and some clients in virtual time: the cost of a round trip, and the added cost of more queue pairs than the NIC's context cache
+//! holds. Needs no NIC and no second thread, and prints the same numbers on every machine.
 #![allow(clippy::expect_used, clippy::print_stdout, reason = "an example")]
 
 use std::cell::Cell;
@@ -7,7 +7,7 @@ use std::error::Error;
 
 use mlx5::*;
 
-/// One end.
+/// One end of the connections.
 struct End {
     qps: Vec<RcQp>,
     arrivals: MonoCq<usize>,
@@ -15,7 +15,7 @@ struct End {
     region: Mr,
 }
 
-/// A device with `peers` queue pairs.
+/// Makes a device with `peers` queue pairs.
 fn end(simulation: &mut Simulation<'_>, peers: usize) -> Result<(Device, End), Box<dyn Error>> {
     let device = Device::simulated(simulation)?;
     let pd = device.alloc_pd()?;
@@ -25,7 +25,7 @@ fn end(simulation: &mut Simulation<'_>, peers: usize) -> Result<(Device, End), B
     receives.ring();
     let mut qps = Vec::new();
     for peer in 0..peers {
-        // One CQ for both directions: the reclaiming completions of sends come there, too.
+        // One CQ for both directions: the reclaiming completions of sends arrive there too.
         let qp = pd.create_qp(&arrivals, &arrivals, &receives, &QpConfig::default())?;
         arrivals.register(qp.qpn(), peer);
         qps.push(qp);
@@ -42,7 +42,7 @@ impl End {
         self.qps[peer].ring();
     }
 
-    /// The peer of the next message that has arrived. `None`: the queue is empty.
+    /// Returns the peer of the next message that has arrived. `None` if the queue is empty.
     fn next(&mut self) -> Option<usize> {
         let (mut from, Self { qps, arrivals, receives, .. }) = (None, self);
         while from.is_none()
@@ -59,7 +59,7 @@ impl End {
     }
 }
 
-/// Virtual ns per request, with this many clients.
+/// Returns the virtual ns per request with this number of clients.
 fn run(clients: usize) -> Result<u64, Box<dyn Error>> {
     let answered = &Cell::new(0u64);
     let mut simulation = Simulation::new(NicParameters { context_entries: 32, ..NicParameters::default() });

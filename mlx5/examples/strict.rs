@@ -1,6 +1,7 @@
-//! Strict mode: three mistakes that a NIC punishes silently, each made on purpose and reported.
+//! Strict mode: makes and reports three mistakes to which a NIC would react silently.
 //!
-//! They are mistakes of the program above the driver. Those of a driver (a doorbell not rung, a stale WQE, ...) are in `mlx5::Rule` too.
+//! They are mistakes of a program that uses the driver. Mistakes of a driver (a missing doorbell, a stale WQE, ...) are in `mlx5::Rule`
+//! too.
 //!
 //! `cargo run --release -p mlx5 --example strict`
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5::{Access, Clock, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, LocalFabric, Mr, QpConfig, RcQp, Read, Rule, Signal};
 use mlx5::{SoftOptions, Timing, Write};
 
-/// A queue pair that is its own peer, on a strict device that executes operations 3 us after the doorbell, on a clock that the program
-/// moves. In immediate time the device would be done with every buffer when `ring` returns, and early reuse would do no harm.
+/// A queue pair that is its own peer. Its strict device executes operations 3 us after the doorbell, on a clock that the program moves. In
+/// immediate time the device would have finished with every buffer when `ring` returns, and early reuse would do no harm.
 struct Loopback {
     device: Device,
     now_ns: Arc<AtomicU64>,
@@ -40,7 +41,7 @@ impl Loopback {
         Ok(Self { device, now_ns, qp, cq, mr })
     }
 
-    /// Lets the time pass, and prints what was found; returns the rules that were broken.
+    /// Advances the time, and prints the violations. Returns the broken rules.
     fn finish(&mut self, what: &str) -> Vec<Rule> {
         self.now_ns.fetch_add(3_000, Ordering::Relaxed);
         let qp = &mut self.qp;
@@ -54,7 +55,7 @@ impl Loopback {
     }
 }
 
-/// `SIZE` bytes of the region to its second half, and back from it.
+/// The region's first `SIZE` bytes are written to its second half, and read back.
 const SIZE: u32 = 64;
 
 fn write(l: &Loopback) -> Result<Write<mlx5::Sge>, Box<dyn Error>> {
@@ -72,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     l.mr.write(0, b"too early: the device may not have read it")?;
     let reuse = l.finish("a source buffer reused before the completion");
 
-    // A READ may still be under way when the operation behind it starts.
+    // A READ may still be in flight when the next operation starts.
     let mut found = Vec::new();
     for fence in [false, true] {
         let mut l = Loopback::new(64)?;

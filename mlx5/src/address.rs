@@ -10,7 +10,7 @@ pub enum DeviceKind {
     Hardware = 2,
 }
 
-/// The address of a queue pair: everything its peer needs to connect to it.
+/// The address of a queue pair. Its peer needs no more to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
     /// Kind of device.
@@ -26,8 +26,8 @@ pub struct QpAddress {
     /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its owner died, this number never. 0 on
     /// hardware.
     pub epoch: u64,
-    /// Global identifier of the port, which names the port on RoCE. On the software HCA the user of its process, for the error of a peer of
-    /// another user: the last four bytes are the user id and 1, the others zero.
+    /// Global identifier of the port, which names the port on RoCE. On the software HCA it names the user of the process, for an error at a
+    /// peer of another user: the last four bytes are the user id plus 1, the others zero.
     pub gid: [u8; 16],
 }
 
@@ -41,7 +41,7 @@ impl QpAddress {
         Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
     }
 
-    /// Names the user of a software HCA.
+    /// Adds the user of a software HCA.
     pub(crate) fn of_user(mut self, user: u32) -> Self {
         self.gid[12..].copy_from_slice(&user.wrapping_add(1).to_le_bytes());
         self

@@ -77,6 +77,6 @@ pub enum QpState {
     ReadyToReceive,
     /// Sends and receives messages.
     ReadyToSend,
-    /// An operation failed; everything posted is flushed. It is the last state of a queue pair: create a new one.
+    /// An operation failed; every posted operation is flushed. It is the last state of a queue pair: create a new one.
     Error,
 }

@@ -100,9 +100,9 @@ impl fmt::Debug for Device {
 }
 
 /// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The device makes progress first, so check
-/// after that whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Everything that a poll would take in
-/// ends the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread, which wakes it for the device's events; each
-/// sleep arms all CQs of the device. If there can be no thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// after that whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a poll would take
+/// ends the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread that wakes it for the device's events,
+/// and each sleep arms all CQs of the device. Without that thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);
@@ -147,19 +147,19 @@ impl Device {
     /// See [`OpenError`].
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
         let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
-        // Opened with the simulation's options, it belongs to its network.
+        // The device was opened with the simulation's options, so it belongs to its network and `add` cannot fail.
         let _ = simulation.add(&device);
         Ok(device)
     }
 
-    /// Returns the device's side of a [`DeviceSpec::Null`] device; `None` for all other devices.
+    /// Returns the device's side of a [`DeviceSpec::Null`] device. `None` for all other devices.
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
         self.null.as_ref().map(|null| NullDevice::new(Rc::clone(null)))
     }
 
-    /// Returns the software HCA of this device; `None` on hardware and on a null device. It answers the questions that only a software HCA
-    /// can: the rules broken, the hash of its trace, the time of its next event.
+    /// Returns the software HCA of this device, which has information that no hardware has: the broken rules, the hash of its trace, the
+    /// time of its next event. `None` on hardware and on a null device.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
         self.control.hook()
@@ -179,15 +179,14 @@ impl Device {
         self.control.now_ns()
     }
 
-    /// Returns the same time as [`now_ns`](Self::now_ns). Where that is the system's clock, this call costs a fifth, and is behind by up to
-    /// a tick of the kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it is never ahead. A virtual clock has only one time.
+    /// Returns the same time as [`now_ns`](Self::now_ns). The system's clock costs a fifth this way, and is late by up to a tick of the
+    /// kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it is never early. A virtual clock has only one time.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.control.coarse_now_ns()
     }
 
-    /// Makes the device do the work that is due and take in messages that have arrived, as a poll of an empty CQ does. Returns whether
-    /// there may be new CQEs.
+    /// Makes the device do due work and take arrived messages, as a poll of an empty CQ does. Returns whether there may be new CQEs.
     pub fn progress(&self) -> bool {
         self.control.progress()
     }
@@ -209,7 +208,7 @@ impl Device {
     }
 
     /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the failure of a queue pair may be reported
-    /// only here, so check from time to time where you wait for completions without a limit; on hardware the check costs a system call.
+    /// only here. So check from time to time while you wait for completions without a limit; on hardware the check costs a system call.
     /// Dropping a queue or queue pair discards its events. An event does not end [`Device::wait`].
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {

@@ -29,8 +29,8 @@ pub struct EndpointConfig {
     pub message_bytes: u32,
     /// Memory that the peer reads and writes, in bytes. Default 64 KiB.
     pub memory_bytes: usize,
-    /// Maximum time that a call may block; an operation that takes longer ends the connection. Default `None`: unlimited. An operation that the device gives up by itself ends sooner
-    /// ([`ConnectOptions::transport_timeout_ns`]).
+    /// Maximum time that a call may block. An operation that takes longer ends the connection. Default `None`: unlimited. The device may
+    /// give up an operation earlier ([`ConnectOptions::transport_timeout_ns`]).
     pub timeout: Option<Duration>,
     /// Attributes of the connection.
     pub connection: ConnectOptions,
@@ -124,8 +124,8 @@ pub enum EndpointError {
     PostReceive(#[from] PostReceiveError),
 }
 
-/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory that the peer may
-/// READ, WRITE and do atomics on. The two ends exchange their [`address`](Self::address) by any means, and connect.
+/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory for the peer's READs,
+/// WRITEs and atomics. The two ends exchange their [`address`](Self::address) by any means, and connect.
 ///
 /// Calls block, so an endpoint serves one conversation and not throughput. To keep many operations in flight, or to share queues, use the
 /// [queue pair](Self::qp) and the objects it is made from ([`Pd`]).
@@ -157,7 +157,7 @@ pub struct Endpoint {
     inbox: VecDeque<(u64, u32)>,
     broken: Option<CompletionError>,
     remote: Option<EndpointAddress>,
-    /// Buffer of the operation: the bytes to send, or those that were read.
+    /// Buffer of the operation: the bytes to send, or the bytes that were read.
     buffer: Mr,
     /// Receive buffers, by number of the receive.
     receives: Mr,
@@ -363,7 +363,7 @@ impl Endpoint {
         self.remote.ok_or(EndpointError::NotConnected)
     }
 
-    /// Returns the peer's address, if operations may be posted.
+    /// Returns the peer's address if operations may be posted.
     fn usable(&self) -> Result<EndpointAddress, EndpointError> {
         self.broken.map_or_else(|| self.connected(), |error| Err(EndpointError::Broken(error)))
     }
@@ -374,7 +374,7 @@ impl Endpoint {
         Ok(self.qp.post_receive(&[buffer], number)?)
     }
 
-    /// Posts an operation, and waits for its completion. A call that times out ends the connection, as a peer that does not answer does.
+    /// Posts an operation, and waits for its completion. A call that times out ends the connection, as a peer does that does not answer.
     fn carry_out(&mut self, operation: &impl RcOperation) -> Result<(), EndpointError> {
         self.qp.post(operation, Signal::Always, 0)?;
         self.ended = None;
@@ -388,7 +388,7 @@ impl Endpoint {
         Ok(self.ended.take().unwrap_or(Ok(()))?)
     }
 
-    /// Takes in completions.
+    /// Takes completions.
     fn poll(&mut self) -> usize {
         let Self { qp, cq, ended, inbox, broken, .. } = self;
         cq.poll(16, |cqe| {
@@ -409,7 +409,7 @@ impl Endpoint {
         const SPINS: u32 = 1_000;
         const SLICE: Duration = Duration::from_millis(10);
         self.connected()?;
-        // A time that the clock cannot show does not come.
+        // A time that the clock cannot represent is never reached.
         let end = self.config.timeout.and_then(|timeout| Some((timeout, Instant::now().checked_add(timeout)?)));
         let mut spins = 0;
         loop {

@@ -1,4 +1,4 @@
-//! The errors of the control path: those of the software HCA, which says them for all devices, and those of hardware.
+//! Errors of the control path: those of the software HCA, whose texts serve all devices, and those of hardware.
 
 use crate::address::DeviceKind;
 use crate::config::QpState;
@@ -81,7 +81,7 @@ pub enum ConnectError {
         /// Kind of the peer's device.
         remote: DeviceKind,
     },
-    /// One end is on InfiniBand and gave no GID; the other is on RoCE.
+    /// One end is on InfiniBand and has no GID, the other is on RoCE.
     #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
     NoGid,
     /// libibverbs or the kernel refused the call.

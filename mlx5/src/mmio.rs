@@ -5,7 +5,7 @@
 //!
 //! | name | between | x86-64 | AArch64 |
 //! |---|---|---|---|
-//! | `udma_to_device_barrier` | stores to memory that the device reads, and the store that announces them | the compiler only: such stores stay in order | `dmb oshst` |
+//! | `udma_to_device_barrier` | stores to memory that the device reads, and the store that announces them | the compiler only: the processor keeps such stores in order | `dmb oshst` |
 //! | `mmio_wc_start` | the stores above, and the first store to a write-combining register, which otherwise overtakes them | `sfence` | `dsb st` |
 //! | `mmio_flush_writes` | stores to that register, and those of the next doorbell; also flushes them now | `sfence` | `dsb st` |
 //!

@@ -1,6 +1,6 @@
-//! Four processes, 64 queue pairs between every two (192 in each), all sending to all: WRITE with immediate, READ, SEND and atomics, everything
-//! checked. Meanwhile processes are stopped and killed at random, and new ones take the places of the killed. The others go on; they get
-//! transport errors from the killed ones only; and in the end every receive that was posted can be used.
+//! Four processes with 64 queue pairs between every two (192 in each). All send to all: WRITE with immediate, READ, SEND and atomics, with
+//! every result checked. Meanwhile processes are stopped and killed at random, and new ones take the places of the killed. The others
+//! continue, and get transport errors only from the killed ones. In the end every posted receive can be used.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
@@ -27,10 +27,10 @@ const DIR: &str = "MLX5_TEST_WORKER_DIR";
 const NUMBER: &str = "MLX5_TEST_WORKER_NUMBER";
 /// Time in which processes are stopped and killed, by default.
 const SECONDS: u64 = 12;
-/// Ends a hang: nobody waits that long for anything.
+/// Watchdog, far above the duration of any step.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Not a test of its own: one of the four.
+/// Runs one of the four processes. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other test, started by it"]
 fn worker_process() {
@@ -44,7 +44,7 @@ struct Process {
     input: Option<ChildStdin>,
     lines: Receiver<String>,
     number: usize,
-    /// Processes from which it had errors.
+    /// The processes from which it had errors.
     errors: Vec<usize>,
 }
 
@@ -71,7 +71,7 @@ impl Process {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The numbers of its answer that begins with `verb`.
+    /// Returns the numbers of its answer that begins with `verb`.
     fn hear(&mut self, verb: &str) -> Vec<u64> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -101,7 +101,7 @@ impl Process {
         assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
     }
 
-    /// Stops it, and waits until it is (proc(5)).
+    /// Stops it, and waits until it is stopped (proc(5)).
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('T'));
@@ -134,7 +134,7 @@ impl World {
         self.processes[b].ask(&line(a, &of_a), "connected");
     }
 
-    /// Every process that is not in `except` completes operations with every other such one.
+    /// Checks that every process outside `except` completes operations with every other such process.
     fn all_go_on(&mut self, except: &[usize]) {
         let end = Instant::now() + PATIENCE;
         let others: Vec<usize> = (0..PROCESSES).filter(|p| !except.contains(p)).collect();
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Kills process `p`; the others notice, and another takes its place.
+    /// Kills process `p`. The others notice, and another takes its place.
     fn kill(&mut self, p: usize) {
         self.processes[p].child.kill().unwrap();
         self.processes[p].child.wait().unwrap();
@@ -165,7 +165,7 @@ impl World {
         others.iter().for_each(|&q| self.connect(p, q));
     }
 
-    /// Receives that cannot be used, of all those posted.
+    /// Returns the number of receives that cannot be used, of all posted.
     fn leaked(&mut self) -> u64 {
         let mut leaked = 0;
         for p in 0..PROCESSES {
@@ -183,7 +183,8 @@ impl World {
         leaked
     }
 
-    /// Messages sent, by processes that send no more, and not received: all that are under way arrive first.
+    /// Returns the number of messages that were sent, by processes that send no more, and not received. All messages in flight arrive
+    /// first.
     fn lost(&mut self) -> u64 {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -196,7 +197,7 @@ impl World {
         }
     }
 
-    /// Receives that each process has posted.
+    /// Number of receives that each process has posted.
     fn depth(&self) -> u64 {
         (worker::DEPTH as u64 + 1).next_power_of_two() - 1
     }
@@ -229,7 +230,7 @@ fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
                 stops += stopped.len();
                 world.all_go_on(stopped);
                 if what == 1 {
-                    // It ends as it is. The others cannot ask a stopped process to connect to its successor.
+                    // It ends as it is: the others cannot ask a stopped process to connect to its successor.
                     stopped[1..].iter().for_each(|&p| world.processes[p].signal(libc::SIGCONT));
                     world.kill(first);
                     kills += 1;

@@ -1,4 +1,4 @@
-//! Asynchronous events: what a device says of itself and of its objects beside completions.
+//! Asynchronous events: reports of a device about itself and its objects, in addition to completions.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 #[path = "support/end.rs"]
@@ -10,12 +10,12 @@ use end::*;
 use mlx5::*;
 use time::Net;
 
-/// Up to 10 s are waited for the peer.
+/// Options that wait up to 10 s for the peer.
 const PATIENT: ConnectOptions = ConnectOptions { timeout: 18, retry_count: 7, rnr_retry: 7, rnr_timer_ns: 10_000 };
-/// Some 100 us.
+/// Options that wait some 100 us.
 const HASTY: ConnectOptions = ConnectOptions { timeout: 4, retry_count: 1, ..PATIENT };
 
-/// Two connected ends on devices that are not strict: what is wrong here is wanted.
+/// Makes two connected ends on devices that are not strict, because the mistakes here are intended.
 fn connected(net: &Net, sizes: [Size; 2], retries: &ConnectOptions) -> [End; 2] {
     let options = SoftOptions { strict: false, ..net.options() };
     let [mut a, mut b] = sizes.map(|size| End::new(net.open(&options), size));
@@ -23,7 +23,7 @@ fn connected(net: &Net, sizes: [Size; 2], retries: &ConnectOptions) -> [End; 2] 
     [a, b]
 }
 
-/// The next `n` events of a device, and that there is no other.
+/// Returns the next `n` events of a device, and checks that there is no other.
 fn events(net: &Net, device: &Device, n: usize) -> Vec<AsyncEvent> {
     let events = net.collect(n, || device.take_async_event().into_iter().collect());
     net.quiet();
@@ -51,16 +51,22 @@ fn a_completion_queue_that_overruns_and_what_it_takes_down_are_reported_once() {
     }
 }
 
-#[test]
-fn events_of_what_is_destroyed_are_gone_with_it() {
-    let net = Net::new();
+/// Makes two connected ends, of which the first has overrun the completion queue of its sends.
+fn overrun(net: &Net) -> [End; 2] {
     let small = Size { cqes: 4, ..SHARED };
-    let [mut a, mut b] = connected(&net, [small, SHARED], &HASTY);
+    let [mut a, mut b] = connected(net, [small, SHARED], &HASTY);
     b.receives(8, 8);
     for user in 0..8 {
         a.qp.post(&Send { payload: () }, Signal::Always, user).unwrap();
     }
     a.qp.ring();
+    [a, b]
+}
+
+#[test]
+fn events_of_what_is_destroyed_are_gone_with_it() {
+    let net = Net::new();
+    let [a, _b] = overrun(&net);
     net.quiet();
     let device = a.device.clone();
     drop(a);
@@ -70,13 +76,7 @@ fn events_of_what_is_destroyed_are_gone_with_it() {
 #[test]
 fn an_event_that_was_taken_does_not_hold_up_the_end_of_its_object() {
     let net = Net::new();
-    let small = Size { cqes: 4, ..SHARED };
-    let [mut a, mut b] = connected(&net, [small, SHARED], &HASTY);
-    b.receives(8, 8);
-    for user in 0..8 {
-        a.qp.post(&Send { payload: () }, Signal::Always, user).unwrap();
-    }
-    a.qp.ring();
+    let [a, _b] = overrun(&net);
     let device = a.device.clone();
     let first = net.collect(1, || device.take_async_event().into_iter().collect());
     assert!(matches!(first[..], [AsyncEvent::CqError { .. }]), "{first:?}");
@@ -103,7 +103,7 @@ fn while_the_port_is_down_nothing_arrives_and_connections_go_on_if_it_comes_up_i
     }
     assert_eq!((a.sent(), net.collect(1, || b.received()).len()), (vec![], 1));
     soft.set_port_up(true);
-    // It tries again now and then.
+    // It tries again from time to time.
     net.pass_ns(1_000_000);
     assert_eq!(net.collect(1, || a.sent()), [(1, Ok(0))]);
     assert_eq!(net.collect(1, || b.received()).len(), 1);

@@ -1,4 +1,5 @@
-//! Bad input, and good input in a bad order: a typed error each, nothing written, nothing hung, no memory touched that is not the device's.
+//! Bad input, and good input in a bad order: each gives a typed error. Nothing is written, nothing hangs, and only the device's memory is
+//! touched.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 #[path = "support/end.rs"]
@@ -94,7 +95,7 @@ fn what_the_driver_can_tell_to_be_wrong_is_refused_before_anything_is_written() 
     b.qp.ring_receives();
     net.quiet();
     assert_eq!((a.sent(), b.received()), (vec![], vec![]));
-    // The longest message is legal to post; the region it names is shorter.
+    // The longest message is legal to post, but the region that it names is shorter.
     a.post(&Send { payload: long }, 1);
     assert_eq!(net.collect(1, || a.sent())[0].1.unwrap_err().syndrome, Syndrome::LocalProtection);
 }
@@ -114,7 +115,7 @@ fn a_message_of_length_0_needs_no_key_no_buffer_and_no_address() {
     assert_eq!(net.collect(5, || a.sent()), [0, 1, 2, 3, 4].map(|user| (user, Ok(0))));
     let got: Vec<_> = net.collect(3, || b.received()).iter().map(|r| r.unwrap()).map(|r| (r.user, r.imm, r.byte_count)).collect();
     assert_eq!(got, [(0, 1, 0), (1, 2, 0), (2, 0, 0)]);
-    // An empty buffer is not emitted: on the wire it would be one of 2^31 bytes.
+    // An empty buffer is not emitted: on the wire it would mean 2^31 bytes.
     a.post(&Send { payload: Inline(b"4444") }, 5);
     assert_eq!(net.collect(1, || b.received())[0].unwrap().byte_count, 4);
     assert_eq!(b.bytes(INTO, 4), b"4444");
@@ -142,7 +143,7 @@ fn every_step_in_the_wrong_state_is_refused_with_the_state_and_changes_nothing()
     assert_eq!(refusal(a.qp.initialize()), (Init, Reset));
     assert_eq!(refusal(a.qp.ready_to_send()), (Init, ReadyToReceive));
     assert_eq!((post(&mut a), a.qp.post_receive(&[], 0)), (Err(PostError::WrongState(Init)), Ok(())));
-    // A NIC finds out when it sends.
+    // A NIC detects it when it sends.
     if time::mode() != time::Mode::Hardware {
         let nowhere = QpAddress { lid: 999, ..to };
         assert!(matches!(
@@ -173,7 +174,7 @@ fn every_step_in_the_wrong_state_is_refused_with_the_state_and_changes_nothing()
     a.qp.ready_to_send().unwrap();
     assert_eq!(refusal(a.qp.connect(&to, &options)), (ReadyToSend, Reset));
     assert_eq!((post(&mut a), a.qp.state()), (Ok(()), ReadyToSend));
-    // ERROR: no way but a new queue pair.
+    // ERROR: the only way out is a new queue pair.
     a.qp.fail();
     assert_eq!(refusal(a.qp.connect(&to, &options)), (Error, Reset));
     assert_eq!(refusal(a.qp.ready_to_send()), (Error, ReadyToReceive));
@@ -213,7 +214,7 @@ fn regions_that_cannot_be_are_refused() {
     assert!(matches!(a.pd.alloc(0, ANY), Err(RegisterError::Refused(hca::RegisterError::Empty))));
     // SAFETY: as above.
     assert!(matches!(unsafe { a.pd.register(at, 0, Access::empty()) }, Err(RegisterError::Refused(hca::RegisterError::Empty))));
-    // More than a soft device's arena; more than there is anywhere.
+    // More than a soft device's arena; more than any memory.
     let too_many = [2 << 30, usize::MAX - 5, usize::MAX];
     for bytes in too_many.into_iter().skip(usize::from(time::mode() == time::Mode::Hardware)) {
         assert!(
@@ -228,12 +229,12 @@ fn regions_that_cannot_be_are_refused() {
     assert_eq!(a.mr.sge(BYTES, 0).unwrap().len, 0);
 }
 
-/// Posts something that uses `mr`, which then goes before the device has looked; gives the status.
+/// Posts an operation that uses `mr`, which is dropped before the device executes it. Returns the status.
 fn freed(net: &Net, a: &mut End, b: &End, mr: Mr, post: impl FnOnce(&mut End, &Mr)) -> CompletionError {
-    // Posted, and told only when the region is gone: late enough in every time.
+    // Posted now, and announced only when the region is gone, which is late enough in every mode of time.
     post(a, &mr);
     drop(mr);
-    // The queue pair that takes its place belongs to another client.
+    // A region of another owner takes its place.
     let next = (a.pd.alloc(4096, ANY).unwrap(), b.pd.alloc(4096, ANY).unwrap());
     a.qp.ring();
     let [(_, result)] = net.collect(1, || a.sent())[..] else { panic!() };
@@ -273,10 +274,10 @@ fn a_region_freed_under_posted_work_is_an_error_and_not_touched() {
 #[test]
 fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
     const DELAY_NS: u64 = 5_000;
-    // With a delay the doorbell comes first, and the device looks when the test has let it pass.
+    // With a delay the doorbell comes first, and the device executes when the test has let the delay pass.
     let net = Net::in_mode(time::Mode::Immediate);
     let mut options = net.options();
-    // Strict mode would say that the source changed under the device, which is true.
+    // Strict mode would report, rightly, that the source changed under the device.
     options.strict = false;
     options.timing = Timing::Delay { ns: DELAY_NS };
     let (mut a, mut b) = (End::new(net.open(&options), SHARED), End::new(net.open(&options), OWN));
@@ -288,7 +289,7 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
     drop(mr);
     net.pass_ns(DELAY_NS);
     assert_eq!(net.collect(1, || a.sent())[0].1.unwrap_err().syndrome, Syndrome::LocalProtection);
-    // And a receive whose buffer goes while it is posted.
+    // Also a receive whose buffer is deregistered while it is posted.
     let (mut a, mut b) = (End::new(net.open(&options), SHARED), End::new(net.open(&options), OWN));
     connect(&mut a, &mut b, &ConnectOptions::default());
     let mr = b.pd.alloc(4096, ANY).unwrap();
@@ -303,7 +304,7 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
 
 #[test]
 fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_posted() {
-    // Behind libibverbs each takes some hundred commands: a part of all orders, spread over them evenly. scripts/soak: all.
+    // Behind libibverbs each takes some hundred commands, so a part of all orders runs, spread evenly over them. `scripts/soak` runs all.
     let step = if time::mode() == time::Mode::Hardware && shm_testing::limits::scale_of("MLX5_TEST_SCALE") == 1 { 11 } else { 1 };
     for order in (0..5040usize).step_by(step) {
         let net = Net::new();
@@ -340,7 +341,7 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
     }
 }
 
-/// Huge pages are the system's to give; without, the memory is the same and the reason is there to be printed.
+/// The system may have no huge pages. Then the memory works the same way, and the reason can be printed.
 #[test]
 fn memory_asked_for_in_huge_pages_says_what_it_got_and_works_either_way() {
     let net = Net::new();

@@ -18,7 +18,7 @@ use time::Net;
 
 const QKEY: u32 = 0x1111_2222;
 
-/// A datagram queue pair and what it needs.
+/// A datagram queue pair with its queues and memory.
 struct Post {
     qp: UdQp,
     send_cq: Cq,
@@ -30,7 +30,7 @@ struct Post {
 }
 
 impl Post {
-    /// Not active yet.
+    /// Makes one that is not active yet.
     fn new(device: Device, owns_receives: bool) -> Self {
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
@@ -78,7 +78,7 @@ impl Post {
         got
     }
 
-    /// The receives that completed, and who sent them.
+    /// Returns the completed receives with their senders.
     fn received(&mut self) -> Vec<(Received, u32)> {
         let mut got = vec![];
         let has_grh = self.to(self).vector().has_grh();
@@ -189,7 +189,7 @@ fn what_nobody_takes_is_lost_without_a_word() {
         a.to(&failed),
         to_gone,
     ];
-    // Without a receive first, then with one that none of them may take.
+    // First without a receive, then with one that none of the datagrams may take.
     a.post(&UdSend { to: &a.to(&b), payload: Inline(b"too early") }, 0);
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     net.quiet();
@@ -363,7 +363,7 @@ fn a_queue_pair_that_fails_flushes_its_receives_and_refuses_posts() {
     assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Error)));
 }
 
-/// A device that has the LID of one that is gone has neither its queue pair numbers nor its keys.
+/// A device with the LID of a dead one has neither its queue pair numbers nor its keys.
 #[test]
 fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     let net = Net::new();
@@ -379,15 +379,15 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     b.receive(&[buffer], 0);
     a.post(&UdSend { to: &to, payload: Inline(b"for the dead") }, 0);
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
-    // The other one, behind it, arrives.
+    // The second datagram, behind it, arrives.
     a.post(&UdSend { to: &a.to(&b), payload: () }, 1);
     assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 0), a.qp.qpn())]);
 }
 
-/// Datagrams a sender may have under way, so that all of them together never find the receiver without room.
+/// Maximum number of datagrams of a sender in flight, so that all senders together never find the receiver without room.
 const AHEAD: u64 = 12;
 
-/// A sender in a thread of its own: `count` datagrams of growing length, numbered, as fast as `taken` allows.
+/// Starts a sender in a thread of its own: `count` numbered datagrams of growing length, as fast as `taken` allows.
 fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, taken: &AtomicU64, own: &mpsc::Sender<(u32, u32)>) {
     let mut a = Post::new(Device::open(Net::spec(&options)).unwrap(), true);
     a.qp.activate(0).unwrap();
@@ -403,7 +403,7 @@ fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, tak
             end::pause();
         }
     }
-    // The device, in whose memory the last ones are, stays until they are taken.
+    // The device, whose memory holds the last ones, stays until they are taken.
     while taken.load(Ordering::Acquire) < count {
         end::pause();
     }

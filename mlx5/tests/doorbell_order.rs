@@ -1,7 +1,7 @@
-//! The barriers of a doorbell are in release code: no test can see a missing one run, so the machine code is read.
+//! The barriers of a doorbell are in release code. No test can detect a missing barrier by running, so this one reads the machine code.
 //!
-//! A write-combining register is written by one function per copy routine. Every way through each of them must be: record, `sfence`,
-//! register, `sfence`, return. The order of the operations themselves is tested inside the crate, through its seam.
+//! One function per copy routine writes a write-combining register. Every path through each must be: record, `sfence`, register, `sfence`,
+//! return. The order of the operations themselves is tested inside the crate, through its seam.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -17,7 +17,8 @@ fn output(command: &mut Command) -> String {
 /// The library as a release build links it into every program.
 fn release_library() -> String {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // With mlx5-run, which users and CI build too: alone it would be compiled once more, with other features of its dependencies.
+    // Built with mlx5-run, which users and CI build too. Built alone it would be compiled once more, with other features of its
+    // dependencies.
     let args = ["build", "--release", "--locked", "--lib", "-p=mlx5", "-p=mlx5-preload", "--message-format=json", "--manifest-path"];
     let messages = output(Command::new(cargo).args(args).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")));
     let mut paths = messages.lines().flat_map(|line| line.split('"'));
@@ -27,7 +28,7 @@ fn release_library() -> String {
 /// One function: its instructions by address, in Intel syntax.
 type Code = BTreeMap<u64, String>;
 
-/// All functions whose path is `name`.
+/// Returns all functions whose path is `name`.
 fn functions(disassembly: &str, name: &str) -> Vec<Code> {
     let mut found = vec![];
     let mut inside = false;
@@ -45,7 +46,7 @@ fn functions(disassembly: &str, name: &str) -> Vec<Code> {
     found
 }
 
-/// The progress of a way through the function.
+/// The state of a path through the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
     Start,
@@ -55,7 +56,7 @@ enum At {
     Flushed,
 }
 
-/// Returns the state after an instruction; an error if the instruction is illegal there.
+/// Returns the state after an instruction, or an error if the instruction is illegal there.
 fn step(at: At, text: &str) -> Result<At, &'static str> {
     let (mnemonic, operands) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     let target = operands.trim().split(',').next().unwrap();
@@ -76,13 +77,13 @@ fn step(at: At, text: &str) -> Result<At, &'static str> {
     match at {
         At::Start if target.starts_with("DWORD") => Ok(At::Record),
         At::Started | At::Register if !target.starts_with("DWORD") => Ok(At::Register),
-        // The doorbell's own field: which half is next.
+        // The doorbell's own field: the next half.
         At::Flushed if target.starts_with("QWORD") && !mnemonic.contains("nt") => Ok(at),
         _ => Err("a store out of order"),
     }
 }
 
-/// Goes every way through a function.
+/// Follows every path through a function.
 fn check(code: &Code) {
     let first = *code.keys().next().unwrap();
     let mut ways = vec![(first, At::Start)];
@@ -114,7 +115,7 @@ fn every_write_combining_doorbell_has_its_fences_in_release_code() {
     let args = ["-d", "--no-show-raw-insn", "-M", "intel", "-C"];
     let disassembly = output(Command::new("objdump").args(args).arg(release_library()));
     let functions = functions(&disassembly, "mlx5::queues::doorbell::announce");
-    // Which register a copy goes through tells the routine; the one for ordinary memory has none.
+    // The register of the copy identifies the routine; the routine for ordinary memory has none.
     let with = |register: &str| -> Vec<&Code> {
         let stores = |text: &String| text.contains("movntdq") && text.contains(register);
         functions.iter().filter(|code| code.values().any(stores)).collect()

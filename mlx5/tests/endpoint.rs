@@ -1,4 +1,4 @@
-//! Endpoints: a connection with all it needs. `MLX5_TEST_DEVICE=mlx5_0` runs this on that device.
+//! Endpoints: a connection in one value. `MLX5_TEST_DEVICE=mlx5_0` runs this on that device.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use mlx5::*;
 use shm_testing::limits;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
-/// Long enough for a machine with more to do.
+/// Timeout that is long enough for a busy machine.
 const SHORT: Duration = Duration::from_millis(50);
 
 fn device() -> Device {

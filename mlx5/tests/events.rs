@@ -1,4 +1,5 @@
-//! Waiting for completions: what ends a wait, what does not, and what goes on meanwhile. That none is missed: `src/tests/events.rs`.
+//! Waiting for completions: events that end a wait, events that do not, and progress meanwhile. `src/tests/events.rs` tests that none is
+//! missed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]
@@ -15,11 +16,11 @@ use mlx5::*;
 use shm::sleep::{Look, Sleeper, wait};
 use time::Net;
 
-/// Ends a hang.
+/// Watchdog.
 const WATCHDOG: Duration = Duration::from_secs(120);
 const SHORT: Option<Duration> = Some(Duration::from_millis(5));
 
-/// Two ends on the system's clock, which goes on while a thread sleeps; their completions are there when the doorbell returns.
+/// Two ends on the system's clock, which advances while a thread sleeps. Their completions are there when the doorbell returns.
 fn ends(net: &Net, options: &ConnectOptions) -> (End, End) {
     support::watchdog(WATCHDOG);
     let spec = SoftOptions { clock: Clock::System, timing: Timing::Immediate, ..net.options() };
@@ -39,13 +40,13 @@ fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
     a.post(&Send { payload: () }, 0);
     assert!(b.device.wait(None));
     assert!(!b.device.wait(SHORT), "one event per arm");
-    // Armed with a completion that is there, and was not polled.
+    // Armed while it holds an unread completion.
     b.recv_cq.arm(false);
     assert!(b.device.wait(None));
     assert_eq!(b.received().len(), 1);
     b.recv_cq.arm(false);
     assert!(!b.device.wait(SHORT), "that one was polled");
-    // Another queue's completions are not this one's.
+    // Completions of another queue do not end the wait.
     let read = Read { addr: a.mr.addr(), rkey: a.mr.rkey(), into: b.mr.sge(0, 8).unwrap() };
     b.post(&read, 0);
     assert!(!b.device.wait(SHORT));
@@ -53,7 +54,7 @@ fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
     assert!(b.device.wait(None));
 }
 
-/// As a thread that also sleeps on shared memory. A device that cannot end such a sleep would be looked at every 100 us.
+/// Waits like a thread that also sleeps on shared memory. A device that cannot end such a sleep would be polled every 100 us.
 #[test]
 fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
     let net = Net::new();
@@ -68,7 +69,7 @@ fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
             });
             wait([&mut &b.device as &mut dyn Sleeper, &mut has_something], timeout)
         };
-        // A sleep may end, too, with the progress that earlier messages need.
+        // A sleep may also end because of progress that earlier messages need.
         let end = Instant::now() + Duration::from_millis(300);
         while Instant::now() < end {
             sleep(Some(end - Instant::now()));
@@ -94,10 +95,10 @@ fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
     assert!(b.device.wait(None));
     assert_eq!(b.received().len(), 2);
     b.recv_cq.arm(true);
-    // Not solicited, and too long for its receive.
+    // Not solicited, and longer than its receive.
     a.post(&Send { payload: Inline(b"x") }, 2);
     assert!(b.device.wait(None));
-    // Armed with it in the queue, and not polled.
+    // Armed while the queue holds the unread completion.
     b.recv_cq.arm(true);
     assert!(b.device.wait(None));
     assert_eq!(b.received()[0].unwrap_err().1.syndrome, Syndrome::LocalLength);
@@ -166,7 +167,7 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
     let net = Net::new();
     let (mut a, mut b) = ends(&net, &ConnectOptions::default());
     let waker = b.device.waker();
-    // Before it sleeps, twice: one end.
+    // Before it sleeps, twice: one end of a wait.
     waker.wake_by_ref();
     waker.wake_by_ref();
     let since = Instant::now();
@@ -180,7 +181,7 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
     });
     assert!(!b.device.wait(Some(LONG)) && since.elapsed() < LONG);
     ringer.join().unwrap();
-    // It takes no event away.
+    // It takes no event.
     b.receives(1, 8);
     b.recv_cq.arm(false);
     b.device.waker().wake();

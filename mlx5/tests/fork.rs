@@ -1,5 +1,5 @@
-//! A program that has a device open may fork, and its connections go on: the child leaves alone what it has of the device, and writes whatever
-//! else it has.
+//! A program with an open device may fork, and its connections continue. The child does not use the device, and writes all its other
+//! memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 #[path = "support/end.rs"]
@@ -24,7 +24,7 @@ struct Child {
 }
 
 impl Child {
-    /// Forks a child that writes every page of `pages`, so that they are no longer its parent's, and waits.
+    /// Forks a child that writes every page of `pages`, so that the pages are not shared any more, and waits.
     fn fork(pages: &mut [u8]) -> Self {
         let mut pipe = [0; 2];
         // SAFETY: room for two descriptors. The child makes system calls and stores only, and ends without running anything of its parent.
@@ -49,7 +49,7 @@ impl Child {
         let mut status = 0;
         // SAFETY: a child that was not waited for yet, and room for its status.
         unsafe {
-            // Later children have this end, too, so closing it tells nothing.
+            // Later children have this end too, so closing it has no effect on them.
             assert_eq!(libc::write(self.tell, [0u8].as_ptr().cast(), 1), 1);
             libc::close(self.tell);
             assert_eq!(libc::waitpid(self.pid, &raw mut status, 0), self.pid);
@@ -58,7 +58,7 @@ impl Child {
     }
 }
 
-/// A WRITE with immediate, a SEND and a READ, each with bytes of its own.
+/// Does a WRITE with immediate, a SEND and a READ, each with bytes of its own.
 fn exchange(net: &Net, a: &mut End, b: &mut End, round: u32) {
     let bytes: Vec<u8> = (0..LEN).map(|i| (i as u32 * 7 + round) as u8).collect();
     a.mr.write(0, &bytes).unwrap();

@@ -1,6 +1,7 @@
-//! Devices behind libibverbs: which there are, what they say of themselves, and what is said when one cannot be used.
+//! Devices behind libibverbs: the list of devices, their capabilities, and the errors if one cannot be used.
 //!
-//! The ignored tests need a device. `mlx5-run` makes one, and its faults; each test's reason names them. `scripts/verbs-tests` runs them so.
+//! The ignored tests need a device. `mlx5-run` makes one, and its faults; each test's reason names them. `scripts/verbs-tests` runs them
+//! so.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use mlx5::verbs::{DeviceEntry, LinkLayer, PortState, VerbsError, VerbsOptions};
@@ -21,7 +22,7 @@ fn named(name: &str) -> VerbsOptions {
     VerbsOptions { device: Some(name.to_owned()), ..VerbsOptions::default() }
 }
 
-/// Every part is in the text.
+/// Asserts that every part is in the text.
 fn says(error: &VerbsError, parts: &[&str]) {
     let text = error.to_string();
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
@@ -259,7 +260,7 @@ fn a_device_without_atomics_connects_and_refuses_them_where_they_are_asked_for()
     assert!(matches!(pd.alloc(4096, all | Access::REMOTE_ATOMIC), Err(RegisterError::NoAtomics)));
 }
 
-/// Two connected ends of one device, and the next asynchronous event, waited for.
+/// Makes two connected ends of one device.
 fn connected() -> (Device, [RcQp; 2], [Cq; 2], Srq) {
     let device = open(&VerbsOptions::default()).unwrap();
     let (pd, cqs) = (device.alloc_pd().unwrap(), [(); 2].map(|()| device.create_cq(64).unwrap()));
@@ -287,7 +288,7 @@ fn next_event(device: &Device) -> AsyncEvent {
     }
 }
 
-/// Sends an empty message and waits for its outcome.
+/// Sends an empty message. Returns its outcome.
 fn result_of_a_send(device: &Device, qp: &mut RcQp, cq: &mut Cq, patience: std::time::Duration) -> Option<Result<(), CompletionError>> {
     qp.post(&Send { payload: () }, Signal::Always, 0).unwrap();
     qp.ring();

@@ -1,4 +1,4 @@
-//! Queue pairs that come and go, among others that stay, leave the heap of their process as large as it was.
+//! A process whose queue pairs come and go, among others that stay, has no larger heap in the end.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::time::Duration;
@@ -12,19 +12,19 @@ mod random;
 mod support;
 use random::Random;
 
-/// Queue pairs at a time.
+/// Maximum number of queue pairs.
 const QPS: usize = 400;
-/// Growth that is allowed, in KiB: with both mends it was 716, without one of them 3,080 at least.
+/// Allowed growth, in KiB. It was 716 with both corrections, and at least 3,080 without one of them.
 const SLACK_KIB: usize = 1536;
 
-/// KiB of memory that this process touched and shares with nobody.
+/// Returns the private memory of this process, in KiB.
 fn own_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// A queue pair, and what its owner keeps of it.
+/// A queue pair with its owner's data.
 struct Peer {
     qp: RcQp,
     _books: Vec<u8>,
@@ -60,7 +60,7 @@ impl Room {
         self.cq.unregister(peer.qp.qpn());
     }
 
-    /// Lets `count` visitors leave, some at a time; others take their places.
+    /// Replaces `count` visitors, some at a time.
     fn visit(&mut self, count: usize) {
         let mut left = count;
         while left > 0 {

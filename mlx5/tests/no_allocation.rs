@@ -1,5 +1,5 @@
-//! Nothing on the data path allocates once everything is set up: not posting, ringing, polling, arming, nor the software HCA underneath, and
-//! not when it has to wait and try again either.
+//! The data path allocates nothing after set-up: neither posting, ringing, polling and arming, nor the software HCA below it. That also
+//! holds if it has to wait and try again.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ mod counting;
 
 use counting::calls_of;
 
-/// Allocator calls of `round`, many times after a first one that warms up.
+/// Counts the allocator calls of `round`, many times after a first one that warms up.
 fn calls_of_rounds(mut round: impl FnMut(u32)) -> u64 {
     round(0);
     calls_of(|| (1..1000).for_each(round))
@@ -48,7 +48,7 @@ struct End {
     qp: RcQp,
     send_cq: Cq,
     recv_cq: MonoCq<u32>,
-    /// `None` if the receives are its own.
+    /// Depth of its own receive queue. `None`: the receives are shared.
     srq: Option<Srq>,
     mr: Mr,
 }
@@ -82,7 +82,7 @@ impl End {
         }
     }
 
-    /// Operations that completed.
+    /// Returns the number of completed operations.
     fn sent(&mut self) -> u64 {
         let (qp, mut sent) = (&mut self.qp, 0);
         self.send_cq.poll(64, |cqe| {
@@ -92,7 +92,7 @@ impl End {
         sent
     }
 
-    /// Messages that arrived, and how many of them in their CQE.
+    /// Returns the number of arrived messages, and of those in their CQE.
     fn received(&mut self) -> (u64, u64) {
         let Self { qp, srq, recv_cq, .. } = self;
         let (mut received, mut in_cqe) = (0, 0);
@@ -129,7 +129,7 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
     let calls = calls_of(|| {
         for round in 0..2000u32 {
             let (addr, rkey) = (b.mr.addr(), b.mr.rkey());
-            // Every other round the receives come too late, and the messages are tried again.
+            // In every other round the receives come too late, and the messages are tried again.
             let late = round % 2 == 1;
             let receives = |srq: &mut Srq| {
                 (0..4).for_each(|i| srq.post(&[], i).unwrap());
@@ -193,13 +193,13 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
     assert!(calls_of(|| drop(std::hint::black_box(Box::new(1)))) == 2, "the counter counts");
 }
 
-/// Operations and messages of [`every_operation`].
+/// Numbers of operations and messages of [`every_operation`].
 const OPERATIONS: u64 = 14;
 const MESSAGES: u64 = 11;
-/// Messages of these with at most 32 bytes.
+/// Number of these messages with at most 32 bytes.
 const SHORT: u64 = 6;
 
-/// Posts sends of every kind, some of them alike and in a row, a WRITE with immediate and atomics, and rings for them in one of three ways.
+/// Posts sends of every kind, some of them the same in a row, a WRITE with immediate and atomics. Rings for them in one of three ways.
 fn every_operation(a: &mut End, b: &End, round: u32) {
     let (addr, rkey, data) = (b.mr.addr(), b.mr.rkey(), [0x5a; 220]);
     let (sge, into) = (a.mr.sge(0, 1024).unwrap(), a.mr.sge(4096, 8).unwrap());
@@ -244,7 +244,7 @@ fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
         let calls = calls_of_rounds(|round| {
             a.send_cq.arm(false);
             b.recv_cq.arm(round % 2 == 0);
-            // Every other round the receives come too late, and the messages are tried again.
+            // In every other round the receives come too late, and the messages are tried again.
             let late = round % 2 == 1;
             if !late {
                 b.receives(MESSAGES as usize);
@@ -261,7 +261,7 @@ fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
             received += all;
             in_cqe += short;
             if round % 50 == 0 {
-                // Idle for long enough that it takes note of it.
+                // Idle for so long that the device records it.
                 (0..200).for_each(|_| {
                     clock.fetch_add(100_000, Ordering::Relaxed);
                     assert_eq!((a.sent(), b.received()), (0, (0, 0)));
@@ -354,7 +354,7 @@ fn datagrams_allocate_nothing_on_either_side() {
         let to = &b.qp.destination();
         let (mut sent, mut received, mut lost) = (0, 0, 0);
         let calls = calls_of_rounds(|round| {
-            // One sender after the other at first; then all are in time, or some find no receive.
+            // First one sender after the other. Then all are in time, or some find no receive.
             let receives = if round % 3 == 2 { 10 } else { 4 * SENDERS };
             b.receives(receives);
             let before = received;

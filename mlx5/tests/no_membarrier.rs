@@ -30,7 +30,7 @@ fn refuse_membarrier() {
     }
 }
 
-/// The only test of this process, because a process asks once whether the system call works.
+/// The only test of this process, because a process checks once whether the system call works.
 #[test]
 fn memory_is_taken_away_from_under_peers_that_live() {
     support::watchdog(Duration::from_secs(120));

@@ -1,5 +1,5 @@
-//! RDMA is one-sided: a target that is stopped (SIGSTOP) is written and read all the same, and a killed one is noticed. And the other way
-//! round: memory that a stopped requester is still copying to is not used again.
+//! RDMA is one-sided: a stopped target (SIGSTOP) is written and read, and a killed one is detected. Conversely, memory is not reused while
+//! a stopped requester is still copying to it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use mlx5::*;
 use support::{describe, parse, scale, watchdog};
 
-/// Nothing here takes long; this only ends a hang.
+/// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 const TARGET: &str = "MLX5_TEST_TARGET";
-/// Set: the other process does not rest, it writes its whole region to its peer's again and again.
+/// If set, the other process does not sleep: it writes its whole region to its peer's without pause.
 const WRITES: &str = "MLX5_TEST_WRITES";
 const BYTES: usize = 4 << 20;
 /// The byte that the writing process writes.
@@ -53,7 +53,7 @@ fn description(end: &End) -> String {
     describe(&end.qp.address(), end.mr.addr(), end.mr.rkey())
 }
 
-/// Not a test of its own: the other process of the two below, which re-execute this binary.
+/// Runs the other process of the two tests below, which re-execute this binary. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn target_process() {
@@ -70,7 +70,7 @@ fn target_process() {
     if std::env::var_os(WRITES).is_some() {
         return write_for_ever(end, parse(&line));
     }
-    // From here on this process does nothing at all until the end of its input.
+    // From here on this process does nothing until the end of its input.
     while std::io::stdin().read_line(&mut String::new()).is_ok_and(|n| n > 0) {}
 }
 
@@ -88,7 +88,7 @@ fn write_for_ever(mut end: End, (_, addr, rkey): (QpAddress, u64, u32)) {
 
 struct Target {
     child: Child,
-    /// Held so that the child can write its closing lines.
+    /// Kept open so that the child can write its last lines.
     _output: BufReader<ChildStdout>,
     peer: (QpAddress, u64, u32),
     end: End,
@@ -117,7 +117,7 @@ fn start(name: &str, writes: bool) -> Target {
     Target { child, _output: output, peer, end, dir }
 }
 
-/// The state letter of proc(5).
+/// Returns the state letter of proc(5).
 fn state(child: &Child) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
@@ -173,7 +173,7 @@ fn a_stopped_process_is_written_and_read() {
         let at = (i * 7919) % (BYTES as u64 - 200);
         let payload = [i as u8 + 1; 200];
         let write = WriteImm { addr: addr + at, rkey, imm: 0, payload: Inline(&payload) };
-        // The first 32 take a receive, the rest would wait for one: those go without.
+        // The first 32 take a receive. The others have no immediate, because they would wait for one.
         if i < 32 {
             target.end.qp.post(&write, Signal::Always, 0).unwrap();
         } else {
@@ -216,7 +216,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
             std::thread::yield_now();
         }
         let End { qp, send_cq, recv_cq, srq, mr, pd, device } = end;
-        // Either order: a connection goes before its memory, or after.
+        // In either order: the connection before its memory, or after it.
         if round % 2 == 0 {
             drop(qp);
             drop(mr);
@@ -241,7 +241,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     assert!(quarantined > 0, "no round caught the other process in the middle of a copy");
 }
 
-/// A reader that polls the end of a message in its memory finds all of it, with an immediate and without: it waits for no CQE.
+/// A reader that polls the end of a message in its memory, instead of a CQE, finds all of the message, with an immediate and without.
 #[test]
 fn the_end_of_a_message_is_seen_after_everything_before_it() {
     const LONGEST: u64 = 4096;
@@ -265,7 +265,7 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
             for round in 1..=rounds {
                 let last = LONGEST / 8 - 1;
                 while word(last).load(Ordering::Acquire) != round {
-                    // It looks all the time if it has a core of its own.
+                    // It polls without pause if it has a core of its own.
                     std::thread::yield_now();
                 }
                 let is_whole = (LONGEST / 8 - in_words(round)..last).all(|nth| word(nth).load(Ordering::Relaxed) == round);
@@ -303,7 +303,7 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
     fabric::remove_dir(&dir);
 }
 
-/// A writer that is not stopped finishes its copy, which takes a small part of the time for which it is waited for.
+/// A writer that is not stopped finishes its copy, in a small part of the time limit.
 #[test]
 fn memory_that_a_running_process_is_writing_to_is_waited_for() {
     let rounds = 12 * u64::from(scale());
@@ -327,7 +327,7 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         drop((qp, send_cq, recv_cq, srq, next, pd, device));
         fabric::remove_dir(&dir);
     }
-    // It is nearly always in the middle of a copy; on a busy machine it rarely is not, for the whole time of the wait.
+    // It is nearly always in the middle of a copy. On a busy machine the wait may rarely time out.
     println!("{quarantined} of {rounds} regions quarantined");
     assert!(quarantined < rounds / 2, "nobody waited");
 }

@@ -1,5 +1,5 @@
-//! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of using them: that waits for a bounded time,
-//! and then gives nothing back that the peer could still write when it resumes.
+//! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of using them. That waits for a bounded
+//! time. Then nothing is reused that the peer could still write when it resumes.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -19,12 +19,12 @@ use mlx5::*;
 use shm_testing::tracee::Points;
 use stepped::{End, Kind, RECEIVES, Stepped, WRITE, begin, run_process};
 
-/// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
+/// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.
 const SECONDS: u64 = 4;
 /// The byte that the stepped process writes.
 const WRITTEN: u8 = 0xee;
 
-/// Not a test of its own: the process that the tests below stop and kill.
+/// Runs the process that the tests below stop and kill. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
@@ -41,7 +41,7 @@ fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) ->
     instructions
 }
 
-/// A requester that stands at instruction `point` of the doorbell; whether it is inside.
+/// Makes a requester that has stopped at instruction `point` of the doorbell. Returns it, and whether it is inside the doorbell.
 fn stopped_at(dir: &Path, target: &mut End, name: u32, region: (u64, u32), point: usize) -> (Stepped, bool) {
     let mut stepped = Stepped::start(Stepped::helper(dir, Kind::Write), target, name, Kind::Write, region);
     stepped.go(1);
@@ -82,7 +82,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
         let (stepped, inside) = stopped_at(&dir, &mut target, 0, region_of(&mr), point);
         let copied = written(&bytes(&mr));
         let before = target.device.info().quarantined;
-        // Either order: a connection goes before its memory, or after.
+        // In either order: the connection before its memory, or after it.
         if point % 2 == 0 {
             target.remove(0);
             drop(mr);
@@ -105,7 +105,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
     }
     println!("{} of {instructions} instructions covered, {in_copy} in the copy, 0 bytes written after", points.taken);
     assert!(in_copy > 0);
-    // Memory is in quarantine because the peer is in the middle, and not for good: now it is not.
+    // The quarantine lasts only while the peer is in the middle of the doorbell, so now it is over.
     let before = target.device.info().quarantined;
     drop(alloc(&target));
     assert_eq!(target.device.info().quarantined, before);
@@ -127,7 +127,7 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     // SAFETY: as above.
     let look = || written(unsafe { core::slice::from_raw_parts(at.as_ptr(), WRITE) });
     let mr = register(&target);
-    // The kernel copies all of it in one instruction. The points before that come first.
+    // The kernel copies all of it in one instruction. The points before that instruction come first.
     let mut stepped = Stepped::start(Stepped::helper(&dir, Kind::Write), &mut target, 0, Kind::Write, region_of(&mr));
     stepped.go(1);
     let copy = (1..).take_while(|_| stepped.step(1) && look() == 0).last().unwrap();
@@ -178,7 +178,8 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     remove_dir(&dir);
 }
 
-/// The second peer's queue pair goes while the first holds things up already. Nobody may forget that the second is in the middle too.
+/// The second peer's queue pair is destroyed while the first peer is stopped. The device must remember that the second is in the middle
+/// too.
 #[test]
 fn of_two_stopped_writers_both_are_waited_for() {
     begin(4);
@@ -215,7 +216,7 @@ fn of_two_stopped_writers_both_are_waited_for() {
     remove_dir(&dir);
 }
 
-/// The next queues get no message, and lose no receive, of those that were destroyed under a stopped requester.
+/// New queues get no message, and lose no receive, of those that were destroyed under a stopped requester.
 fn next_queues_are_their_own(kind: Kind) {
     begin(4);
     let dir = new_dir(&format!("next-{kind:?}"));
@@ -234,7 +235,7 @@ fn next_queues_are_their_own(kind: Kind) {
         target.remove(0);
         quarantined += target.device.info().quarantined - before;
         if kind == Kind::Datagram {
-            // The receives stay; only the queue pair is another.
+            // The receives stay; only the queue pair is a new one.
             target.add(1, kind);
             if inside {
                 stepped.finish();
@@ -269,7 +270,7 @@ fn next_queues_are_their_own(kind: Kind) {
         stepped.kill();
     }
     println!("{kind:?}: {} of {instructions} instructions covered, {quarantined} places quarantined, 0 receives lost", points.taken);
-    // Datagrams wait in their sender's memory: its receivers need not wait for it.
+    // Datagrams wait in their sender's memory, so its receivers need not wait for it.
     assert_eq!(quarantined > 0, kind != Kind::Datagram);
     drop((target, third));
     remove_dir(&dir);

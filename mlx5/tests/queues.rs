@@ -1,4 +1,4 @@
-//! Send queues and completion queues over many laps. The test plays the device of a null device; what must come back is a model's.
+//! Send queues and completion queues over many laps. The test plays the device of a null device; a model gives the expected results.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ fn open() -> (Device, NullDevice) {
     (device, null)
 }
 
-/// A completion as its reader must see it.
+/// A completion that its reader expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Completion {
     opcode: CqeOpcode,
@@ -51,7 +51,7 @@ impl Completion {
     }
 }
 
-/// The device's end of a completion queue, and what its reader has yet to see.
+/// The device's end of a completion queue, and the completions that its reader has not seen yet.
 struct Writer {
     null: NullDevice,
     cqn: u32,
@@ -68,7 +68,7 @@ impl Writer {
         self.entries - self.due.len() as u32
     }
 
-    /// A receive, or a send where there is no immediate.
+    /// Writes a receive, or a send if there is no immediate.
     fn bytes(&mut self, receive: bool, byte_count: u32) -> (Completion, [u8; 64]) {
         let qpn = QPNS[self.random.below(3) as usize];
         let wqe_counter = self.random.below(1 << 16) as u16;
@@ -117,7 +117,7 @@ impl Writer {
             let mut completion = Completion { byte_count: self.random.below(u32::MAX), ..first.clone() };
             if receive {
                 completion.wqe_counter = first.wqe_counter.wrapping_add(i as u16);
-                // These bytes of a mini CQE of a receive mean nothing.
+                // These bytes in the mini CQE of a receive have no meaning.
                 minis.push(MiniCqe { word: self.random.below(u32::MAX), byte_count: completion.byte_count });
             } else {
                 completion.wqe_counter = self.random.below(1 << 16) as u16;
@@ -128,7 +128,7 @@ impl Writer {
         assert!(self.null.write_compressed(self.cqn, &title, first.opcode, &minis));
     }
 
-    /// Writes something that there is room for.
+    /// Writes a completion or session for which there is room.
     fn step(&mut self) {
         match self.random.below(6) {
             0 => self.error(),
@@ -161,7 +161,7 @@ fn every_completion_comes_once_in_order_and_nothing_else_over_many_laps() {
             }
             let (cqn, entries) = (cq.cqn(), cq.entries());
             let mut writer = Writer { null: device.null().unwrap(), cqn, config, entries, random: Random::new(seed), due: VecDeque::new() };
-            // A lap of plain CQEs ends at any place, so that the laps of all else begin there.
+            // A lap of plain CQEs ends at any place, so that the laps of the other forms begin there.
             for _ in 0..writer.random.below(2 * entries) {
                 writer.plain();
                 assert_eq!(cq.poll(2, |_, cqe| assert_eq!(Some(Completion::read(&cqe)), writer.due.pop_front())), 1);
@@ -180,7 +180,7 @@ fn every_completion_comes_once_in_order_and_nothing_else_over_many_laps() {
                 assert_eq!(n, want, "{config:?}, seed {seed}");
                 seen += n;
             }
-            // Full to the last entry, and the next one is the end.
+            // Full to the last entry, so the next CQE overruns the queue.
             while writer.free() > 0 {
                 writer.plain();
             }
@@ -206,7 +206,7 @@ fn a_session_needs_room_for_all_its_entries_to_the_last() {
         assert_eq!(null.write_compressed(cq.cqn(), &title, CqeOpcode::ResponderSend, &minis), fits);
         assert_eq!(cq.poll(99, |_| {}), if fits { 16 } else { used });
     }
-    // A session that is half read has given back half its entries, and only those.
+    // A session that is half read has returned half its entries, and no others.
     let mut cq = device.create_cq(config).unwrap();
     assert!(null.write_compressed(cq.cqn(), &title, CqeOpcode::ResponderSend, &minis));
     assert_eq!(cq.poll(5, |_| {}), 5);
@@ -299,7 +299,7 @@ fn a_device_refuses_what_an_entry_cannot_carry() {
     }
 }
 
-/// The device's view of a send queue: the operations' numbers, which their remote addresses carry, and the device's position.
+/// The device's view of a send queue: the operations' numbers, which are their remote addresses, and the device's position.
 struct Executor {
     qpn: u32,
     capacity: u16,
@@ -308,7 +308,7 @@ struct Executor {
 }
 
 impl Executor {
-    /// Takes the next WQE the record covers: its first WQEBB, whether it wants a CQE, and its number (`None` for a NOP).
+    /// Takes the next WQE that the record covers. Returns its first WQEBB, whether it wants a CQE, and its number (`None` for a NOP).
     fn next(&mut self, null: &NullDevice) -> Option<(u16, bool, Option<u64>)> {
         let (producer, first) = null.send_queue(self.qpn, self.consumer).unwrap();
         if producer == self.consumer {
@@ -325,7 +325,7 @@ impl Executor {
             return Some((index, ctrl.signaled(), None));
         }
         let number = RaddrSegment::parse(first[16..].first_chunk().unwrap()).addr;
-        // The bytes of an inline payload are the number's; they may lie in any WQEBB of the WQE.
+        // The bytes of an inline payload repeat the number. They may be in any WQEBB of the WQE.
         let whole: Vec<u8> = (0..blocks).flat_map(|i| null.send_queue(self.qpn, index.wrapping_add(i)).unwrap().1).collect();
         let data = DataWords::parse(whole[32..].first_chunk().unwrap());
         if ctrl.ds() > 2 && data.is_inline() {
@@ -346,10 +346,10 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
         qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
         let (capacity, qpn) = (qp.send_capacity(), qp.qpn());
         let mut device_side = Executor { qpn, capacity: capacity as u16, consumer: 0, blocks: 0 };
-        // Numbers of all operations posted that the device has not executed, and of those whose CQE must come, with its WQE.
+        // Numbers of the posted operations that the device has not executed, and of those with a pending CQE, with its WQE.
         let (mut posted, mut due) = (VecDeque::new(), VecDeque::new());
         let (mut number, mut padding, mut refused) = (0u64, 0, 0);
-        // The start is any place: one-block operations, so many.
+        // The start is any place, reached by one-block operations.
         let mut warm_up = random.below(2 * depth);
         while device_side.blocks < (1 << 16) + 4 * u64::from(depth) {
             for _ in 0..random.below(depth / 2) {

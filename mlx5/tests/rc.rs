@@ -11,7 +11,7 @@ use time::{Mode, Net, mode};
 const SIZE: usize = 1 << 16;
 const RKEYS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
-/// One end: everything an RC connection needs.
+/// One end: all objects of an RC connection.
 struct End {
     qp: RcQp,
     send_cq: Cq,
@@ -23,7 +23,7 @@ struct End {
     net: Net,
 }
 
-/// The user data of a completed operation, and its result.
+/// The `user` value of a completed operation, and its result.
 type Sent = (Option<u64>, Result<(), Syndrome>);
 
 struct World {
@@ -73,7 +73,7 @@ impl End {
         self.srq.ring();
     }
 
-    /// Immediates and lengths that have arrived by now.
+    /// Returns immediates and lengths that have arrived so far.
     fn poll_received(&mut self) -> Vec<(u32, u32)> {
         let mut got = vec![];
         let srq = &mut self.srq;
@@ -87,7 +87,7 @@ impl End {
         got
     }
 
-    /// The completions of sends by now.
+    /// Returns the completions of sends so far.
     fn poll_sent(&mut self) -> Vec<Sent> {
         let mut got = vec![];
         let qp = &mut self.qp;
@@ -105,7 +105,7 @@ impl End {
         self.net.clone().collect(n, || self.poll_sent())
     }
 
-    /// Neither an arrival nor a completion, and nothing is under way that could become one without a timer.
+    /// Asserts that there is neither an arrival nor a completion, and nothing in flight except operations that wait for a timer.
     fn assert_nothing(&mut self, why: &str) {
         self.net.quiet();
         assert_eq!((self.poll_received(), self.poll_sent()), (vec![], vec![]), "{why}");
@@ -199,26 +199,26 @@ fn thousands_of_messages_wrap_every_ring_in_both_directions() {
 #[test]
 fn receives_with_distinct_buffers_come_back_in_post_order_through_the_links() {
     let (mut a, mut b) = world().pair();
-    // A second connection: its receives are of the same queue, and complete in another.
+    // A second connection: it shares the receive queue, and its receives complete in another CQ.
     let mut second_cq = b.device.create_mono_cq(16).unwrap();
     let mut from = a.pd.create_qp(&a.send_cq, &a.recv_cq, &a.srq, &QpConfig::default()).unwrap();
     let mut to = b.pd.create_qp(&b.send_cq, &second_cq, &b.srq, &QpConfig::default()).unwrap();
     from.connect(&to.address(), &ConnectOptions::default()).unwrap();
     to.connect(&from.address(), &ConnectOptions::default()).unwrap();
-    // Rounds with the entries returned in another order, so that the list is no longer sequential.
+    // Rounds in which the entries are returned in another order, so that the list is no longer sequential.
     for round in 0..20u64 {
         for i in 0..6 {
             b.srq.post(&[], round * 10 + i).unwrap();
         }
         b.srq.ring();
         for i in 0..6 {
-            // One at a time: messages of two connections are in no order.
+            // One at a time, because messages of two connections have no order.
             let qp = if i % 2 == 0 { &mut a.qp } else { &mut from };
             qp.post(&write_imm(&b, 0, i, ()), Signal::Always, 0).unwrap();
             qp.ring();
             a.net.settle(|| a.send_cq.poll(1, |cqe| assert!(cqe.result().is_ok() && qp.complete(&cqe).is_some())) == 1);
         }
-        // The users come back in post order only if the device followed the links the driver wrote.
+        // The `user` values are returned in post order only if the device followed the links that the driver wrote.
         for i in [1, 0, 3, 2, 5, 4] {
             let cq = if i % 2 == 0 { &mut b.recv_cq } else { &mut second_cq };
             let mut users = vec![];
@@ -244,7 +244,7 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     a.qp.ring();
     a.assert_nothing("no receive");
     b.post_receives(1);
-    // Only a clock that stands still says that the timer has not passed; `nic_model.rs` pins when it does in virtual time.
+    // Only a clock that stands still proves that the timer has not expired. `nic_model.rs` checks its expiry in virtual time.
     if mode() == Mode::Immediate {
         world.pass_ns(timer_ns - 1);
         a.assert_nothing("the timer has not passed");
@@ -332,7 +332,7 @@ fn a_wrong_rkey_range_access_or_domain_is_a_remote_access_error() {
     fails_with(|a, b| drop_after(other_pd(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
 }
 
-/// The region must live until the doorbell; the test leaks it.
+/// Returns a region that must live until the doorbell; the test leaks it.
 fn drop_after(mr: Mr, f: impl FnOnce(&Mr)) {
     f(Box::leak(Box::new(mr)));
 }
@@ -433,7 +433,7 @@ fn a_destroyed_queue_pairs_number_names_nothing_and_its_place_is_used_again() {
     assert!(matches!(d.qp.connect(&stale, &options), Err(ConnectError::Soft(hca::ConnectError::StaleDevice { .. }))));
     let nowhere = QpAddress { lid: 999, ..old };
     assert!(matches!(d.qp.connect(&nowhere, &options), Err(ConnectError::Soft(hca::ConnectError::NoSuchDevice { .. }))));
-    // The user id and 1: see `QpAddress::gid`.
+    // The user id plus 1: see `QpAddress::gid`.
     let own = old.gid.last_chunk().map(|user| u32::from_le_bytes(*user) - 1).unwrap();
     for elsewhere in [stale, nowhere] {
         let mut gid = [0; 16];
@@ -465,7 +465,7 @@ fn objects_can_be_dropped_in_any_order() {
     }
 }
 
-/// Lanes lie side by side. Each sender has far more for its receiver than there is room for.
+/// Lanes are next to each other in memory. Each sender has far more messages for its receiver than its lane holds.
 #[test]
 fn short_lanes_hold_senders_up_and_neither_lose_nor_mix_anything() {
     const MESSAGES: usize = 200;
@@ -533,7 +533,7 @@ fn a_completion_queue_overrun_ends_the_queue_pair_and_overwrites_nothing() {
         a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, i).unwrap();
     }
     a.qp.ring();
-    // All ten are over before the first completion is consumed.
+    // All ten are complete before the first completion is consumed.
     world.net.quiet();
     assert_eq!(a.poll_sent(), [0, 1, 2, 3].map(|u| (Some(u), Ok(()))));
     a.assert_nothing("nothing more");
@@ -575,7 +575,7 @@ fn a_queue_that_is_never_found_empty_does_not_starve_the_device() {
     a.qp.ring();
     let mut arrived = false;
     world.net.settle(|| {
-        // In immediate time every poll finds this completion; nothing can be complete that early in the others.
+        // In immediate time every poll finds this completion. In the other modes nothing can be complete that early.
         qp.post(&Write { addr: a.mr.addr(), rkey: a.mr.rkey(), payload: () }, Signal::Always, 0).unwrap();
         qp.ring();
         let n = cq.poll(8, |cqe| match qp.complete(&cqe) {

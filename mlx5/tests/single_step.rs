@@ -1,5 +1,6 @@
-//! A requester is single-stepped through a doorbell and stopped, or killed, after every instruction. Whatever it was doing, third parties
-//! that use the same shared receive queue go on, its own messages arrive once or, if it was killed, at most once, and no receive is lost.
+//! A requester is single-stepped through a doorbell and stopped, or killed, after every instruction. At every instruction third parties
+//! that use the same shared receive queue continue. The requester's own messages arrive once or, if it was killed, at most once. No receive
+//! is lost.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -18,10 +19,10 @@ use fabric::{new_dir, remove_dir};
 use shm_testing::tracee::{Helper, Points, on_one_core};
 use stepped::{End, Kind, RECEIVES, Stepped, begin, length, run_process};
 
-/// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
+/// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.
 const SECONDS: u64 = 2;
 
-/// Not a test of its own: the process that the tests below stop and kill.
+/// Runs the process that the tests below stop and kill. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
@@ -31,14 +32,14 @@ fn stepped_process() {
 /// The target, and a third party connected to it by queue pair 1.
 struct World {
     dir: PathBuf,
-    /// Of processes that are stepped; `None` while one is alive.
+    /// The process that forks the stepped ones. `None` while one is alive.
     helper: Option<Helper>,
     kind: Kind,
     target: End,
     third: End,
     sent: u32,
     received: u32,
-    /// Immediates from the stepped process, and how many of its receives were flushed.
+    /// Immediates from the stepped process, and the number of its flushed receives.
     from_stepped: Vec<u32>,
     flushed: usize,
 }
@@ -121,7 +122,7 @@ impl World {
         self.sent += 1;
     }
 
-    /// The third party uses more receives than there are; all its messages arrive while nothing else is done but polling, or it has been stalled.
+    /// Makes the third party use more receives than there are. All its messages arrive while it only polls, or it has been stalled.
     fn traffic(&mut self) {
         for _ in 0..RECEIVES + 3 {
             self.third_party_sends();
@@ -130,7 +131,7 @@ impl World {
         self.third.reap();
     }
 
-    /// Receives, of the full number posted, that messages cannot use. If there are any, begins again with new ends.
+    /// Returns the number of receives that messages cannot use, of all posted. If there are any, begins again with new ends.
     fn receives_lost(&mut self) -> usize {
         self.take(true);
         let before = self.received;
@@ -159,7 +160,7 @@ impl World {
     }
 }
 
-/// Stopped at an instruction while others go on, and continued.
+/// Stops the process at an instruction while others continue, and then continues it.
 fn stop(kind: Kind) {
     begin(8);
     let mut world = World::new("stop", kind);
@@ -169,7 +170,7 @@ fn stop(kind: Kind) {
     let (mut stops, mut leaked) = (0, 0);
     for point in points.by_ref() {
         stepped.go(1);
-        // The way through the code differs a little from time to time; a step too many ends at the marker.
+        // The path through the code differs a little from run to run; a step too many ends at the marker.
         let inside = stepped.step(point);
         world.traffic();
         if inside {
@@ -194,7 +195,7 @@ fn stop(kind: Kind) {
     world.finish();
 }
 
-/// Killed at an instruction while others go on.
+/// Kills the process at an instruction while others continue.
 fn kill(kind: Kind) {
     begin(8);
     let mut world = World::new("kill", kind);
@@ -209,7 +210,7 @@ fn kill(kind: Kind) {
         kills += 1;
         world.traffic();
         if kind == Kind::Own {
-            // The user gives the connection up: all its receives complete, in order.
+            // The user gives up the connection: all its receives complete, in order.
             world.target.qps.get_mut(&0).unwrap().fail();
             world.target.sweep();
             world.take(true);
@@ -217,7 +218,7 @@ fn kill(kind: Kind) {
             world.flushed = 0;
             world.target.remove(0);
         } else if kills % 2 == 0 {
-            // Found by the sweep, or when the queue pair is destroyed.
+            // Found by the check of the peers, or when the queue pair is destroyed.
             world.target.sweep();
             leaked += world.receives_lost();
             world.target.remove(0);
@@ -250,7 +251,7 @@ fn kill(kind: Kind) {
     world.finish();
 }
 
-/// Stopped at an instruction of a doorbell with several messages; its queue pair is destroyed under it; then it is continued, or killed.
+/// Stops the process at an instruction of a doorbell with several messages, destroys its queue pair, and then continues or kills it.
 fn destroy(kind: Kind) {
     begin(8);
     let mut world = World::new("destroy", kind);
@@ -291,7 +292,7 @@ fn destroy(kind: Kind) {
     world.finish();
 }
 
-/// A reader may poll the end of a message: it is visible after everything before it, and at once if it is aligned.
+/// A reader may poll the end of a message. The end is visible after all earlier bytes, and at once if it is aligned.
 #[test]
 fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
     const LAST: usize = 8;

@@ -1,5 +1,5 @@
-//! Every completion status there is, made on the software HCA and decoded to its typed error, with the detail that says why; at the end that
-//! asked and, where it has a completion too, at the one that answered.
+//! Every completion status, made on the software HCA and decoded to its typed error with the vendor's detail: at the requester and, if it
+//! has a completion too, at the responder.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 #[path = "support/end.rs"]
@@ -11,7 +11,7 @@ use end::*;
 use mlx5::*;
 use time::Net;
 
-/// The first error of the sender, after which everything posted behind it is flushed.
+/// Returns the first error of the sender, after which all posted operations are flushed.
 fn fails(net: &Net, a: &mut End, post: impl FnOnce(&mut End)) -> CompletionError {
     post(a);
     let sent = loop {
@@ -38,7 +38,7 @@ const BOUNDS: &str = "not inside the memory region";
 const ACCESS: &str = "the memory region does not allow this access";
 const DOMAIN: &str = "the memory region is of another protection domain";
 
-/// Wrong keys of `end`'s device for 8 bytes that need `access`: address, key, and what is said about them.
+/// Returns wrong keys of `end`'s device for 8 bytes that need `access`: address, key, and the expected detail.
 fn wrong(end: &End, access: Access) -> Vec<(u64, u32, &'static str)> {
     let without = leak(end.pd.alloc(64, Access::LOCAL_WRITE.difference(access)).unwrap());
     let other = leak(end.device.alloc_pd().unwrap().alloc(64, ANY).unwrap());
@@ -146,7 +146,7 @@ fn a_receive_that_cannot_be_filled_is_a_remote_operation_error_here_and_a_local_
         let net = Net::new();
         let (mut a, mut b) = pair(&net, OWN);
         let (addr, lkey, text) = wrong(&b, Access::LOCAL_WRITE)[i];
-        // The region that does not allow it must not even allow that.
+        // The region that forbids it must not even allow that.
         let readable = leak(b.pd.alloc(64, Access::empty()).unwrap());
         let (addr, lkey) = if text == ACCESS { (readable.addr(), readable.lkey()) } else { (addr, lkey) };
         b.receive(&[Sge { addr, len: 8, lkey }], 5);
@@ -187,7 +187,7 @@ fn a_send_that_waits_is_flushed_at_once_when_its_queue_pair_fails_for_another_re
     for size in [SHARED, OWN] {
         let net = Net::new();
         let (mut a, mut b) = (End::new(net.device(), size), End::new(net.device(), size));
-        // Tried again in 13 days.
+        // The retry is due in 13 days.
         connect(&mut a, &mut b, &ConnectOptions { rnr_timer_ns: 1 << 50, ..ConnectOptions::default() });
         a.receives(1, 8);
         a.post(&SendImm { imm: 1, payload: Inline(b"nobody receives it") }, 7);
@@ -207,7 +207,7 @@ fn own_receives_complete_in_order_also_when_the_queue_pair_fails_before_it_has_l
     for imm in 0..3 {
         a.post(&SendImm { imm, payload: Inline(&[1]) }, 0);
     }
-    // The messages are in the lane, and nothing at their target has run.
+    // The messages are in the lane, and their target has not polled.
     net.collect(3, || a.sent());
     b.qp.fail();
     let got: Vec<_> =
@@ -236,7 +236,7 @@ fn an_error_of_another_queue_pairs_receive_changes_nothing() {
     assert_eq!((other.qp.state(), b.qp.state()), (QpState::ReadyToSend, QpState::Error));
 }
 
-/// The action on the second end once the first is connected to it; a returned end stays alive.
+/// The action on the second end once the first is connected to it. A returned end stays alive.
 type How = fn(&Net, &mut End, End) -> Option<End>;
 
 #[test]
@@ -339,7 +339,7 @@ fn a_completion_queue_that_overruns_is_dead_and_ends_its_queue_pairs() {
     for of_receives in [false, true] {
         let net = Net::new();
         let mut options = net.options();
-        // Strict mode reports the overrun, which is what is wanted here.
+        // Strict mode reports the overrun, which is intended here.
         options.strict = false;
         let small = Size { cqes: 4, ..SHARED };
         let (mut a, mut b) = (End::new(net.open(&options), if of_receives { SHARED } else { small }), End::new(net.open(&options), small));
@@ -356,7 +356,7 @@ fn a_completion_queue_that_overruns_is_dead_and_ends_its_queue_pairs() {
             assert_eq!(b.received().len(), 4);
             net.quiet();
             assert_eq!(b.received(), [], "nothing is written there any more");
-            // And its queue pair answers no more.
+            // Its queue pair does not answer any more either.
             let error = fails(&net, &mut a, |a| a.post(&Send { payload: () }, 9));
             assert_eq!(error.syndrome, Syndrome::TransportRetryExceeded);
         } else {

@@ -68,7 +68,7 @@ fn sends_of_every_payload_kind_are_scattered_over_the_buffers_of_the_next_receiv
 fn distinct_buffers_of_a_shared_queue_are_filled_in_post_order_whatever_the_order_of_their_return() {
     let net = Net::new();
     let (mut a, mut b) = pair(&net, Size { receives: 7, ..SHARED });
-    // A second connection: its receives are of the same queue, and complete in another.
+    // A second connection: it shares the receive queue, and its receives complete in another CQ.
     let mut second_cq = b.device.create_cq(16).unwrap();
     let config = QpConfig { max_inline_data: 220, ..QpConfig::default() };
     let mut from = a.pd.create_qp(&a.send_cq, &a.recv_cq, a.srq.as_ref().unwrap(), &config).unwrap();
@@ -83,14 +83,14 @@ fn distinct_buffers_of_a_shared_queue_are_filled_in_post_order_whatever_the_orde
         }
         assert_eq!(b.srq.as_mut().unwrap().post(&[], 0), Err(PostReceiveError::QueueFull { depth: 7 }));
         for i in 0..7 {
-            // One at a time: messages of two connections are in no order.
+            // One at a time, because messages of two connections have no order.
             let qp = if i % 2 == 0 { &mut a.qp } else { &mut from };
             qp.post(&SendImm { imm: message, payload: Inline(&message.to_ne_bytes()) }, Signal::Always, 0).unwrap();
             qp.ring();
             net.settle(|| a.send_cq.poll(1, |cqe| assert!(cqe.result().is_ok() && qp.complete(&cqe).is_some())) == 1);
             message += 1;
         }
-        // Back in another order each time, so that the list is soon in none.
+        // Returned in another order each time, so that the list soon has no order.
         let mut left = [4, 3];
         for i in 0..7 {
             let wanted = (round >> i & 1) as usize;
@@ -121,7 +121,7 @@ fn completions_of_a_destroyed_queue_pair_complete_nothing_of_the_next_with_its_n
     let (srq, mut to_srq) = (srq.unwrap(), to_srq.unwrap());
     let numbers = [old.qpn(), old_to.qpn()];
     drop((old, old_to));
-    // The software HCA gives a number to the 1,022nd queue pair behind, below libmlx5 to the next. A NIC may not give it again for long.
+    // The software HCA gives a number again after 1,022 queue pairs, and under libmlx5 to the next one. A NIC may give it again much later.
     let next = |make: &dyn Fn() -> RcQp, number| (0..1_100).map(|_| make()).find(|qp| qp.qpn() == number).unwrap_or_else(make);
     let config = QpConfig { max_inline_data: 220, ..QpConfig::default() };
     let mut qp = next(&|| pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap(), numbers[0]);
@@ -334,7 +334,7 @@ fn an_atomic_that_cannot_be_is_refused_where_that_is_known() {
         let refused = unsafe { b.pd.register(at, 64, ANY) }.map(drop);
         assert!(matches!(refused, Err(RegisterError::Refused(hca::RegisterError::Unreachable { .. }))), "{refused:?}");
     }
-    // The result may go to any memory: only its owner writes there.
+    // The result may go to any memory, because only its owner writes there.
     // SAFETY: the box outlives the region, and no reference into it is held while the device may write.
     let local = unsafe { a.pd.register(at, 64, Access::LOCAL_WRITE) }.unwrap();
     b.mr.write(0, &77u64.to_ne_bytes()).unwrap();
@@ -352,7 +352,7 @@ struct Word {
     rkey: u32,
 }
 
-/// Another thread's device: connects to what `word` names and does `operation` `times` times. Gives the old values.
+/// Opens a device in another thread, connects it as `word` says, and does `operation` `times` times. Returns the old values.
 fn hammer(
     options: SoftOptions,
     word: &mpsc::Receiver<Word>,
@@ -379,7 +379,7 @@ fn wait(end: &mut End) -> u64 {
     }
 }
 
-/// Two devices in two threads work on one word of a third, whose thread does nothing meanwhile. Gives all old values and the last one.
+/// Two devices in two threads work on one word of a third, whose thread does nothing meanwhile. Returns all old values and the last one.
 fn from_two_threads(times: u64, operation: impl FnMut(&mut End, &Word, u64) -> u64 + Clone + std::marker::Send) -> (Vec<u64>, u64) {
     support::watchdog(Duration::from_secs(120));
     let net = Net::new();

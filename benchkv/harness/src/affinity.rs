@@ -1,9 +1,9 @@
 //! The cores that this process may use, and the placement of threads on them.
 //!
 //! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each rank gets a run of neighbouring cores
-//! (inside a NUMA node if it fits), daemons first, then clients. Threads are pinned only if each can have a core of its own: pinning more
-//! threads than cores would prevent the scheduler from using a core that happens to be free. Hardware threads of one core count as one, and
-//! a CPU quota of the control group counts.
+//! (inside a NUMA node if it fits), daemons first, then clients. Threads are pinned only if each can have a core of its own: with more
+//! threads than cores, pinning would prevent the scheduler from using a free core. Hardware threads of one core count as one, and a CPU
+//! quota of the control group counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,10 +34,10 @@ pub struct PinSyntaxError {
     given: String,
 }
 
-/// Why the cores cannot be determined, or cannot be used as given.
+/// The reason why the cores cannot be determined, or cannot be used.
 #[derive(Debug, Error)]
 pub enum AffinityError {
-    /// The kernel does not tell the affinity mask.
+    /// The kernel does not return the affinity mask.
     #[error("the affinity mask of this process cannot be read: {0}")]
     Mask(#[source] std::io::Error),
     /// A listed core is outside the affinity mask.
@@ -51,9 +51,9 @@ pub enum AffinityError {
     /// The list has fewer cores than threads.
     #[error("the list names {listed} cores for {threads} threads; list at least {threads}, or use --pin none")]
     TooFew {
-        /// Cores listed.
+        /// Number of listed cores.
         listed: usize,
-        /// Threads to place.
+        /// Number of threads to place.
         threads: usize,
     },
     /// The kernel refused to move the calling thread.
@@ -88,7 +88,7 @@ impl fmt::Display for PinPolicy {
 
 /// Reads the kernel's list format: `0-3,8`. Returns `None` if it is malformed, empty or names a core twice.
 fn parse_core_list(text: &str) -> Option<Vec<usize>> {
-    /// More than any Linux kernel is built for; keeps `0-99999999999` from filling the memory.
+    /// More cores than any Linux kernel is built for; keeps `0-99999999999` from filling the memory.
     const CORE_LIMIT: usize = 65_536;
     let mut cores = Vec::new();
     for part in text.trim().split(',') {
@@ -121,13 +121,13 @@ impl fmt::Display for CoreList<'_> {
     }
 }
 
-/// Words of a mask of 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
+/// Words of a mask of 65,536 cores, more than any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
 const MASK_WORDS: usize = 1024;
 
-/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together. Hardware threads of a core that also has an
-/// earlier one come last, so that the first threads get cores of their own.
+/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together. Hardware threads that share a core with
+/// an earlier one come last, so that the first threads get cores of their own.
 ///
-/// Reads the raw mask: libraries leave isolated cores out of their lists, but these are the ones that a careful user reserved.
+/// Reads the raw mask, because libraries leave out isolated cores, which a careful user may have reserved for this run.
 ///
 /// # Errors
 /// [`AffinityError::Mask`] if the kernel refuses.
@@ -152,7 +152,7 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     Ok(cores)
 }
 
-/// Returns those of `cores`, which are hardware threads, that share a physical core with an earlier one.
+/// Returns the hardware threads among `cores` that share a physical core with an earlier one.
 #[must_use]
 pub fn later_threads(cores: &[usize]) -> Vec<usize> {
     let siblings = |core| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"));
@@ -169,7 +169,7 @@ fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usiz
     cores.iter().copied().filter(is_later).collect()
 }
 
-/// Orders a pool of cores for ranks of `threads` threads: each rank gets cores of one NUMA node where one has enough left.
+/// Orders a pool of cores for ranks of `threads` threads. A rank gets cores of one NUMA node if a node has enough left.
 #[must_use]
 pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
     aligned(cores, threads, &numa_nodes())
@@ -185,7 +185,7 @@ fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> 
 /// process may not change its mask, as in some containers, returns the number of cores it is bound to.
 ///
 /// # Errors
-/// [`AffinityError::Mask`] if the kernel does not tell.
+/// [`AffinityError::Mask`] if the kernel does not return the mask.
 pub fn allowed_cores() -> Result<usize, AffinityError> {
     // A mask belongs to a thread, so a short-lived thread can change its own without effect on others. The kernel removes cores that are
     // not permitted.
@@ -201,7 +201,7 @@ pub fn allowed_cores() -> Result<usize, AffinityError> {
     })
 }
 
-/// Returns the cores of each NUMA node; nothing if the kernel does not tell.
+/// Returns the cores of each NUMA node. Empty if the kernel does not list them.
 fn numa_nodes() -> Vec<Vec<usize>> {
     (0..).map_while(cores_of_node).collect()
 }
@@ -218,7 +218,7 @@ pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
 /// # Errors
 /// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
-    // The crate's mask is glibc's `cpu_set_t`; it panics for a core beyond.
+    // The crate's mask is glibc's `cpu_set_t`, which panics for a larger core number.
     let is_in_mask = core < libc::CPU_SETSIZE as usize;
     if is_in_mask && core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
         Ok(())
@@ -237,7 +237,7 @@ pub struct Usable {
 }
 
 impl Usable {
-    /// Counts what `cores` of this host are: physical cores, as many as the CPU quota of this process's control groups permits.
+    /// Counts the physical cores among `cores` of this host, limited by the CPU quota of this process's control groups.
     #[must_use]
     pub fn on_this_host(cores: Vec<usize>) -> Self {
         let physical = cores.len() - later_threads(&cores).len();
@@ -246,7 +246,7 @@ impl Usable {
     }
 }
 
-/// Cores each with one hardware thread, without a quota.
+/// Makes cores with one hardware thread each, without a quota.
 impl From<Vec<usize>> for Usable {
     fn from(cores: Vec<usize>) -> Self {
         Self { at_once: cores.len(), cores }
@@ -275,24 +275,24 @@ impl Threads {
 /// The placement of every thread of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Cores this process may use, in the order of assignment: hardware threads.
+    /// Hardware threads that this process may use, in the order of assignment.
     pub usable_cores: Vec<usize>,
     /// Number of threads that can each have a physical core of its own at the same time.
     pub at_once: usize,
-    /// The usable cores of the device's NUMA node, which come first; empty where the host has one node, or does not tell the device's.
+    /// The usable cores of the device's NUMA node, which come first. Empty if the host has one node, or the device's node is unknown.
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,
-    /// One entry per node-local rank; empty when nothing is pinned.
+    /// One entry per node-local rank; empty if no thread is pinned.
     pub pinned: Vec<RankCores>,
 }
 
 /// The cores of one rank, one per thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankCores {
-    /// Core of daemon 0, 1, ...
+    /// Cores of daemons 0, 1, ...
     pub daemons: Vec<usize>,
-    /// Core of client 0, 1, ...
+    /// Cores of clients 0, 1, ...
     pub clients: Vec<usize>,
 }
 
@@ -326,7 +326,7 @@ impl Plan {
         Ok(Self { threads: threads.total(), pinned, usable_cores: usable, at_once, device_cores: Vec::new() })
     }
 
-    /// Records which cores were put first because they are beside the device; none if all usable ones are.
+    /// Records the cores that come first because they are near the device. Records none if all usable cores are.
     #[must_use]
     pub fn beside_device(self, near: &[usize]) -> Self {
         let (device_cores, others): (Vec<usize>, Vec<usize>) = self.usable_cores.iter().partition(|core| near.contains(core));

@@ -1,4 +1,4 @@
-//! For serde's `with`: stores a value as it is typed and printed.
+//! Functions for serde's `with`, which store a value in its text form.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Writes the value as it is printed.
+/// Writes the value in its `Display` form.
 ///
 /// # Errors
 /// The errors of the serializer.
@@ -14,10 +14,10 @@ pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<
     serializer.collect_str(value)
 }
 
-/// Reads the value as it is typed.
+/// Reads the value from its text.
 ///
 /// # Errors
-/// The input is not a text, or not a legal one.
+/// The input is not a text, or not a legal text.
 pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }

@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the smallest memory limit among the control groups of this process and their parents: its bytes, and its file. `None`: no
-/// limit can be seen from here.
+/// Returns the smallest memory limit among the control groups of this process and their parents: its bytes, and its file. `None` if no
+/// limit is visible.
 #[must_use]
 pub fn memory_limit() -> Option<(u64, PathBuf)> {
     let (groups, mounts) = here();
     limit_of(&groups, &mounts)
 }
 
-/// Returns the smallest CPU quota among the same groups, in CPUs: 1.5 is 150 ms of CPU time in 100 ms. `None`: no quota can be seen.
+/// Returns the smallest CPU quota among the same groups, in CPUs: 1.5 is 150 ms of CPU time in 100 ms. `None` if no quota is visible.
 #[must_use]
 pub fn cpu_limit() -> Option<f64> {
     let (groups, mounts) = here();
@@ -27,7 +27,7 @@ fn here() -> (String, String) {
 fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
     let of_dir = |dir: &Path, mount: &Mount| {
         let file = dir.join(if mount.is_unified { "memory.max" } else { "memory.limit_in_bytes" });
-        // `max`, in version 2, is not a number.
+        // In version 2, `max` is not a number.
         Some((fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?, file))
     };
     in_dirs(groups, mounts, "memory", of_dir).into_iter().min()
@@ -37,18 +37,18 @@ fn quota_of(groups: &str, mounts: &str) -> Option<f64> {
     let of_dir = |dir: &Path, mount: &Mount| {
         let read = |file| fs::read_to_string(dir.join(file)).ok();
         let both = if mount.is_unified { read("cpu.max")? } else { read("cpu.cfs_quota_us")? + " " + &read("cpu.cfs_period_us")? };
-        // Without a quota it is `max`, or -1 in version 1.
+        // Without a quota the first word is `max`, or -1 in version 1.
         let mut words = both.split_whitespace().map_while(|word| word.parse::<f64>().ok());
         Some(words.next()? / words.next()?).filter(|cpus| *cpus > 0.0)
     };
     in_dirs(groups, mounts, "cpu", of_dir).into_iter().reduce(f64::min)
 }
 
-/// Returns what `of_dir` finds in the directories of the groups of `controller` of a process, and of their parents.
+/// Returns the results of `of_dir` for the directories of the groups of `controller` of a process, and of their parents.
 fn in_dirs<T>(groups: &str, mounts: &str, controller: &str, of_dir: impl Fn(&Path, &Mount) -> Option<T>) -> Vec<T> {
     let of_mount = |mount: Mount| {
         let group = group_in(groups, &mount, controller)?;
-        // A process in a namespace may be in a group that its mount does not show: then the top of the mount is the closest group.
+        // A process in a namespace may be in a group that its mount does not show. Then the top of the mount is the closest group.
         let below = Path::new(group).strip_prefix(mount.root).unwrap_or(Path::new(""));
         let dir = Path::new(mount.point).join(below);
         let dirs = dir.ancestors().take_while(|dir| dir.starts_with(mount.point));
@@ -94,7 +94,7 @@ fn group_in<'a>(groups: &'a str, mount: &Mount, controller: &str) -> Option<&'a 
 mod tests {
     use super::*;
 
-    /// A directory that stands in for a mount, with these files.
+    /// A temporary directory with these files, in place of a mount.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((limit("4:memory:/\n"), limit("4:cpu:/job\n")), (Some(9_223_372_036_854_771_712), None));
     }
 
-    /// A container sees its own group at the top of the mount, and itself in it under its outside name, or under none.
+    /// A container sees its own group at the top of the mount, under the group's outside name or under none.
     #[test]
     fn a_container_finds_the_limit_at_the_top_of_its_mount() {
         let tree = Tree::new("container", &[("memory.max", "4096\n"), ("inner/memory.max", "1024\n")]);

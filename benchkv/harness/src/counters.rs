@@ -1,7 +1,6 @@
 //! Counters of RDMA devices, as the kernel publishes them: `/sys/class/infiniband/DEVICE/ports/PORT/hw_counters/NAME`.
 //!
-//! They count since the driver was loaded, for all users of the port: only differences have a meaning, and only if there was no other
-//! user.
+//! They count since the driver was loaded, for all users of the port. So only differences are meaningful, and only without other users.
 
 use std::collections::BTreeMap;
 use std::fs;

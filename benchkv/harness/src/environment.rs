@@ -5,7 +5,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine and build of a result. A value that the system does not tell is `unknown`, never left out.
+/// The machine and build of a result. An unknown value is `unknown`, never left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// Kernel release and version.
@@ -18,9 +18,9 @@ pub struct Environment {
     pub cores_online: usize,
     /// Memory of the host in bytes.
     pub memory_bytes: u64,
-    /// Commit the binary was built from.
+    /// Commit that the binary was built from.
     pub git_commit: String,
-    /// `release` or `debug`: figures of a debug build have no meaning.
+    /// `release` or `debug`. Figures of a debug build are meaningless.
     pub build_profile: String,
 }
 
@@ -50,7 +50,7 @@ pub fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not tell.
+/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not report it.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why a file cannot be written.
+/// The reason why a file cannot be written.
 #[derive(Debug, Error)]
 #[error("{} cannot be written: {source}; {}", place.display(), remedy(source))]
 pub struct WriteError {
@@ -37,7 +37,7 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
         _ if !has_name(path) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file")),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ if is_replaceable(path) => create_new(path).map(drop),
-        // Its reader would take an open and a close for the end of the result.
+        // A reader of the pipe would take an open and a close for the end of the result.
         _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => may_write(path),
         _ => OpenOptions::new().write(true).open(path).map(drop),
     };
@@ -51,17 +51,17 @@ fn may_write(path: &Path) -> io::Result<()> {
     if unsafe { libc::access(path.as_ptr(), libc::W_OK) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot after it, with which the system takes it for a
-/// directory.
+/// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot at the end, although the system treats such a path as
+/// a directory.
 fn has_name(path: &Path) -> bool {
     let last = path.as_os_str().as_encoded_bytes().rsplit(|byte| *byte == b'/').next();
     !matches!(last, None | Some(b"" | b"." | b".."))
 }
 
-/// Returns the location of `path`, existing or not, with links resolved: two paths with one location are one file or directory.
+/// Returns the location of `path`, existing or not, with links resolved. Two paths with one location are one file or directory.
 ///
 /// # Errors
-/// The system's reason; the directory that `path` is in has to exist.
+/// The system's reason. The directory of `path` has to exist.
 pub fn location(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -94,8 +94,7 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
-/// Returns the name of a file until it is complete. It begins as the file's name, whose end is left out if the file system has no room for
-/// more.
+/// Returns the name of a file until it is complete: the file's name, shortened if the file system requires it, and a suffix.
 fn partial_name(path: &Path) -> PathBuf {
     const LONGEST: usize = 255;
     let end = format!(".{}.partial", std::process::id());
@@ -115,7 +114,7 @@ fn create_new(path: &Path) -> io::Result<NewFile> {
     let partial = partial_name(path);
     let dir = partial.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = match OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir) {
-        // Kernels and file systems without the flag return one of these.
+        // Kernels and file systems without the flag return one of these errors.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
             OpenOptions::new().write(true).create_new(true).open(&partial)?
         }
@@ -188,7 +187,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// Opens it at once, and reads to the end that it sees.
+    /// Opens the file at once, and reads to the first end that it sees.
     #[test]
     fn the_reader_of_a_pipe_sees_no_end_before_the_result() {
         let dir = std::env::temp_dir().join(format!("harness-pipe-{}", std::process::id()));
@@ -210,7 +209,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// Forgets the file: a killed process drops nothing.
+    /// Leaks the file, because a killed process drops nothing.
     #[test]
     fn a_file_that_is_not_complete_has_no_name() {
         let dir = std::env::temp_dir().join(format!("harness-partial-{}", std::process::id()));

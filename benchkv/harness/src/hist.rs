@@ -9,7 +9,7 @@ use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer}
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Maximum latency in ns; a longer one is counted as this.
+/// Maximum latency in ns. A longer latency counts as this.
 pub const MAX_NS: u64 = 60_000_000_000;
 
 /// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all allocated by [`new`](Self::new),
@@ -24,7 +24,7 @@ impl fmt::Debug for LatencyHistogram {
     }
 }
 
-/// The figures of a histogram that go into a result, in nanoseconds. All are 0 when `count` is 0.
+/// The figures of a histogram in a result, in nanoseconds. All are 0 if `count` is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
     /// Values recorded.
@@ -43,7 +43,7 @@ pub struct LatencySummary {
     pub max: u64,
 }
 
-/// Why a histogram could not be encoded or decoded.
+/// The reason why a histogram could not be encoded or decoded.
 #[derive(Debug, Error)]
 pub enum HistogramError {
     /// Bytes that another rank sent are not a histogram.
@@ -52,7 +52,7 @@ pub enum HistogramError {
     /// The histogram could not be serialised.
     #[error("the histogram could not be serialised: {0}")]
     Unserialisable(String),
-    /// The other histogram holds values this one cannot count.
+    /// The other histogram holds values that this one cannot count.
     #[error("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)")]
     Range,
 }
@@ -66,21 +66,21 @@ impl LatencyHistogram {
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 
-    /// Makes an empty histogram that allocates room for the recorded latencies in [`record`](Self::record): 16 KiB, and 8 KiB more for
-    /// each doubling of the maximum above 2 us. For many histograms in one process whose time is not measured.
+    /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB more for each doubling of the maximum
+    /// above 2 us. For many histograms in one process whose time is not measured.
     #[must_use]
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
         Self(histogram.unwrap_or_else(|_| unreachable!("3 digits are valid")))
     }
 
-    /// Counts one latency. Zero counts as 1 ns, more than [`MAX_NS`] as `MAX_NS`.
+    /// Counts one latency. Zero counts as 1 ns, and more than [`MAX_NS`] as `MAX_NS`.
     #[inline]
     pub fn record(&mut self, latency_ns: u64) {
         self.record_many(latency_ns, 1);
     }
 
-    /// Counts `count` latencies of the same length, as [`record`](Self::record) counts each.
+    /// Counts `count` latencies of the same length.
     #[inline]
     pub fn record_many(&mut self, latency_ns: u64, count: u64) {
         let in_range = self.0.record_n(latency_ns.clamp(1, MAX_NS), count);

@@ -1,4 +1,4 @@
-//! The resources of a machine for a job: libraries, limits, memory, programs. These are probes only; the caller judges their results.
+//! The resources of a machine for a job: libraries, limits, memory, programs. It only probes; the caller judges the results.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::{fs, io};
 #[derive(Debug)]
 pub struct Library {
     handle: *mut libc::c_void,
-    /// Its file, links resolved: the name ends with the version.
+    /// Its file, with links resolved, so that the name ends with the version.
     pub file: PathBuf,
 }
 
@@ -34,7 +34,7 @@ impl Library {
     /// Returns the address of a function or object of the library, or of a library that it depends on.
     #[must_use]
     pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
-        // SAFETY: the handle is that of a loaded library, and the name a live string.
+        // SAFETY: the handle belongs to a loaded library, and the name is a live string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
@@ -44,9 +44,9 @@ impl Library {
     /// `symbol` must be a function without arguments that returns null or a string that lives as long as the library.
     #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
-        // SAFETY: the caller guarantees that this is its type.
+        // SAFETY: guaranteed by the caller.
         let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(self.symbol(symbol)?) };
-        // SAFETY: the caller guarantees that it may be called, and its return value.
+        // SAFETY: guaranteed by the caller, also for the return value.
         let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
         text.map(|text| text.to_string_lossy().into_owned())
     }
@@ -80,7 +80,7 @@ pub fn address_limit() -> Option<u64> {
     finite(limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) }).rlim_cur)
 }
 
-/// Returns the number of files that this process may have open if it asks for it (`RLIMIT_NOFILE`, the hard limit); `None` without limit.
+/// Returns the maximum number of open files that this process may request (`RLIMIT_NOFILE`, the hard limit); `None` without limit.
 #[must_use]
 pub fn open_files_limit() -> Option<u64> {
     finite(open_files().rlim_max)
@@ -102,7 +102,7 @@ fn finite(limit: libc::rlim_t) -> Option<u64> {
     (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 
-/// There are too few descriptors.
+/// The limit of open descriptors is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} open files are needed and at most {limit} are allowed: raise the hard limit (ulimit -Hn)")]
 pub struct TooFewFiles {
@@ -112,8 +112,8 @@ pub struct TooFewFiles {
     pub limit: u64,
 }
 
-/// Lets this process, and those it starts, open that many files at a time, or as many as its hard limit permits. Raises the soft limit,
-/// which is 1,024 on many systems, and never lowers it.
+/// Raises the soft limit of open files, which is 1,024 on many systems, to `needed` or the hard limit, for this process and its children.
+/// Never lowers it.
 ///
 /// # Errors
 /// The hard limit is lower than `needed`.
@@ -157,7 +157,7 @@ pub fn space(path: &Path) -> io::Result<Space> {
     Ok(Space { size_bytes: found.f_blocks * block, free_bytes: found.f_bavail * block, is_memory })
 }
 
-/// Huge pages of the default size, and the kernel's setting for transparent ones.
+/// Huge pages of the default size, and the kernel's setting for transparent huge pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HugePages {
     /// Bytes of a page; 0 if the kernel has none.
@@ -194,7 +194,7 @@ fn chosen(choices: &str) -> &str {
 pub struct Program {
     /// Its path.
     pub path: PathBuf,
-    /// Its output; or why there is none.
+    /// Its output, or the reason why there is none.
     pub version: Result<String, String>,
 }
 

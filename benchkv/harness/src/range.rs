@@ -1,4 +1,4 @@
-//! The legal values of options: parsers that refuse a value outside its range, and [`RangeError`] for a value that does not fit others.
+//! The legal values of options: parsers that refuse a value outside its range, and [`RangeError`] for a value that conflicts with others.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use crate::units;
 
-/// An option that cannot be honoured.
+/// An option with a value that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{flag} {given}: {why}; legal is {legal}")]
 pub struct RangeError {
     /// The option.
     pub flag: &'static str,
-    /// Its value as given.
+    /// Its value, as typed.
     pub given: String,
     /// The reason.
     pub why: &'static str,
@@ -27,7 +27,7 @@ pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal:
     RangeError { flag, given: given.to_string(), why, legal }
 }
 
-/// Returns a parser of the whole numbers that are `legal`.
+/// Returns a parser of `legal` whole numbers.
 pub fn whole<T: FromStr + Display + Clone + PartialOrd>(legal: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| legal.contains(number));
@@ -35,7 +35,7 @@ pub fn whole<T: FromStr + Display + Clone + PartialOrd>(legal: RangeInclusive<T>
     }
 }
 
-/// Returns a parser of the numbers that are `legal`.
+/// Returns a parser of `legal` decimal numbers.
 pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| legal.contains(number));
@@ -43,7 +43,7 @@ pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, Strin
     }
 }
 
-/// Returns a parser of the times that are `legal`, in seconds.
+/// Returns a parser of `legal` times, in seconds.
 pub fn time(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
     move |text| {
         let seconds = units::seconds(text)?;

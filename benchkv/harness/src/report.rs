@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::file::{self, WriteError};
 
-/// Columns aligned under a header: the first to the left, the others to the right.
+/// Columns under a header: the first is aligned to the left, the others to the right.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -49,13 +49,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes a line to standard error, in one write: the processes of a job share it, and lines must not mix. A closed standard error is not
-/// a failure.
+/// Writes a line to standard error, in one write, because the processes of a job share it and lines must not mix. A closed standard error
+/// is not a failure.
 pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Writes all bytes to standard output. A reader that has gone is not a failure.
+/// Writes all bytes to standard output. A reader that has closed it is not a failure.
 ///
 /// # Errors
 /// The system's reason.
@@ -134,17 +134,17 @@ impl Spread {
 pub enum JsonSink {
     /// Standard output, which then carries nothing else.
     Stdout,
-    /// A file. A regular one is replaced as a whole when the document is complete; anything else (a pipe, `/dev/null`) is written to.
+    /// A file. A regular file is replaced as a whole when the document is complete; any other (a pipe, `/dev/null`) is written to.
     File(PathBuf),
 }
 
-/// Why the JSON document cannot be written.
+/// The reason why the JSON document cannot be written.
 #[derive(Debug, Error)]
 pub enum JsonError {
-    /// The file refused.
+    /// The file could not be written.
     #[error("the JSON result: {0}, or -")]
     File(#[from] WriteError),
-    /// Standard output refused.
+    /// Standard output could not be written.
     #[error("the JSON result cannot be written to standard output: {0}")]
     Stdout(#[source] io::Error),
     /// The value has no JSON form.

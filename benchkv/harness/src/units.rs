@@ -1,10 +1,10 @@
 //! Times and sizes as people write them.
 
-/// Suffixes of times, and their seconds: a factor and a divisor, so that a decimal number stays one. A suffix comes after those that end
-/// with it.
+/// Suffixes of times, and their seconds: a factor and a divisor, so that a decimal number stays exact. A suffix comes after all suffixes
+/// that end with it.
 const TIMES: [(&str, f64, f64); 6] =
     [("ns", 1.0, 1e9), ("us", 1.0, 1e6), ("ms", 1.0, 1e3), ("s", 1.0, 1.0), ("m", 60.0, 1.0), ("h", 3600.0, 1.0)];
-/// Suffixes of sizes, each also with iB after it, and their power of 1024.
+/// Suffixes of sizes, also valid with iB at the end, and their power of 1024.
 const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 
 /// Parses a time in seconds: a number with an optional unit, such as `0.5`, `500ms`, `10us` or `2m`.

@@ -1,4 +1,4 @@
-//! copyrpc's window of batches under way, as named on a command line.
+//! copyrpc's window of batches in flight, as named on a command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 pub enum WindowChoice {
     /// No window.
     Off,
-    /// That many batches until their WRITEs complete.
+    /// Maximum number of batches until their WRITEs complete.
     Completion(u32),
-    /// That many batches until the peer has confirmed that it took them.
+    /// Maximum number of batches until the peer has confirmed that it took them.
     Consumption(u32),
 }
 
@@ -22,7 +22,7 @@ impl WindowChoice {
     /// Maximum number of batches that a benchmark accepts.
     pub const MAX_BATCHES: u32 = 256;
 
-    /// Returns the maximum number of batches under way; `None` without a window.
+    /// Returns the maximum number of batches in flight; `None` without a window.
     #[must_use]
     pub const fn batches(self) -> Option<u32> {
         match self {
@@ -31,7 +31,7 @@ impl WindowChoice {
         }
     }
 
-    /// Returns the number of send completions that it adds to those of an endpoint.
+    /// Returns the number of send completions that the window adds to those of an endpoint.
     #[must_use]
     pub const fn completions(self) -> u32 {
         match self {

@@ -23,7 +23,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Returns whether it exited with status 0.
+    /// Returns whether the process exited with status 0.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Code(0))
@@ -56,7 +56,7 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, the variable `role` and those in `environment`, with `socket` as its standard input.
+    /// Starts this executable with `args`, the variable `role` and those in `environment`. Its standard input is `socket`.
     ///
     /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(
@@ -67,7 +67,7 @@ impl OwnChild {
         stdout: Stdio,
     ) -> io::Result<Self> {
         let parent = std::process::id();
-        // The link rather than a path: it stays right if a new build replaces the file during the run.
+        // The link and not a path, so that it is right even if a new build replaces the file during the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
@@ -85,14 +85,14 @@ impl OwnChild {
         }
     }
 
-    /// Returns how it ended, once it has. Does not block.
+    /// Returns how it ended. `None` while it runs. Does not block.
     pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
         Ok(self.child.try_wait()?.map(Ended::from))
     }
 
-    /// Kills it; [`ended`](Self::ended) returns when that has happened.
+    /// Kills it. [`ended`](Self::ended) returns a value when that has happened.
     pub(crate) fn kill(&mut self) {
-        // Fails only for a child that has been reaped.
+        // Fails only for a child that was reaped before.
         let _ = self.child.kill();
     }
 }

@@ -10,7 +10,7 @@ use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
 
-/// Environment variable that names the device `auto` takes, as it names the device of copyrpc's servers and clients.
+/// Environment variable that names the device for `auto`, as it names the device of copyrpc's servers and clients.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// The environment names no device for `auto`.
@@ -28,9 +28,9 @@ pub enum DeviceChoice {
     Soft(SoftDevice),
     /// A device behind libibverbs.
     Verbs {
-        /// Its name; `None` is the first device with an active port.
+        /// Its name. `None`: the first device with an active port.
         name: Option<String>,
-        /// Its port; `None` is the first active port.
+        /// Its port. `None`: the first active port.
         port: Option<u8>,
     },
 }
@@ -118,8 +118,8 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Returns the device to use. For `auto` that is the device that [`DEVICE_VARIABLE`] names; without it the first mlx5 device with an active
-    /// port; otherwise the software device; with the reason. Any other is itself, without a reason.
+    /// Returns the device to use, and the reason. For `auto` it is the device in [`DEVICE_VARIABLE`]; without that variable the first mlx5
+    /// device with an active port; otherwise the software device. Any other device is returned without a reason.
     ///
     /// # Errors
     /// The variable names no device.
@@ -131,13 +131,13 @@ impl DeviceChoice {
         Ok((device, Some(why)))
     }
 
-    /// Returns whether it connects the processes of one host only.
+    /// Returns whether the device connects only processes of one host.
     #[must_use]
     pub const fn is_soft(&self) -> bool {
         matches!(self, Self::Auto | Self::Soft(_))
     }
 
-    /// Returns the cores of the NUMA node that the device is attached to; none for a software device, or if the host does not tell.
+    /// Returns the cores of the device's NUMA node. Empty for a software device, or if the node is unknown.
     #[must_use]
     pub fn cores(&self) -> Vec<usize> {
         let Self::Verbs { name, .. } = self else { return Vec::new() };
@@ -145,10 +145,10 @@ impl DeviceChoice {
         node.and_then(cores_of_node).unwrap_or_default()
     }
 
-    /// Checks before a long run whether the device exists. Opens nothing; the software device always exists.
+    /// Checks before a long run whether the device exists. Opens no device; the software device always exists.
     ///
     /// # Errors
-    /// The missing device or library.
+    /// The device or the library is missing.
     pub fn check(&self) -> Result<(), VerbsError> {
         match self.spec(None) {
             DeviceSpec::Verbs(options) => options.find(),
@@ -170,7 +170,7 @@ impl DeviceChoice {
     }
 }
 
-/// Returns the NUMA node of the device of that name, or of the first with an active port.
+/// Returns the NUMA node of the device with that name, or of the first one with an active port.
 fn node_of(devices: &[DeviceEntry], name: Option<&str>) -> Option<u32> {
     devices.iter().find(|device| name.map_or_else(|| is_active(device), |name| device.name == name))?.numa_node
 }

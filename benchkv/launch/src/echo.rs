@@ -1,9 +1,9 @@
 //! The baseline: a closed loop over a Unix socket between two processes, one system call per message and side.
 //!
-//! It shows the cost of the same exchange through the kernel, measured on the same machine minutes or seconds apart from the run it is
-//! compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests cannot share a
-//! system call, just as no RPC over a socket may assume. The server may use the cores of the measuring thread. If that is pinned, both
-//! share its core, where the two take turns and no other core has to be woken.
+//! It shows the cost of the same exchange through the kernel. It is measured on the same machine, minutes or seconds apart from the run
+//! that it is compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests never
+//! share a system call; an RPC over a socket cannot rely on sharing either. The server may use the cores of the measuring thread. If that
+//! thread is pinned, both share its core and take turns, and no other core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,11 +20,10 @@ use crate::sys;
 use harness::clock::Clock;
 use harness::hist::{LatencyHistogram, LatencySummary};
 
-/// Maximum number of requests outstanding: a number that certainly fits the default socket buffers of both directions, so that neither
-/// side blocks on the other.
+/// Maximum number of requests outstanding. So many fit the default socket buffers of both directions, so neither side blocks on the other.
 pub const MAX_DEPTH: usize = 64;
 
-/// Maximum time of a reply; a longer time means that the server is gone.
+/// Maximum time of a reply. After it the server is taken for dead.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The parameters of the baseline.
@@ -51,7 +50,7 @@ pub struct EchoResult {
     pub latency_ns: LatencySummary,
 }
 
-/// Why the baseline could not be measured.
+/// The reason why the baseline could not be measured.
 #[derive(Debug, Error)]
 pub enum EchoError {
     /// A parameter is outside its range.
@@ -125,7 +124,7 @@ impl Echo {
     }
 }
 
-/// Reads a message. A process that is stopped and continued is interrupted in a read with a time limit (signal(7)).
+/// Reads a message. A stopped and continued process is interrupted in a read with a time limit (signal(7)), so the read is repeated.
 fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.read(message) {
@@ -153,7 +152,7 @@ impl EchoServer {
     /// The socket's error.
     pub(crate) fn serve(mut self) -> io::Result<()> {
         match self.answer_all() {
-            // The end of the measurement leaves replies unread, which a Unix socket reports as a reset.
+            // At the end of the measurement unread replies are left, which a Unix socket reports as a reset.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
             ended => ended,
         }

@@ -1,7 +1,7 @@
 //! The hosts of a job's ranks, and the cores that they may use there.
 //!
-//! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of a host. Ranks are on one host if they
-//! read the same boot id, independent of the host's name.
+//! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of a host. Ranks that read the same boot id
+//! are on one host, whatever the host's name is.
 
 use std::time::Duration;
 use std::{fs, io};
@@ -15,7 +15,7 @@ use harness::affinity::{AffinityError, allowed_cores, by_node, later_threads, us
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosts {
-    /// By rank.
+    /// Places of the ranks, by rank.
     places: Vec<Place>,
     rank: usize,
 }
@@ -27,14 +27,14 @@ struct Place {
     host: String,
     /// Its cores, those of one NUMA node together.
     cores: Vec<usize>,
-    /// Number of cores it could use without binding.
+    /// Number of cores that it could use without binding.
     allowed: usize,
 }
 
-/// Why the hosts of the ranks cannot be determined.
+/// The reason why the hosts of the ranks cannot be determined.
 #[derive(Debug, Error)]
 pub enum HostsError {
-    /// The kernel does not tell the boot id, or the host's name.
+    /// The boot id, or the host's name, cannot be read.
     #[error("{path} cannot be read: {source}")]
     Unnamed {
         /// The file that was read.
@@ -78,7 +78,7 @@ impl Place {
 }
 
 impl Hosts {
-    /// Makes the record of `ranks` that are all started by this process, on this host.
+    /// Makes the record of `ranks` that this process starts on this host.
     ///
     /// # Errors
     /// This host cannot be identified.
@@ -89,7 +89,7 @@ impl Hosts {
     /// Gathers the place of every rank. A collective operation.
     ///
     /// # Errors
-    /// [`HostsError`]; those of the exchange if a rank has not called within `within` of the first.
+    /// [`HostsError`]; an error of the exchange if a rank has not called within `within` of the first.
     pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, HostsError> {
         let part = serde_json::to_vec(&Place::mine()?).map_err(|source| HostsError::Malformed { rank: exchange.rank(), source })?;
         let parts = exchange.all_gather(&part, within, &|| false)?;
@@ -103,14 +103,14 @@ impl Hosts {
         self.places.len()
     }
 
-    /// Returns the hosts' names, each host once, by their first rank.
+    /// Returns the hosts' names, each host once, ordered by their first rank.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let is_first = |(rank, place): &(usize, &Place)| !self.places.iter().take(*rank).any(|other| other.boot_id == place.boot_id);
         self.places.iter().enumerate().filter(is_first).map(|(_, place)| place.host.clone()).collect()
     }
 
-    /// Returns the ranks on this rank's host: the index of a rank in this list is its node-local rank.
+    /// Returns the ranks on this rank's host. The index of a rank in this list is its node-local rank.
     #[must_use]
     pub fn ranks_here(&self) -> Vec<usize> {
         self.here().map(|(rank, _)| rank).collect()
@@ -119,9 +119,9 @@ impl Hosts {
     /// Returns the cores that the ranks of this host may use together, in the order of assignment: the first `threads` to the first rank,
     /// and so on.
     ///
-    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool, of which each rank gets cores of
-    /// one NUMA node if it fits. In both cases those of `near` come first: the cores beside the device; and last those that share a physical
-    /// core with an earlier one.
+    /// If the launcher gave each rank enough cores of its own, each gets those. Otherwise they are one pool, and a rank gets cores of one
+    /// NUMA node if it fits. In both cases the cores in `near`, next to the device, come first. Cores that share a physical core with an
+    /// earlier one come last.
     #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
         let masks: Vec<Vec<usize>> = self.here().map(|(_, place)| near_first(&place.cores, near)).collect();
@@ -129,7 +129,7 @@ impl Hosts {
     }
 
     /// Returns whether ranks of this host, of `threads` threads each, were bound to different cores, or a rank to fewer cores than its
-    /// threads need although there are more. Threads that are not pinned stay where their rank was bound.
+    /// threads although there are more. Threads that are not pinned stay where their rank was bound.
     #[must_use]
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
@@ -195,7 +195,7 @@ mod tests {
     fn ranks_keep_the_cores_they_were_bound_to_where_those_are_enough() {
         let shared = |masks: &[&[usize]], threads| share_out(&masks.iter().map(|mask| mask.to_vec()).collect::<Vec<_>>(), threads);
         assert_eq!(shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
-        // One core each, two threads each: one pool. Also for masks that overlap.
+        // One core and two threads for each rank make one pool. So do masks that overlap.
         assert_eq!(shared(&[&[3], &[1]], 2), [3, 1]);
         assert_eq!(shared(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
         assert_eq!(shared(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);

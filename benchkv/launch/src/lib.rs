@@ -1,16 +1,16 @@
 //! The processes of a job of every benchmark binary of the workspace, and the devices they open. It is not published.
 //!
-//! In the order a run uses the files:
+//! In the order in which a run uses the files:
 //!
 //! - [`role`]: the role of this process: the launcher, one rank, or the other side of a baseline.
-//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
+//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the rank that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
 //! - [`echo`]: the Unix-socket echo, the baseline of every result.
-//! - [`pingpong`]: the cache line that two cores exchange, the lower bound of a round trip between two cores.
+//! - [`pingpong`]: the exchange of a cache line between two cores, the lower bound of a round trip.
 //!
-//! Waits in this crate are for other processes, outside any measured window.
+//! All waits in this crate are outside the measured window.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("the launcher needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");

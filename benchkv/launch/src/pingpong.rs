@@ -1,8 +1,8 @@
-//! The lowest baseline: one cache line each way between two processes, with nothing but shared memory.
+//! The lowest baseline: one cache line each way between two processes, only over shared memory.
 //!
-//! A message is 32 bytes and a sequence word in one line, which the other side polls; it reads the bytes and answers with a line of its
-//! own. Measured with the same two lines for all messages, and with lines that take turns, like those of a ring; the faster of the two
-//! counts. No round trip of a message between two cores can be faster than that.
+//! A message is 32 bytes and a sequence word in one line, which the other side polls. It reads the bytes and answers with a line of its
+//! own. One mode uses the same two lines for all messages; the other uses lines in turn, like a ring. The faster mode counts. No round trip
+//! of a message between two cores can be faster.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -20,18 +20,18 @@ use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
 use harness::hist::{LatencyHistogram, LatencySummary};
 
-/// Bytes of a message beside its sequence word.
+/// Bytes of a message, without its sequence word.
 pub const MESSAGE_BYTES: usize = 32;
 
 /// Round trips between two readings of the clock.
 const BLOCK_TRIPS: u64 = 64;
 /// Reads of the line between two checks for other events.
 const LOOKS: u32 = 1 << 16;
-/// Maximum time of an answer, in ns; a longer time means that the other process is stopped.
+/// Maximum time of an answer, in ns. After it the other process is taken for stopped.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// The sequence number that ends the measurement.
 const END: u64 = u64::MAX;
-/// Lines of each direction that take turns.
+/// Number of lines in each direction that are used in turn.
 const ROTATING_LINES: u64 = 32;
 
 /// The parameters of the baseline.
@@ -49,13 +49,13 @@ pub struct PingPong {
 pub struct PingPongResult {
     /// Whether the two processes had a core each.
     pub pinned: bool,
-    /// Lines of each direction: 1, or 32 that took turns.
+    /// Number of lines in each direction: 1, or 32 that are used in turn.
     pub lines: u64,
     /// Round-trip times; each value is the mean of 64 trips.
     pub latency_ns: LatencySummary,
 }
 
-/// Why the baseline could not be measured.
+/// The reason why the baseline could not be measured.
 #[derive(Debug, Error)]
 pub enum PingPongError {
     /// The other process or the memory between the two failed.
@@ -76,7 +76,7 @@ struct Line {
 /// The memory of both processes; it starts as zero bytes.
 #[repr(C)]
 struct Shared {
-    /// Number of lines that take turns: a power of two, at most [`ROTATING_LINES`]. Written before the other process is started.
+    /// Number of lines that are used in turn: a power of two, at most [`ROTATING_LINES`]. Written before the other process is started.
     lines: AtomicU64,
     ping: [Line; ROTATING_LINES as usize],
     pong: [Line; ROTATING_LINES as usize],
@@ -100,7 +100,7 @@ impl Line {
         self.sequence.store(sequence, Ordering::Release);
     }
 
-    /// Returns the next number, once it is there; `None` after [`LOOKS`] reads.
+    /// Waits for the number after `last`. Returns `None` after [`LOOKS`] reads.
     #[inline(always)]
     fn receive(&self, last: u64, give_way: bool) -> Option<u64> {
         for _ in 0..LOOKS {
@@ -122,16 +122,16 @@ impl Line {
 }
 
 impl Shared {
-    /// Number of lines that take turns.
+    /// Returns the number of lines that are used in turn.
     fn lines(&self) -> u64 {
         self.lines.load(Ordering::Relaxed)
     }
 }
 
-/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines` take turns.
+/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines` are used in turn.
 #[inline(always)]
 fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (&Line, u64) {
-    // Never more than there are: the mask is for the compiler, and for a number that another process wrote.
+    // Always below the number of lines: the clamp is for the compiler, and for a number that another process wrote.
     let index = sequence % count.clamp(1, ROTATING_LINES) % ROTATING_LINES;
     (&lines[index as usize], sequence.saturating_sub(count))
 }
@@ -152,7 +152,7 @@ impl PingPong {
         let shared = shared(&memory);
         shared.lines.store(lines, Ordering::Relaxed);
         let role = RoleText::PingPong { memory: memory.id(), core: self.cores.map(|(_, core)| core) }.encode();
-        // The socket only proves to the child that it was started for this.
+        // The socket only proves to the child that this process started it.
         let (_socket, theirs) = UnixStream::pair()?;
         let mut peer = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(shared, &mut peer, clock);
@@ -214,7 +214,7 @@ impl PingPongPeer {
         Self { memory, core }
     }
 
-    /// Answers until the end number; if the measuring process ends before that, the kernel ends this one.
+    /// Answers until the end number. If the measuring process ends before that, the kernel ends this one.
     pub(crate) fn serve(self) -> io::Result<()> {
         if let Some(core) = self.core {
             pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;
@@ -231,7 +231,7 @@ impl PingPongPeer {
             match ping.receive(last, self.core.is_none()) {
                 Some(END) => return Ok(()),
                 Some(sequence) => {
-                    // A message that is not complete is not answered, which the other side notices.
+                    // An incomplete message is not answered, which the other side detects.
                     if sequence == next && ping.is_whole(sequence) {
                         line(&shared.pong, sequence, lines).0.send(sequence);
                     }

@@ -1,4 +1,4 @@
-//! The role of this process. The launcher runs the same executable again for its ranks and for the other side of the baselines. A binary
+//! The role of this process. The launcher runs the same executable again for its ranks and for the other side of the baselines. So a binary
 //! first asks for its [`role`].
 
 use std::io;
@@ -47,7 +47,7 @@ impl BaselinePeer {
     }
 }
 
-/// Why the process cannot take the role it was given.
+/// The reason why the process cannot take its role.
 #[derive(Debug, Error)]
 pub enum RoleError {
     /// The variable has a value that no launcher writes.
@@ -64,10 +64,10 @@ pub enum RoleError {
     },
 }
 
-/// A launcher of another kind.
+/// An environment of another launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Foreign {
-    /// It announces that it has started several processes.
+    /// A launcher that announces that it started several processes.
     #[error("{name} announces {size} processes")]
     Sized {
         /// Its name.
@@ -75,7 +75,7 @@ pub enum Foreign {
         /// Number of processes.
         size: usize,
     },
-    /// It gives this process a rank, and does not say how many there are.
+    /// A launcher that gives this process a rank, but no number of processes.
     #[error(
         "{variable} says that a launcher started this process, and no variable says how many it started (unset it to start a job alone)"
     )]
@@ -85,21 +85,21 @@ pub enum Foreign {
     },
 }
 
-/// Returns a launcher of another kind that started several processes, or may have. Without MPI each of them would start a job of its own,
-/// so a binary refuses.
+/// Returns another launcher that started several processes, or may have. Without MPI each process would start a job of its own, so a binary
+/// refuses.
 #[must_use]
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
-/// Returns all such launchers: one may have started the other.
+/// Returns all such launchers, because one may have started the other.
 #[must_use]
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
 }
 
 fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
-    // srun sets the step's variables for its tasks only; those of an allocation (SLURM_NTASKS) are also seen by a plain script.
+    // srun sets the variables of a step only for its tasks. A plain script also sees those of an allocation (SLURM_NTASKS).
     const SIZES: [(&str, &str); 5] = [
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
         ("an MPI launcher with PMI", "PMI_SIZE"),

@@ -5,7 +5,7 @@ use shm::memfd::MemfdId;
 /// Maximum size of an echoed message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// A role as a text, which the child reads back.
+/// A role as a text, which the child parses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RoleText {
     Rank {
@@ -15,7 +15,7 @@ pub(crate) enum RoleText {
     Echo {
         reply_bytes: usize,
     },
-    /// Both sides yield when they wait, unless each has a `core` of its own.
+    /// Both sides yield while they wait, unless each has a `core` of its own.
     PingPong {
         memory: MemfdId,
         core: Option<usize>,

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The end of a wait; a time beyond the range of the clock never ends.
+/// The end of a wait. A time beyond the range of the clock never ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
@@ -26,7 +26,8 @@ fn checked(status: libc::c_long) -> io::Result<RawFd> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status as RawFd) }
 }
 
-/// Waits until one of `fds` is ready or `timeout` has passed; `revents` tells which. A signal ends the wait early, without an error.
+/// Waits until one of `fds` is ready or `timeout` has passed. `revents` shows which is ready. A signal ends the wait early, without an
+/// error.
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Duration) -> io::Result<()> {
     // Rounded up: rounding down would spin through the last millisecond before a deadline.
     let millis = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
@@ -64,7 +65,7 @@ pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], blocked for good: a signal after the end of the job, just before the end of the process, changes nothing.
+/// [`END_SIGNALS`], blocked permanently, so that a signal just before the end of the process changes nothing.
 ///
 /// Only the calling thread's mask changes: make it before other threads exist.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ impl AsRawFd for EndSignals {
     }
 }
 
-/// Returns whether this process was started to ignore `signal`, as by nohup(1) for SIGHUP.
+/// Returns whether this process was started with `signal` ignored, as by nohup(1) for SIGHUP.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a valid value too.
@@ -126,18 +127,18 @@ fn empty_signal_set() -> libc::sigset_t {
     }
 }
 
-/// Prepares a child between fork and exec: it dies with the launcher `parent`, takes signals again, and leaves the signals that end a job
-/// to the launcher, which ends the job in order. Async-signal-safe: system calls only, no allocation.
+/// Prepares a child between fork and exec. It dies with the launcher `parent` and takes signals again, but not those that end a job: the
+/// launcher takes those, and ends the job in order. Async-signal-safe: system calls only, no allocation.
 pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
     let none_blocked = empty_signal_set();
     // SAFETY: integer arguments and one initialised, live set; all of these calls are async-signal-safe.
     unsafe {
         checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL).into())?;
         if libc::getppid() as u32 != parent {
-            // The parent ended before the line above could take effect.
+            // The parent ended before the line above took effect.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        // First, so that a signal that has been pending since the fork is discarded rather than delivered.
+        // First, so that a signal that has been pending since the fork is discarded and not delivered.
         for signal in END_SIGNALS {
             libc::signal(signal, libc::SIG_IGN);
         }

@@ -42,7 +42,7 @@ fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], dis
     }
 }
 
-/// Waits for the end. Reads the pipes after it: the probe's output is far below a pipe's capacity.
+/// Waits for the end. Reads the pipes afterwards, because the probe's output is far below a pipe's capacity.
 fn finish(mut launcher: Child) -> Output {
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
@@ -246,7 +246,7 @@ fn signals_in_quick_succession_are_one_request() {
     panic!("no five signals within 250 ms");
 }
 
-/// Ignored as if nohup had started it.
+/// Ignored as if nohup had started the process.
 #[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let mut command = probe(2, "pause", 0);
@@ -258,7 +258,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// The launcher sees the end of the rank that noticed before the end of the rank it noticed.
+/// The launcher sees the end of the rank that noticed before the end of the noticed rank.
 #[test]
 fn the_cause_is_named_whichever_end_is_seen_first() {
     for (deed, how, code) in [("precede-killed", "was killed by signal 6 (SIGABRT)", 1), ("precede-failed", "exited with status 7", 7)] {
@@ -297,7 +297,7 @@ fn a_later_interrupt_kills() {
     let mut launcher = start(2, "defy", 0);
     let ranks = pids(&mut launcher);
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
-    // Their grace is longer than the watchdog. Requests that arrive while the launcher ends do not prevent it from reporting the reason.
+    // Their grace period is longer than the watchdog. Later signals do not prevent the launcher from reporting the reason.
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
         send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
@@ -357,7 +357,7 @@ fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
         assert!(begin.elapsed() < WATCHDOG);
         let rank = child(launcher.id() as i32);
         let Some((rank, server)) = rank.and_then(|rank| Some((rank, child(rank)?))) else { continue };
-        // It waits for a reply that does not come, when it is stopped.
+        // When it is stopped, it waits for a reply that does not come.
         for (process, signal) in [(server, libc::SIGSTOP), (rank, libc::SIGSTOP), (rank, libc::SIGCONT), (server, libc::SIGCONT)] {
             // SAFETY: no memory is involved. A number is free only when its parent has waited for the process.
             unsafe { libc::kill(process, signal) };

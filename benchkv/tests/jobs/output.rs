@@ -84,7 +84,7 @@ fn json_to_standard_output_is_exactly_one_document() {
     }
 }
 
-/// Returns a pseudo-terminal of so many columns: its screen, and the end that a process writes to.
+/// Returns a pseudo-terminal of this number of columns: its screen, and the end that a process writes to.
 fn terminal(columns: u16) -> (File, File) {
     let (mut screen, mut end) = (0, 0);
     let none = std::ptr::null_mut();
@@ -96,7 +96,7 @@ fn terminal(columns: u16) -> (File, File) {
     unsafe { (File::from_raw_fd(screen), File::from_raw_fd(end)) }
 }
 
-/// Returns what a short job shows on a terminal of so many columns.
+/// Returns the output of a short job on a terminal of this number of columns.
 fn shown_by_a_job(columns: u16) -> String {
     let (_turn, dir, (mut screen, end)) = (turn(), Scratch::in_memory(), terminal(columns));
     let reader = std::thread::spawn(move || {

@@ -168,7 +168,7 @@ impl Region {
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
         let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let header = header_of(&map);
-        // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped for good.
+        // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);

@@ -2,7 +2,7 @@
 
 use mlx5::*;
 
-/// `n` polls of an empty queue of a device with 1,000 queue pairs, one of which failed and has a receive queue of its own.
+/// Polls an empty queue `n` times. The device has 1,000 queue pairs; one has failed and has a receive queue of its own.
 pub(crate) fn poll_empty_beside_a_failed_one(n: usize) {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 1 << 30, ..Default::default() };
     let device = Device::open(DeviceSpec::Soft(options)).unwrap();
@@ -20,7 +20,7 @@ pub(crate) fn poll_empty_beside_a_failed_one(n: usize) {
     assert_eq!(polled, 0);
 }
 
-/// `n` messages from one device to another, `batch` to a doorbell.
+/// Sends `n` messages from one device to another, `batch` to a doorbell.
 pub(crate) fn write_imm(n: usize, batch: usize) {
     let fabric = LocalFabric::new();
     let end = || {

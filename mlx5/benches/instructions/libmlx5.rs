@@ -6,11 +6,11 @@ use crate::driver::Library;
 
 /// An operation of this crate and its counterpart.
 pub(crate) struct Versus {
-    /// Of ours.
+    /// Name of this crate's operation.
     pub(crate) ours: &'static str,
-    /// Of `loops.c`.
+    /// Name in `loops.c`.
     pub(crate) theirs: &'static str,
-    /// Through which functions libmlx5 does it.
+    /// The libmlx5 functions of the operation.
     pub(crate) apis: &'static str,
 }
 
@@ -40,8 +40,8 @@ pub(crate) const VERSUS: [Versus; 16] = [
     versus("poll_empty", "poll_empty", POLL),
 ];
 
-/// Does operation `name` each of these numbers of times, in a call of the C function `run` each; its queues belong to one thread, by a
-/// thread domain, if `single_threaded`.
+/// Does operation `name` each of these numbers of times, in a call of the C function `run` each. With `single_threaded`, its queues belong
+/// to one thread, by a thread domain.
 pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Iterator<Item = u32>) {
     let library = Library::load("benches/instructions/loops.c").unwrap_or_else(|e| panic!("{e}"));
     type Run = unsafe extern "C" fn(*const c_char, *const c_char, c_int, u32) -> c_int;

@@ -1,11 +1,14 @@
-//! The program whose instructions `scripts/instructions` counts: one thread that does one kind of operation so many times.
+//! The program whose instructions `scripts/instructions` counts: one thread that does one kind of operation many times.
 //!
-//! Arguments: what to do, and how often. The script runs it twice with different counts under callgrind and divides the difference, so
-//! set-up does not count; for the software HCA's share callgrind collects inside its two entry points only. `--list` prints one line per kind
-//! for the script: name, bound in instructions (`-` if there is none), the counts of the two runs, what to collect (`all`, `hca`), and what
-//! an operation is. `--list-vs` prints one line per kind that libmlx5 can do too: name, its name in `loops.c`, the functions it is done
-//! through, the counts of the two runs, what it is; `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that, with queues that belong to one thread
-//! if `THREADS` is `one`. `--copy-routine` prints which routine fills a write-combining BlueFlame register here.
+//! Arguments: the kind and the number of operations. The script runs it twice with different numbers under callgrind and divides the
+//! difference, so set-up does not count. For the software HCA's share, callgrind collects only inside its two entry points.
+//!
+//! - `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the numbers of the two runs, the
+//!   collected functions (`all`, `hca`), and a description.
+//! - `--list-vs` prints one line per kind that libmlx5 supports too: name, its name in `loops.c`, its functions, the numbers of the two
+//!   runs, a description.
+//! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind, with queues that belong to one thread if `THREADS` is `one`.
+//! - `--copy-routine` prints the routine that fills a write-combining BlueFlame register here.
 //!
 //! Posts run on a null device with a write-combining register, in steady state: every 1,024 WQEBBs the device writes one completion, which
 //! is polled and given to `complete`. So a post's count contains its share of that, and of this program's loop.
@@ -35,7 +38,7 @@ struct Kind {
     run: fn(usize),
 }
 
-/// Makes the table: name, bound, operations of the first run (the second does three times as many), what to collect, what an operation is.
+/// Makes the table: name, bound, operations of the first run (the second does three times as many), the collected functions, a description.
 macro_rules! kinds {
     ($($name:literal $bound:expr, $count:literal $collect:ident, $what:literal: $run:expr;)*) => {
         const KINDS: &[Kind] = &[
@@ -116,7 +119,7 @@ fn main() {
             libmlx5::run(name, api, threads == "one", counts.iter().map(|count| count.parse().unwrap()));
         }
         ["--copy-routine"] => println!("{}", RegisterKind::WriteCombining.copy_routine()),
-        // `cargo bench` starts every benchmark like this.
+        // `cargo bench` starts every benchmark with this argument.
         [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, count] => {
             let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));

@@ -1,9 +1,10 @@
-//! Polls of completion queues that a null device has filled. The queue pairs are not dropped: that would search what was not polled, and so count.
+//! Polls of completion queues that a null device has filled. The queue pairs are leaked, because their drop would search unread CQEs, and
+//! so count.
 
 use mlx5::wire::{MiniCqe, RequesterCqe, ResponderCqe};
 use mlx5::*;
 
-/// A full CQ is made, of which `n` CQEs are polled.
+/// Fills a CQ, of which `n` CQEs are polled.
 #[inline(always)]
 pub(crate) fn poll_mono(n: usize, complete: bool) {
     const CQES: u32 = 1 << 14;
@@ -31,7 +32,7 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
             }),
         };
     }
-    // The sum of all i + i % 4, without a loop that would be counted.
+    // The sum of all i + i % 4, without a loop, which would count.
     let want = n * (n - 1) / 2 + n / 4 * 6;
     std::mem::forget(qps);
     assert_eq!((polled, sum), (n, want as u64));
@@ -62,10 +63,10 @@ pub(crate) fn poll_compressed(n: usize) {
     assert_eq!((polled, sum), (n, (0..n as u64).map(|i| i + 1).sum()));
 }
 
-/// CQEs that a queue holds, of which as many are polled as asked for.
+/// Number of CQEs in a queue, of which the requested number is polled.
 const CQES: u32 = 1 << 14;
 
-/// `n` sends of one queue pair complete, each with its result looked at and its operation finished.
+/// Completes `n` sends of one queue pair. Each result is read and each operation finished.
 pub(crate) fn poll_send(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -91,7 +92,7 @@ pub(crate) fn poll_send(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1) / 2) as u64));
 }
 
-/// `n` receives of one queue pair with a receive queue of its own complete, each with its result looked at.
+/// Completes `n` receives of one queue pair with a receive queue of its own. Each result is read.
 pub(crate) fn poll_receive_rq(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -116,7 +117,7 @@ pub(crate) fn poll_receive_rq(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));
 }
 
-/// `n` receives of four queue pairs on a shared queue complete, each with its result looked at and its queue pair's value looked up.
+/// Completes `n` receives of four queue pairs on a shared queue. Each result is read, and its queue pair's value looked up.
 pub(crate) fn poll_receive_srq(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -143,7 +144,7 @@ pub(crate) fn poll_receive_srq(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));
 }
 
-/// `n` polls that find nothing.
+/// Makes `n` polls of an empty queue.
 pub(crate) fn poll_empty(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let mut cq = device.create_cq(64).unwrap();

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use mlx5::wire::RequesterCqe;
 use mlx5::*;
 
-/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is how often `Signal::Reclaim` asks for one.
+/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is the interval of `Signal::Reclaim`.
 const RECLAIM_EVERY: usize = 1024;
 
 struct Poster {
@@ -30,7 +30,7 @@ impl Poster {
         Self { device: device.null().unwrap(), qp, cq, mr, posted: 0 }
     }
 
-    /// `RECLAIM_EVERY` WQEBBs more were posted, in WQEs of `blocks`.
+    /// Completes `RECLAIM_EVERY` WQEBBs, posted in WQEs of `blocks`.
     #[inline(never)]
     fn reclaim(&mut self, blocks: usize) {
         self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
@@ -41,7 +41,7 @@ impl Poster {
         assert_eq!(self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
     }
 
-    /// Posts `n` times what `op` makes of a number, `batch` to a doorbell.
+    /// Posts `n` operations, each made by `op` from its number, `batch` to a doorbell.
     #[inline(always)]
     fn run<O: RcOperation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
         let mut i = 0;
@@ -59,7 +59,7 @@ impl Poster {
     }
 }
 
-/// `n` inline operations of `BYTES`, `batch` to a doorbell. The length is known when it is compiled, or else only at run time.
+/// Posts `n` inline operations of `BYTES`, `batch` to a doorbell. The length is a constant, or known only at run time.
 #[inline(always)]
 pub(crate) fn post_inline<const BYTES: usize>(n: usize, batch: usize, known: bool) {
     let mut poster = Poster::new();
@@ -76,16 +76,16 @@ pub(crate) fn post_sge(n: usize) {
     poster.run(n, 1, 1, |imm| WriteImm { addr, rkey, imm, payload });
 }
 
-/// How the device is told.
+/// The way to announce WQEs.
 #[derive(Clone, Copy)]
 pub(crate) enum Bell {
     EightBytes,
-    /// The last WQE of each four.
+    /// The last WQE of every four.
     BlueFlame,
     Batch,
 }
 
-/// `n` inline operations of 28 bytes, four to a doorbell.
+/// Posts `n` inline operations of 28 bytes, four to a doorbell.
 #[inline(always)]
 pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     let mut poster = Poster::new();
@@ -108,14 +108,14 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     }
 }
 
-/// Like [`post_inline`] with a length known when it is compiled, SENDs.
+/// Posts SENDs like [`post_inline`] with a constant length.
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);
     poster.run(n, 1, 1, |_| Send { payload: Inline(&data) });
 }
 
-/// Receives that a queue of receives holds, and so the most that are posted.
+/// Number of receives that a queue holds, and so the maximum number posted.
 pub(crate) const RECEIVES: u32 = 1 << 14;
 
 /// Posts `n` receives of one buffer to a queue pair's own receive queue, `batch` to a doorbell.
@@ -139,7 +139,7 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     }
 }
 
-/// The same to a shared one.
+/// Does the same with a shared queue.
 #[inline(always)]
 pub(crate) fn post_receive_srq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

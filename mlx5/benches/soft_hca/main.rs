@@ -1,22 +1,22 @@
-//! The overhead of the software HCA over the cost of the cache lines it moves: two processes on two cores, one RC connection, and, in the
-//! same run and in turn, the same exchange with shared memory only.
+//! The overhead of the software HCA over the cost of its cache lines: two processes on two cores, one RC connection. The same exchange with
+//! shared memory only is measured in the same run, in turn.
 //!
-//! | name | what one operation is |
+//! | name | one operation |
 //! |---|---|
-//! | `raw_line` | round trip of one 64 B line each way: 56 B and a sequence word, which the other side waits for; first and last word read |
-//! | `raw_two_lines` | the same with 64 B in one line and the sequence word in another: what a message in a buffer of its own costs |
+//! | `raw_line` | round trip of one 64 B line each way: 56 B and a sequence word that the other side waits for; first and last word read |
+//! | `raw_two_lines` | the same with 64 B in one line and the sequence word in another: the cost of a message in a buffer of its own |
 //! | `round_trip` | WRITE+IMM of 64 B inline and its doorbell; the other side polls its `MonoCq`, reads the payload's first and last word, completes the SRQ receive (posted again 16 at a time, before the answer) and answers in the same way |
 //! | `lane` | one way through a `shm::lane` of 128 slots of one line, 56 B of them data |
-//! | `inline_8`, `inline_1` | one way WRITE+IMM of 64 B inline, 8 and 1 to a doorbell; received as above. At most 96 under way, as with the credits of an RPC |
+//! | `inline_8`, `inline_1` | one way WRITE+IMM of 64 B inline, 8 and 1 to a doorbell; received as above. At most 96 in flight, as with the credits of an RPC |
 //! | `sge_8`, `sge_1` | the same with the 64 B in an SGE |
 //! | `loopback_8`, `loopback_1` | the same, inline, to the own queue pair: one process is requester and owner |
 //!
-//! A round takes each once. The time of a round is the median of its blocks (64 round trips, or 4,096 messages), so that a block in which a
-//! process lost its core does not count; printed are median, least and most of the rounds, and of the ratios within each round.
+//! A round measures each once. The time of a round is the median of its blocks (64 round trips, or 4,096 messages), so a block in which a
+//! process lost its core does not count. The output has median, minimum and maximum of the rounds, and of the ratios within each round.
 //!
-//! `cargo bench -p mlx5 --bench soft_hca`; behind `--`: `--rounds N` (11), `--json FILE` (`-` for stdout, and nothing else there), `--check`
-//! (fails above 2.0 raw round trips or below 9 M messages a second; no CI runs it, time is no test). Without `--bench` (as `cargo test` runs it) only
-//! the check is made that every message arrives once, in order and whole.
+//! `cargo bench -p mlx5 --bench soft_hca`; after `--`: `--rounds N` (11), `--json FILE` (`-` for stdout, without other output there),
+//! `--check` (fails above 2.0 raw round trips or below 9 M messages a second; no CI runs it, because time is no test). Without `--bench`
+//! (as `cargo test` runs it) it only checks that every message arrives once, in order and whole.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
 
 mod raw;
@@ -31,11 +31,11 @@ use std::time::{Duration, Instant};
 use raw::Raw;
 use verbs::{End, Payload};
 
-/// A hang ends here. On a machine that is busy with other things a run of the usual length takes seconds.
+/// Watchdog. On a busy machine a run of the usual length takes seconds.
 const WATCHDOG: Duration = Duration::from_secs(900);
 const BLOCK_TRIPS: u64 = 64;
 const BLOCK_MESSAGES: u64 = 4096;
-/// Blocks of a round.
+/// Number of blocks of a round.
 const TRIP_BLOCKS: u64 = 200;
 const MESSAGE_BLOCKS: u64 = 32;
 const ROUNDS: usize = 11;
@@ -43,7 +43,7 @@ const ROUNDS: usize = 11;
 const MOST_RAW_ROUND_TRIPS: f64 = 2.0;
 const LEAST_RATE: f64 = 9e6;
 
-/// How a process waits: it polls, and gives its core away where the other needs it.
+/// The way to wait: a process polls, and gives its core away if the other process needs it.
 #[derive(Clone, Copy)]
 struct Wait {
     has_own_core: bool,
@@ -60,7 +60,7 @@ impl Wait {
     }
 }
 
-/// Times blocks of operations; the median of a block, in ns per operation.
+/// Times blocks of operations. Returns the median of a block, in ns per operation.
 struct Blocks {
     each: u64,
     times: Vec<f64>,
@@ -83,7 +83,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// The two processes: the one that was started, which times, and the one it starts, which sends in the one-way measurements.
+/// The two processes: the first one, which times; and the one that it starts, which sends in the one-way measurements.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Timer,
@@ -123,7 +123,7 @@ struct Process {
 }
 
 impl Process {
-    /// Both processes do the same work at the same time. ns per operation, of the process that times.
+    /// Runs the same work in both processes at the same time. Returns ns per operation in the timing process.
     fn measure(&mut self, work: Work, trip_blocks: u64, message_blocks: u64) -> f64 {
         let Self { role, raw, end, own } = self;
         raw.meet();
@@ -143,7 +143,7 @@ impl Process {
         }
     }
 
-    /// Everything once, every byte looked at.
+    /// Runs every operation once, and checks every byte.
     fn verify(&mut self) {
         self.end.looks_at_all(true);
         self.own.looks_at_all(true);
@@ -174,7 +174,7 @@ impl Options {
                 "--json" => options.json = Some(value().into()),
                 "--check" => options.check = true,
                 "--bench" => options.measures = true,
-                // The arguments that `cargo test` and `cargo bench` give to any benchmark.
+                // Options that `cargo test` and `cargo bench` pass to any benchmark.
                 _ => {}
             }
         }
@@ -183,7 +183,7 @@ impl Options {
     }
 }
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {
     // SAFETY: a set of zeroes is a valid one, and the call writes at most its size.
     unsafe {
@@ -210,18 +210,18 @@ fn watchdog() {
     });
 }
 
-/// The other process, which goes when this one does.
+/// The other process, which ends with this one.
 struct Helper(Child);
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Both fail if it is gone, which is as well.
+        // Both calls fail if it has ended, which is the goal.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// First argument of the helper; behind it the device's directory, the core or `-`, and the rounds.
+/// First argument of the helper. The device's directory, the core or `-`, and the rounds follow.
 const HELPER: &str = "--helper";
 
 fn main() {
@@ -242,7 +242,7 @@ fn main() {
     }
 }
 
-/// The process that was started. Whether what was to be checked holds.
+/// Runs the first process. Returns whether the checks hold.
 fn lead(options: &Options, dir: &Path) -> bool {
     let cores = allowed_cores();
     let pinned = cores.len() >= 2;
@@ -288,7 +288,7 @@ fn lead(options: &Options, dir: &Path) -> bool {
     !options.check || report.holds()
 }
 
-/// The process that it starts.
+/// Runs the process that it starts.
 fn help(dir: &Path, core: Option<usize>, rounds: usize) {
     // SAFETY: prctl with integer arguments only.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
@@ -307,7 +307,7 @@ fn help(dir: &Path, core: Option<usize>, rounds: usize) {
     }
 }
 
-/// A line from the other process.
+/// Returns a line from the other process.
 fn line(from: &mut impl BufRead) -> String {
     let mut line = String::new();
     from.read_line(&mut line).unwrap();
@@ -315,7 +315,7 @@ fn line(from: &mut impl BufRead) -> String {
     line
 }
 
-/// Connects to the other process; both are connected when it returns.
+/// Connects to the other process. Both are connected when it returns.
 fn connect(dir: &Path, wait: Wait, to: &mut impl Write, from: &mut BufReader<impl Read>) -> End {
     let mut end = End::open(dir, wait);
     writeln!(to, "{}", end.describe()).unwrap();
@@ -327,13 +327,13 @@ fn connect(dir: &Path, wait: Wait, to: &mut impl Write, from: &mut BufReader<imp
     end
 }
 
-/// One kind of operation: ns of each round.
+/// One kind of operation, with the ns of each round.
 struct Row {
     name: &'static str,
     ns: Vec<f64>,
 }
 
-/// Median, least, most.
+/// Returns median, minimum and maximum.
 struct Spread([f64; 3]);
 
 impl Spread {
@@ -354,7 +354,7 @@ struct Report {
     cores: Option<(usize, usize)>,
 }
 
-/// Ratios of times worth looking at: what it is called, and the names of the two rows.
+/// Ratios of times: the name, and the names of the two rows.
 const RATIOS: [(&str, &str, &str); 7] = [
     ("round trip / raw line", "round_trip", "raw_line"),
     ("round trip / raw two lines", "round_trip", "raw_two_lines"),
@@ -370,7 +370,7 @@ impl Report {
         self.rows.iter().find(|row| row.name == name).map_or(&[], |row| &row.ns)
     }
 
-    /// Of the times, round by round.
+    /// Returns the ratios of the times, round by round.
     fn ratio(&self, of: &str, to: &str) -> Spread {
         Spread::of(self.row(of).iter().zip(self.row(to)).map(|(of, to)| of / to))
     }

@@ -1,4 +1,4 @@
-//! The reference: messages between the two processes with nothing but shared memory.
+//! The reference: messages between the two processes over shared memory only.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,17 +9,17 @@ use shm::memfd::{Memfd, MemfdId};
 use crate::Wait;
 
 const SLOTS: usize = 128;
-/// The sender learns of its room this often, as in the software HCA.
+/// Interval at which the sender gets credit, in messages, as in the software HCA.
 const CONSUMED_EVERY: u64 = 16;
 
-/// A line, and the next one kept away from the processor's prefetcher.
+/// A line, padded so that the processor's prefetcher does not load the next one.
 #[repr(C, align(128))]
 struct Line([AtomicU64; 8]);
 
-/// The memory that both processes share. All of it starts as zero bytes.
+/// The shared memory of both processes. It starts as zero bytes.
 #[repr(C)]
 struct Shared {
-    /// By process: how often it came to the meeting place.
+    /// By process: number of its arrivals at the meeting point.
     met: [Line; 2],
     /// By sender: a sequence word and 56 B.
     line: [Line; 2],
@@ -75,7 +75,7 @@ impl Raw {
         unsafe { self.memory.base().cast().as_ref() }
     }
 
-    /// Both processes are here.
+    /// Waits until both processes are here.
     pub(crate) fn meet(&mut self) {
         self.met += 1;
         let met = &self.shared().met;
@@ -83,7 +83,7 @@ impl Raw {
         self.wait.until(|| met[1 - self.me].0[0].load(Ordering::Acquire) >= self.met);
     }
 
-    /// Where the receiver of a one-way measurement says what it has received.
+    /// Where the receiver of a one-way measurement reports the received messages.
     pub(crate) fn window(&self) -> &AtomicU64 {
         &self.shared().window.0[0]
     }

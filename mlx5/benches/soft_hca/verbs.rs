@@ -11,15 +11,15 @@ use mlx5::{
 use crate::{Role, Wait};
 
 const BYTES: usize = 64;
-/// Places of messages in a region; more than are ever under way.
+/// Number of places of messages in a region, more than are ever in flight.
 const PLACES: u64 = 256;
 const RECEIVES: u32 = 511;
-/// Receives are posted again so many at a time.
+/// Number of receives that are posted again at once.
 const REPOST: usize = 16;
-/// Messages under way, at most, and how often the receiver says what it has.
+/// Maximum number of messages in flight, and the interval at which the receiver reports them.
 const WINDOW: u64 = 96;
 const WINDOW_EVERY: u64 = 16;
-/// The send CQ is looked at this often, in messages: a quarter of the send queue, which is when `Signal::Reclaim` asks for a completion.
+/// Interval at which the send CQ is polled, in messages: a quarter of the send queue, as `Signal::Reclaim` signals.
 const SEND_CQ_EVERY: u64 = 128;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -34,7 +34,7 @@ pub(crate) struct End {
     qp: RcQp,
     send_cq: Cq,
     recv: Recv,
-    /// Where gathered payloads lie.
+    /// Offset of gathered payloads.
     source: Mr,
     sent: u64,
     /// Address and rkey of the peer's region.
@@ -51,7 +51,7 @@ struct Recv {
     looks_at_all: bool,
 }
 
-/// All words of message `n` are this.
+/// Value of all words of message `n`.
 fn word(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -78,7 +78,7 @@ impl End {
         Self { wait, qp, send_cq, recv, source, sent: 0, to: (0, 0), _pd: pd, _device: device }
     }
 
-    /// Connected to itself.
+    /// Makes an end that is connected to itself.
     pub(crate) fn to_itself(dir: &Path, wait: Wait) -> Self {
         let mut end = Self::open(dir, wait);
         end.connect(&end.describe());
@@ -98,7 +98,7 @@ impl End {
         self.to = (n[3], n[4] as u32);
     }
 
-    /// Returns whether receivers look at every byte, or touch a payload's first and last word.
+    /// Returns whether receivers check every byte, or read a payload's first and last word.
     pub(crate) fn looks_at_all(&mut self, all: bool) {
         self.recv.looks_at_all = all;
     }
@@ -137,7 +137,7 @@ impl End {
         assert_eq!(self.qp.state(), QpState::ReadyToSend);
     }
 
-    /// Round trips: the timer sends first, the helper answers.
+    /// Makes round trips: the timer sends first, the helper answers.
     #[inline(never)]
     pub(crate) fn trips(&mut self, role: Role, trips: u64) {
         let wait = self.wait;
@@ -168,7 +168,7 @@ impl End {
     fn send_batches(&mut self, messages: u64, payload: Payload, batch: u64, window: &AtomicU64) {
         let wait = self.wait;
         let end = self.sent + messages;
-        // Nothing is under way at the start: the processes have just met.
+        // No message is in flight at the start, because the processes have just met.
         let mut arrived = self.sent;
         let offset = window.load(Ordering::Acquire).wrapping_sub(self.sent);
         while self.sent < end {
@@ -200,7 +200,7 @@ impl End {
         }
     }
 
-    /// Messages to itself.
+    /// Sends messages to itself.
     #[inline(never)]
     pub(crate) fn loopback(&mut self, messages: u64, batch: u64) {
         let end = self.sent + messages;
@@ -218,7 +218,7 @@ impl End {
 }
 
 impl Recv {
-    /// Takes up to `max` messages, each of which must be the next one.
+    /// Takes up to `max` messages. Each must be the next one.
     #[inline(always)]
     fn poll(&mut self, max: usize) -> usize {
         let Self { cq, srq, region, received, looks_at_all } = self;

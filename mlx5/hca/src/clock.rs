@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use shm::clock;
 
-/// The clock of retry timers and time-outs. Read only when something waits for a time.
+/// The clock of retry timers and time-outs. It is read only while something waits for a time.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// The system's monotonic clock.
@@ -13,18 +13,18 @@ pub enum Clock {
     System,
     /// A clock that its user sets, in ns: for tests and simulations.
     Manual(Arc<AtomicU64>),
-    /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a loop that polls for an event ends,
-    /// also in a blocking wait.
+    /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a loop that polls for an event ends, and
+    /// so does a blocking wait.
     Stepping {
         /// Nanoseconds.
         now_ns: Arc<AtomicU64>,
-        /// Cost of one such poll.
+        /// Time that each poll of an empty CQ adds, in ns.
         poll_ns: u64,
     },
 }
 
 impl Clock {
-    /// Nanoseconds since an arbitrary moment.
+    /// Returns the time in ns since an arbitrary moment.
     #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
@@ -34,7 +34,8 @@ impl Clock {
         }
     }
 
-    /// Like [`now_ns`](Self::now_ns), but the system's clock may be some milliseconds behind, and costs a fifth: `CLOCK_MONOTONIC_COARSE`.
+    /// Like [`now_ns`](Self::now_ns) at a fifth of the cost (`CLOCK_MONOTONIC_COARSE`), but the system's clock may be some milliseconds
+    /// behind.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         match self {
             Self::System => clock::coarse_ns(),
@@ -47,7 +48,7 @@ impl Clock {
         matches!(self, Self::Stepping { .. })
     }
 
-    /// A CQ was found empty.
+    /// Advances the clock for a poll that found a CQ empty.
     pub(crate) fn polled(&self) {
         if let Self::Stepping { now_ns, poll_ns } = self {
             now_ns.fetch_add(*poll_ns, Ordering::Relaxed);

@@ -1,24 +1,24 @@
-//! Deferred events: a queue ordered by time and, at equal times, by when they were scheduled.
+//! Deferred events, ordered by time; events of the same time are in the order in which they were scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Time until a full lane, or one that was skipped, is polled again in virtual time, in ns.
+/// Time until a full or skipped lane is polled again in virtual time, in ns.
 pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 
-/// Send queues to be run again, by QPN.
+/// The send queues to run again, by QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
     sequence: u64,
-    /// Every empty poll has more to do than to take in messages, whether something is deferred or not.
+    /// Whether every empty poll has more to do than to take messages.
     has_extras: bool,
-    /// An empty poll has more to do.
+    /// Whether the next empty poll has more to do: `has_extras`, or an event is scheduled.
     any: bool,
 }
 
 impl Deferred {
-    /// Makes room for an event of each of so many send queues, so that scheduling allocates nothing: a send queue has one at most.
+    /// Makes room for one event of each send queue, the maximum. So scheduling allocates nothing.
     pub(crate) fn reserve(&mut self, send_queues: usize) {
         self.heap.reserve(send_queues);
     }
@@ -27,12 +27,12 @@ impl Deferred {
         self.heap.is_empty()
     }
 
-    /// From now on every empty poll has more to do.
+    /// Makes every empty poll do more than take messages, from now on.
     pub(crate) fn add_extras(&mut self) {
         (self.has_extras, self.any) = (true, true);
     }
 
-    /// Returns whether an empty poll has more to do than to take in messages.
+    /// Returns whether an empty poll has more to do than to take messages.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         self.any

@@ -1,10 +1,10 @@
-//! Why something was refused.
+//! Errors of the software HCA.
 
 use std::io;
 
 use mlx5_wire::Access;
 
-/// Why a device could not be opened.
+/// The reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The shared-memory directory cannot be used.
@@ -13,7 +13,7 @@ pub enum OpenError {
     /// The control file could not be made.
     #[error("the device's control file: {0}")]
     ControlFile(#[from] shm::region::CreateError),
-    /// Memory for the device could not be had.
+    /// Memory for the device could not be allocated.
     #[error("memory for {what}: {source}")]
     Memory {
         /// The purpose of the memory.
@@ -26,10 +26,10 @@ pub enum OpenError {
     NoFreeLid(u16),
 }
 
-/// Why an object could not be created.
+/// The reason why an object could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// A size outside the device's capabilities.
+    /// A parameter is outside the device's capabilities.
     #[error("{what} is {value}; the device takes {min}..={max}")]
     OutOfRange {
         /// The parameter.
@@ -41,7 +41,7 @@ pub enum CreateError {
         /// Largest legal value.
         max: u64,
     },
-    /// A value that is none of the few legal ones.
+    /// A parameter has none of the few legal values.
     #[error("{what} is {value}; legal is {legal}")]
     Illegal {
         /// The parameter.
@@ -54,12 +54,12 @@ pub enum CreateError {
     /// The device has no free object of this kind; destroy one first.
     #[error("the device has no free {what}: all {max} are in use")]
     Exhausted {
-        /// The kind.
+        /// The kind of object.
         what: &'static str,
-        /// The number of all of them.
+        /// The maximum number of objects of this kind.
         max: u64,
     },
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     #[error("no memory for {what}: {source}")]
     Memory {
         /// The purpose of the memory.
@@ -77,38 +77,38 @@ pub fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), C
     if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
 }
 
-/// Why memory could not be registered.
+/// The reason why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// An empty region.
+    /// The region is empty.
     #[error("a memory region of 0 bytes; the smallest is 1")]
     Empty,
-    /// `ibv_reg_mr` refuses it too.
+    /// Remote WRITE or atomics without local write, which `ibv_reg_mr` refuses too.
     #[error("remote write and remote atomic access need local write access as well")]
     RemoteWithoutLocalWrite,
-    /// The device's table is full.
+    /// The device's table of regions is full.
     #[error("all {max} memory regions of the device are in use; drop some first")]
     Exhausted {
-        /// Regions of the device.
+        /// Maximum number of regions.
         max: usize,
     },
     /// Peers could not reach this memory.
     #[error("peers cannot reach memory of another allocator here: {reason}")]
     Unreachable {
-        /// Why.
+        /// The reason, in words.
         reason: &'static str,
     },
-    /// The arena has no room, or the kernel no memory.
+    /// The arena has no room, or the kernel has no memory.
     #[error("no memory for a region of {bytes} bytes: {source}")]
     Memory {
-        /// Asked for.
+        /// The requested size.
         bytes: usize,
         /// The cause.
         source: io::Error,
     },
 }
 
-/// Refuses regions that no device registers.
+/// Refuses regions that no mlx5 device registers.
 ///
 /// # Errors
 /// [`RegisterError::Empty`], [`RegisterError::RemoteWithoutLocalWrite`].
@@ -120,32 +120,32 @@ pub fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
     }
 }
 
-/// Why a queue pair was not connected.
+/// The reason why a queue pair was not connected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nothing there.
+    /// No device has this LID.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]
     NoSuchDevice {
-        /// The LID asked for.
+        /// The requested LID.
         lid: u16,
         /// The reason.
         reason: String,
     },
-    /// The LID belongs to another device: a later one, or one in another directory.
+    /// The LID belongs to another device now: to a later one, or to one in another directory.
     #[error(
         "LID {lid} belongs to another device here: the one that gave this address is gone, or in another shared-memory directory \
          (containers need a common /dev/shm)"
     )]
     StaleDevice {
-        /// The LID asked for.
+        /// The requested LID.
         lid: u16,
     },
-    /// The number names no queue pair there.
+    /// The device has no queue pair with this number.
     #[error("QPN {qpn:#x} is not a queue pair of the device with LID {lid}")]
     NoSuchQp {
-        /// The LID asked for.
+        /// The requested LID.
         lid: u16,
-        /// The number asked for.
+        /// The requested number.
         qpn: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! The device: its state, and the calls by which its user lets it work.
+//! The device: its state, its doorbell and its poll.
 //!
 //! No function of this crate calls user code. So one borrow of [`State`] for each entry point cannot conflict with another.
 
@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use mlx5_wire::{AddressVector, AsyncEvent};
+use mlx5_wire::{AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 use shm::ready::{HotSet, ReadyWords};
 use shm::sync::LightBarrier;
 
@@ -35,14 +35,14 @@ use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 
-/// Empty polls between two checks for peers that have died with a receive of this device.
-pub(crate) const POLLS_PER_PATROL: u32 = 1024;
+/// Number of empty polls between two checks for peers that died with a popped receive of this device.
+pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Cold lanes that are polled with each of these checks, in turn (R4): the producer in another process may have missed that its lane went
+/// Number of cold lanes that each of these checks polls, in turn (R4): a producer in another process may have missed that its lane went
 /// cold.
-const LANES_PER_PATROL: usize = 8;
+const LANES_PER_CHECK: usize = 8;
 
-/// The completion vectors of a device.
+/// Number of completion vectors of a device.
 pub const COMP_VECTORS: u32 = 1;
 /// The maximum number of messages that may wait in a queue pair's lane.
 pub const MAX_LANE_SLOTS: u32 = LANE_SLOTS as u32;
@@ -52,7 +52,7 @@ pub const MAX_LANE_SLOTS: u32 = LANE_SLOTS as u32;
 pub struct DeviceInfo {
     /// Display name, for example `soft:lid=3`.
     pub name: String,
-    /// Transport to the peers, in words.
+    /// Description of the transport to the peers.
     pub transport: String,
     /// Maximum size of a send queue, in WQEBBs.
     pub max_send_wr: u32,
@@ -70,32 +70,59 @@ pub struct DeviceInfo {
     pub max_srq_wr: u32,
     /// Whether the device has atomics. A device without them refuses to post them and to register a region for them.
     pub has_atomics: bool,
-    /// NUMA node that the NIC is attached to, if the system tells; it is the best place for queues and buffers. `None` for the software
-    /// HCA, whose memory is on the node of its thread.
+    /// NUMA node that the NIC is attached to, if the system reports it. It is the best place for queues and buffers. `None` for the
+    /// software HCA, whose memory is on the node of its thread.
     pub numa_node: Option<u32>,
     /// Timing, clock, strictness and faults of the device: the conditions under which results were obtained.
     pub modes: String,
     /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware cannot distinguish a dead peer from a
-    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of the default options.
+    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of the default
+    /// options.
     pub dead_peer_timeout_ns: u64,
-    /// Number of queue pair places and memory regions not yet returned, because a peer was stopped while using them.
+    /// Number of queue pair places and memory regions that are never reused, because a peer stopped while it used them.
     pub quarantined: u64,
-    /// Number of rules broken, in strict mode, since they were last [taken](Hca::take_violations).
+    /// Number of rules broken in strict mode since the violations were last [taken](Hca::take_violations).
     pub violations: u64,
-    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK) and was delayed, or failed. `None`
+    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK), and was delayed or failed. `None`
     /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
     pub rnr_naks: Option<u64>,
 }
 
-/// A software HCA. It belongs to the thread that opened it: that thread must live as long as the HCA, for its end is what tells peers that the HCA is
-/// dead.
+impl DeviceInfo {
+    /// Describes a device without hardware: its limits are those of the formats, and its counters are 0.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn with_limits_of_formats(name: String, transport: String, modes: String) -> Self {
+        Self {
+            name,
+            transport,
+            max_send_wr: MAX_SEND_WR,
+            max_recv_wr: MAX_RECV_WR,
+            max_recv_sge: MAX_RECV_SGE,
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
+            max_srq_wr: MAX_RECV_WR,
+            has_atomics: true,
+            numa_node: None,
+            modes,
+            dead_peer_timeout_ns: 0,
+            quarantined: 0,
+            violations: 0,
+            rnr_naks: None,
+        }
+    }
+}
+
+/// A software HCA. It belongs to the thread that opened it. Peers detect a dead HCA by the exit of that thread, so the thread must outlive
+/// the HCA.
 ///
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5_hca::Hca>();
 /// ```
 pub struct Hca {
-    /// Withdrawn first: peers stop finding the device before its memory goes.
+    /// Dropped first: peers stop finding the device before its memory is freed.
     pub(crate) membership: Membership,
     pub(crate) memory: DeviceMemory,
     pub(crate) dead_peer_timeout_ns: u64,
@@ -103,37 +130,37 @@ pub struct Hca {
     pub(crate) timing: Timing,
     pub(crate) strict: bool,
     pub(crate) barrier: LightBarrier,
-    /// The mode of a queue pair without faults.
+    /// The mode of a new queue pair without faults.
     pub(crate) mode: Mode,
     pub(crate) trace: Option<Trace>,
-    /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
+    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the device is traced.
     pub(crate) is_watched: bool,
-    /// Lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
+    /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
     pub(crate) has_exact_lanes: bool,
-    /// Port that the device has one slot of.
+    /// The port of which the device is a virtual function.
     pub(crate) port: Option<Port>,
-    /// A check of the peers is due, or `failed` is not empty.
+    /// Whether a check of the peers is due, or `failed` is not empty.
     pub(crate) has_chores: Cell<bool>,
-    /// Queue pairs that failed since the last flush, or have failed and flush a receive queue of their own: index and generation.
+    /// Queue pairs that failed since the last flush, and failed ones with a receive queue of their own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
     /// Asynchronous events that were not taken yet.
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
-    /// Times that a WQE found no receive at its target.
+    /// Number of times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
-    /// Receive completions written into compressed sessions.
+    /// Number of receive completions written into compressed sessions.
     pub(crate) compressed: Cell<u64>,
-    /// WRITEs and SENDs announced, counted with a model of NICs only.
+    /// Number of WRITEs and SENDs announced. Counted with a model of NICs only.
     pub(crate) sends: Cell<u64>,
-    /// Regions registered so far, modulo 2^32.
+    /// Number of regions registered so far, modulo 2^32.
     pub(crate) registrations: Cell<u32>,
     pub(crate) state: RefCell<State>,
 }
 
-/// Everything that changes, all of it private to the process.
+/// All mutable state. It is private to the process.
 pub(crate) struct State {
     pub(crate) queues: Queues,
-    /// By index, so that a destroyed queue pair's number names nothing.
+    /// Places of queue pairs, by index. The tag in each place makes the number of a destroyed queue pair invalid.
     pub(crate) qp_places: Vec<QpPlace>,
     /// Tag of the first queue pair in each place.
     pub(crate) first_tag: u16,
@@ -141,29 +168,29 @@ pub(crate) struct State {
     pub(crate) rqs: Vec<Option<RqSlot>>,
     pub(crate) links: Links,
     pub(crate) repair: Repair,
-    /// Peers that did not finish a doorbell when something was taken away from under them.
+    /// Peers that did not finish a doorbell while an object was destroyed.
     pub(crate) stuck: Vec<Stuck>,
-    /// Places and regions that are never used again because of such peers.
+    /// Number of places and regions that are never used again because of such peers.
     pub(crate) quarantined: u64,
     pub(crate) hot: HotSet,
-    /// Words in which peers announce messages in lanes that are not hot.
+    /// The words in which peers announce messages in cold lanes.
     pub(crate) ready: ReadyWords,
     pub(crate) deferred: Deferred,
     pub(crate) violations: Vec<Violation>,
-    /// CQEs of queues that were destroyed.
+    /// Number of CQEs written to queues that were destroyed.
     pub(crate) produced: u32,
-    /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
+    /// LIDs of the devices that operations of this one changed since the stepper last asked, each once. Kept with exact lanes only.
     pub(crate) touched: Vec<u16>,
-    /// Polls until the next check of the peers.
-    pub(crate) polls_to_patrol: u32,
+    /// Number of polls until the next check of the peers.
+    pub(crate) polls_to_check: u32,
     pub(crate) arena: Arena,
     pub(crate) queue_area: Arena,
-    /// In bytes of the slots of all lanes.
+    /// Allocator of the slots of all lanes, in bytes.
     pub(crate) lane_area: Arena,
     pub(crate) next_pd: u32,
 }
 
-/// The part of the state that an arriving message can change: not the set of hot lanes, which is in use then.
+/// The part of the state that an arriving message can change. The set of hot lanes is not in it, because the pass over them borrows it.
 pub(crate) struct Queues {
     pub(crate) qps: Vec<Option<Box<SoftQp>>>,
     pub(crate) cqs: Vec<Option<SoftCq>>,
@@ -188,7 +215,7 @@ impl State {
             violations: Vec::new(),
             produced: 0,
             touched: Vec::new(),
-            polls_to_patrol: POLLS_PER_PATROL,
+            polls_to_check: POLLS_PER_CHECK,
             arena: Arena::new(arena_bytes),
             queue_area: Arena::new(QUEUE_BYTES),
             lane_area: Arena::new(ALL_LANE_SLOTS * LANE_SLOT_BYTES),
@@ -197,8 +224,8 @@ impl State {
     }
 }
 
-/// Returns the device of a port's queue pair.
-pub(crate) fn port_slot_of(qpn: u32) -> u16 {
+/// Returns the virtual function of the port that has this queue pair.
+pub(crate) fn vf_of(qpn: u32) -> u16 {
     (qpn >> QP_INDEX_BITS) as u16
 }
 
@@ -209,21 +236,21 @@ impl Hca {
         qp_index(qpn)
     }
 
-    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index ([`register_index`](Self::register_index)). To be called
-    /// right after each store to it.
+    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index ([`register_index`](Self::register_index)). The
+    /// driver calls it right after each store to the register.
     pub fn ring(&self, index: usize) {
         self.executing(|| execute::doorbell(self, index));
     }
 
-    /// Runs what is due and turns arrived messages into CQEs; to be called when a completion queue was found empty. Returns whether there
-    /// may be new CQEs.
+    /// Executes due work and turns arrived messages into CQEs. The driver calls it when it finds a completion queue empty. Returns whether
+    /// there may be new CQEs.
     pub fn empty_poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let has_more = state.deferred.any();
         let arrived = !has_more && arrive::pass::<true>(self, &mut state) > 0;
         drop(state);
         let progress = if has_more { self.progress_with_extras() } else { arrived };
-        // Last, because the work before may have failed a queue pair, and another poll may never come.
+        // Last, because the earlier work may have failed a queue pair, and another poll may never come.
         if self.has_chores.get() { self.do_chores() || progress } else { progress }
     }
 
@@ -252,17 +279,17 @@ impl Hca {
     #[inline(never)]
     fn do_chores(&self) -> bool {
         let state = &mut *self.state.borrow_mut();
-        let is_due = state.polls_to_patrol == 0;
+        let is_due = state.polls_to_check == 0;
         if is_due {
-            self.sweep(state);
+            self.check_peers(state);
         }
         flush::flush_failed(self, state) || is_due
     }
 
-    /// Counts empty polls since the last check of the peers.
-    pub(crate) fn count_to_patrol(&self, polls_to_patrol: &mut u32, polls: u32) {
-        *polls_to_patrol = polls_to_patrol.saturating_sub(polls);
-        if *polls_to_patrol == 0 {
+    /// Counts `polls` empty polls towards the next check of the peers.
+    pub(crate) fn count_polls(&self, polls_to_check: &mut u32, polls: u32) {
+        *polls_to_check = polls_to_check.saturating_sub(polls);
+        if *polls_to_check == 0 {
             self.has_chores.set(true);
         }
     }
@@ -277,7 +304,7 @@ impl Hca {
         strict::check_queues(state);
     }
 
-    /// Takes the list of rules broken.
+    /// Takes the list of broken rules.
     #[must_use]
     pub fn take_violations(&self) -> Vec<Violation> {
         let state = &mut *self.state.borrow_mut();
@@ -287,8 +314,8 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
-    /// [`EVERY_LID`](crate::EVERY_LID) stands for any. Returns [`produced`](Self::produced).
+    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this one changed since the last call;
+    /// [`EVERY_LID`](crate::EVERY_LID) means all. Returns [`produced`](Self::produced).
     pub fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
@@ -302,13 +329,13 @@ impl Hca {
         state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
-    /// WRITEs and SENDs that its doorbells have announced so far. 0 unless a model of the network times it.
+    /// Returns the number of WRITEs and SENDs that its doorbells have announced. 0 unless a model of the network times it.
     #[must_use]
     pub fn sends(&self) -> u64 {
         self.sends.get()
     }
 
-    /// Leaves its local fabric: peers find this device gone from now on.
+    /// Leaves its local fabric: from now on peers see this device as gone.
     pub fn leave(&self) {
         self.membership.leave();
     }
@@ -320,44 +347,45 @@ impl Hca {
         self.clock.now_ns()
     }
 
-    /// Like [`now_ns`](Self::now_ns), cheaper and behind.
+    /// Like [`now_ns`](Self::now_ns): cheaper, and up to some milliseconds behind.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.clock.coarse_now_ns()
     }
 
-    /// Returns whether it is a device of `fabric`.
+    /// Returns whether the device belongs to `fabric`.
     #[must_use]
     pub fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }
 
-    /// Returns its LID, or its slot of a port.
+    /// Returns its LID, or its virtual function of the port.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid
     }
 
-    /// Returns the device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
+    /// Returns the device that has queue pair `qpn` of the port that `vector` names. `None` if there is no such port or the own port is
+    /// down.
     pub(crate) fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         match &self.port {
             _ if !self.is_port_up.get() => None,
             None => Some(vector.rlid),
-            Some(port) => port.is_at(vector).then(|| port_slot_of(qpn)),
+            Some(port) => port.is_at(vector).then(|| vf_of(qpn)),
         }
     }
 
-    /// Returns the GID that datagrams with this vector go out from: link-local, from the LID, unless the port was given others.
+    /// Returns the source GID of datagrams with this vector: link-local, from the LID, unless the port has a GID table.
     pub(crate) fn source_gid(&self, vector: &AddressVector) -> Gid {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
         let given = self.port.and_then(|port| port.source(vector));
         given.copied().unwrap_or(Gid { bytes: own.to_be_bytes(), kind: GidKind::InfiniBand })
     }
 
-    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the receives that it was taking.
+    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the receives that it had popped.
     #[cold]
-    fn sweep(&self, state: &mut State) {
-        state.polls_to_patrol = POLLS_PER_PATROL;
+    fn check_peers(&self, state: &mut State) {
+        state.polls_to_check = POLLS_PER_CHECK;
         let State { queues: Queues { qps, cqs, .. }, repair, links, .. } = state;
         for peer in links.newly_gone() {
             for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
@@ -366,15 +394,15 @@ impl Hca {
             }
         }
         self.repair(state);
-        self.mend(state, LANES_PER_PATROL);
+        self.poll_cold_lanes(state, LANES_PER_CHECK);
     }
 
-    /// R4: checks this number of cold lanes, in turn, and polls those with messages.
-    pub(crate) fn mend(&self, state: &mut State, looks: usize) {
+    /// R4: checks this number of cold lanes, in turn, and polls those that have messages.
+    pub(crate) fn poll_cold_lanes(&self, state: &mut State, lanes: usize) {
         let State { queues, hot, .. } = state;
         let count = queues.qps.len();
         if !self.has_exact_lanes {
-            hot.mend(&*queues, count, 0, looks);
+            hot.mend(&*queues, count, 0, lanes);
         }
     }
 
@@ -382,13 +410,13 @@ impl Hca {
     #[inline(always)]
     pub(crate) fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
         let _executing = Executing::begin(&self.memory);
-        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
+        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity before it is read below.
         self.barrier.execute();
         f()
     }
 }
 
-/// The device is marked as executing. When that ends, also by a panic, so does the mark.
+/// Marks the device as executing until it is dropped, also by a panic.
 struct Executing<'a>(&'a DeviceMemory);
 
 impl<'a> Executing<'a> {
@@ -398,7 +426,7 @@ impl<'a> Executing<'a> {
         Self(memory)
     }
 
-    /// The word has one writer. Release: a peer that sees the end of a doorbell sees its effects.
+    /// Advances the word, which has one writer. Release: a peer that sees the end of a doorbell sees its effects.
     #[inline(always)]
     fn advance(memory: &DeviceMemory) {
         let word = &memory.control().header.executing;

@@ -1,13 +1,11 @@
 //! The software HCA: a model of an mlx5 device that executes a driver's WQEs and writes its CQEs, in the driver's own threads.
 //!
-//! A driver places the queues in its own memory. This crate implements the firmware commands on them (PRM "Commands": CREATE_CQ,
-//! CREATE_QP, ..) and executes the WQEs; the bytes in the queues are those of [`wire`]. A driver either calls [`Hca::ring`] after each of
-//! its doorbells and [`Hca::empty_poll`] when it finds a completion queue empty; or its doorbells are plain stores, and its user calls
-//! [`Hca::poll`], which polls the doorbell records. Devices of all processes of a user meet in a directory.
+//! A driver places the queues in its own memory. This crate implements the firmware commands on them (PRM "Commands": CREATE_CQ, CREATE_QP,
+//! ..) and executes the WQEs. The bytes in the queues are those of [`wire`]. A driver uses it in one of two ways. It calls [`Hca::ring`]
+//! after each of its doorbells, and [`Hca::empty_poll`] when it finds a completion queue empty. Or its doorbells are plain stores, and its
+//! user calls [`Hca::poll`], which polls the doorbell records. The devices of all processes of a user meet in a directory.
 //!
-//! See `docs/software-hca.md` for why it is built this way.
-//!
-//! A device belongs to one thread.
+//! A device belongs to one thread. `docs/software-hca.md` explains the design.
 //!
 //! ```
 //! use mlx5_hca::{Access, Hca, SoftOptions};
@@ -22,14 +20,15 @@
 //! ```
 
 // In the order data flows:
-// - `hca`: the device, its doorbell and its poll; `sleep`: sleeping until a poll has something to do; `options`, `error`.
-// - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
-// - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
+// - `hca`: the device, its doorbell and its poll. `options`, `error`.
+// - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
 // - `queues`: the device's side of send, receive and completion queues.
+// - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
 // - `shared`: the memory that devices share. No other module touches the memory of a peer.
-// - `objects`: creating, connecting, resetting and destroying.
-// - `debug`: strict mode, faults, traces, texts.
+// - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
+// - `sleep`: sleeping until a poll has something to do.
 // - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: the interface to a model of the network.
+// - `debug`: strict mode, faults, traces, texts.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
@@ -68,15 +67,15 @@ pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
-pub use shared::fabric::{LocalFabric, MAX_PORT_SLOT};
+pub use shared::fabric::{LocalFabric, MAX_VF};
 
-use self::hca::{Queues, State, port_slot_of};
+use self::hca::{Queues, State, vf_of};
 use self::shared::links::Links;
 
 #[cfg(test)]
 mod tests;
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Asserts that errors can go to other threads, and into a `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

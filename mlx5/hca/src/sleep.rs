@@ -1,4 +1,4 @@
-//! Sleeping until a poll has something to do, and the words that end a sleep.
+//! Sleeping until a poll has something to do.
 
 use core::time::Duration;
 
@@ -8,25 +8,25 @@ use shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca, Queues, State};
 
-/// Longest sleep, in ns. A peer that dies with a receive of this device does not wake it.
-const LOOK_NS: u64 = 100_000_000;
-/// Longest sleep, in ns, if the clock is moved from outside.
+/// Maximum sleep, in ns. A peer that dies with a popped receive of this device does not wake it.
+const MAX_SLEEP_NS: u64 = 100_000_000;
+/// Maximum sleep, in ns, if the clock is moved from outside.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
-/// Shortest sleep, also if something is due sooner: a full lane is tried again at once, and its consumer may be stopped.
+/// Minimum sleep, in ns, also if an event is due sooner: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
-/// For tests: sleepers of this process have no longest sleep.
+/// Whether a test has removed the maximum sleep of this process.
 pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
-/// Returns the longest sleep, in ns.
+/// Returns the maximum sleep, in ns.
 fn longest_ns() -> u64 {
     if SLEEPS_WITHOUT_END.load(core::sync::atomic::Ordering::Relaxed) {
         return u64::MAX;
     }
-    LOOK_NS
+    MAX_SLEEP_NS
 }
 
-/// The condition that ends a sleep: a message in a lane, or a ready bit. Borrows the device for each check only.
+/// The condition that ends a sleep: a message in a lane, or a ready bit. It borrows the device only for each check.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
@@ -43,7 +43,7 @@ impl Watch for Idle<'_> {
 
     fn arm(&mut self) {
         // A peer may die meanwhile.
-        self.0.state.borrow_mut().polls_to_patrol = 0;
+        self.0.state.borrow_mut().polls_to_check = 0;
         self.0.has_chores.set(true);
         // H7, R1
         self.with_lanes(|hot, queues| hot.arm(queues));
@@ -58,9 +58,9 @@ impl Watch for Idle<'_> {
         Duration::from_nanos(self.0.longest_sleep_ns())
     }
 
-    /// Polls all lanes. The poll that follows does the due work.
+    /// Polls all lanes. The next poll does the other due work.
     fn check(&mut self) -> bool {
-        self.0.look_into_all_lanes();
+        self.0.poll_all_lanes();
         true
     }
 }
@@ -73,8 +73,8 @@ impl Hca {
         then(&mut Idle(self));
     }
 
-    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, `alarm` shows something,
-    /// or `timeout_ns` have passed in real time. Returns whether there is a CQE; it disarms those CQs.
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, `alarm` ends, or `timeout_ns` have
+    /// passed in real time. Returns whether there is a CQE. Disarms those CQs.
     pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
@@ -84,7 +84,7 @@ impl Hca {
                 left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
                 let longest_ns = self.longest_sleep_ns().min(left_ns);
                 if !has_event && longest_ns > 0 && !sleep::sleep_once(watch, Duration::from_nanos(longest_ns)) && !watch.look(false) {
-                    self.look_into_all_lanes();
+                    self.poll_all_lanes();
                 }
             };
             self.empty_poll();
@@ -95,18 +95,19 @@ impl Hca {
         }
     }
 
-    /// R4: after a sleep that nothing ended.
-    fn look_into_all_lanes(&self) {
-        self.mend(&mut self.state.borrow_mut(), usize::MAX);
+    /// R4: polls all lanes after a sleep that timed out.
+    fn poll_all_lanes(&self) {
+        self.poll_cold_lanes(&mut self.state.borrow_mut(), usize::MAX);
     }
 
-    /// Returns whether an armed CQ has a CQE that it was armed for. Disarms those.
+    /// Returns whether an armed CQ has a CQE that it was armed for. Disarms such CQs.
     fn take_events(&self) -> bool {
         let cqs = &mut self.state.borrow_mut().queues.cqs;
         cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
     }
 
-    /// Returns the time, in ns, that it can sleep before it must poll by itself. 0: only polls advance its clock to the next due event.
+    /// Returns the time in ns that the device can sleep before it must poll by itself. 0 if only polls advance its clock to the next due
+    /// event.
     fn longest_sleep_ns(&self) -> u64 {
         match (&self.clock, self.state.borrow().deferred.next_ns()) {
             (Clock::System, None) => longest_ns(),

@@ -1,1 +1,1 @@
-//! Only names what cargo is to fetch: see `Cargo.toml`.
+//! An empty library: its `Cargo.toml` names the packages that cargo is to fetch.

@@ -1,8 +1,8 @@
 //! The calls of the C library that this library interposes.
 //!
-//! For every other descriptor and path a call goes on to the next library that has it, after one load from a table (or a comparison of the
-//! path). On that path there is no allocation, no lock and no call of the standard library, because it runs on any thread of the program,
-//! at any time.
+//! A call for any other descriptor or path continues to the next library that has it, after one load from a table (or a comparison of the
+//! path). Until then it makes no allocation, takes no lock and calls no function of the standard library, because it runs on any thread of
+//! the program, at any time.
 
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -24,7 +24,7 @@ use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
 use crate::thread::poller;
 
-/// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
+/// The device file. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
 
 /// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
@@ -88,7 +88,7 @@ fn fail(errno: Errno) -> c_int {
     -1
 }
 
-/// Runs the library's part of a call: a panic in it must not reach the program.
+/// Runs the library's part of a call, and keeps a panic in it from the program.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
@@ -203,7 +203,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     // SAFETY: the caller's arguments.
     let close = |first, last| unsafe { next!(CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int, (first, last, flags)) };
     if first > last || flags != 0 {
-        // Closing later, or in a table of its own, makes sense only in a child.
+        // The flags, for a later close or a table of its own, are useful only in a child.
         return close(first, last);
     }
     let mut result = 0;
@@ -275,7 +275,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ss
         let done = ours(|| {
             let device = match fds::get(fd) {
                 Some(File::Device(device)) => device,
-                // In the child of a fork: the device is its parent's, whose thread does not exist here.
+                // In the child of a fork the device belongs to the parent, whose thread does not exist here.
                 None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
                 _ => return Ok(None),
             };
@@ -312,15 +312,16 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
                 return n;
             }
         },
-        // The device cannot be read, and a channel not in smaller pieces.
+        // The device cannot be read, nor a channel in smaller pieces.
         Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
         _ => read_next(count),
     }
 }
 
-/// `ioctl(3)`: the device has write() commands only. It [refuses](Method::refusal) like a kernel without the called method. libibverbs then
-/// writes the command, if there is one; otherwise the program learns that this device does not support it. `ENOTTY`, the answer of a kernel with no
-/// methods at all, would make libibverbs write too. But where there is no command to write it reaches programs, which do not expect it.
+/// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, it [refuses](Method::refusal). libibverbs
+/// then writes the command, if there is one; otherwise the program learns that this device does not support it. A kernel without any
+/// methods answers `ENOTTY`, which makes libibverbs write too. But without a command to write, that error reaches programs, which do not
+/// expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
@@ -369,7 +370,7 @@ fn result(done: Result<(), Errno>) -> c_int {
     done.map_or_else(fail, |()| 0)
 }
 
-/// `fstatat(3)`. Older C libraries have no symbol for it and its relatives, so all of them are system calls here.
+/// `fstatat(3)`. Older C libraries have no symbol for it and similar functions, so all of them are system calls here.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
@@ -385,7 +386,7 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     }
 }
 
-/// `access(2)`: programs check whether they may open the device before they do.
+/// `access(2)`: programs check with it whether they may open the device.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller's arguments.
@@ -414,8 +415,8 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
-/// Other names of these functions: for large files, which all files are on 64-bit systems, for fortified programs, and of C libraries before
-/// 2.33. The latter take the version of the structure; on 64-bit systems there has been only one.
+/// Other names of these functions: for large files (all files on 64-bit systems), for fortified programs, and in C libraries before 2.33.
+/// The last ones take the version of the structure; 64-bit systems have only one.
 macro_rules! other_names {
     ($($name:ident($($argument:ident: $ty:ty),*) => $call:expr;)*) => {
         $(

@@ -17,15 +17,15 @@
 //!
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel without the called method.
 //!   libibverbs then writes the command. For a method without a command, such as those of DEVX, programs learn that the device does not
-//!   support it; for those of regions and device memory, such as `ibv_advise_mr`, by `EOPNOTSUPP`, as their manual pages say.
+//!   support it. For those of regions and device memory, such as `ibv_advise_mr`, the error is `EOPNOTSUPP`, as their manual pages say.
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device. libmlx5 maps its doorbell registers from
-//!   it at the offsets it uses with a kernel, so `mmap` need not be interposed.
+//!   it, at the same offsets as from a kernel. So `mmap` need not be interposed.
 //! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers that the HCA is dead. The program's threads
 //!   pass their commands to it and wait. It sleeps between polls of the doorbell records: 20 us after recent work, and up to 1 ms after a
-//!   long idle time. It never spins, because a program that spins needs the cores itself. A panic in it ends that context (`EIO`), not the
+//!   long idle time. It never spins, because a spinning program needs the cores itself. A panic in it ends that context (`EIO`), not the
 //!   program.
-//!   The one thing for which a command waits is a peer in the middle of a copy into a region that is to go or to change: the thread tries
-//!   such a command again, while it carries out others. After 2 s it is refused (`EBUSY`), and the region stays as it was.
+//! - **A command waits only for a peer** in the middle of a copy into a region that it deregisters or changes. The thread tries such a
+//!   command again, while it carries out others. After 2 s it is refused (`EBUSY`), and the region is unchanged.
 //! - **The kernel checks the addresses in commands**: its cross-process copy reads commands and writes responses, and queues and regions
 //!   must be readable, or writable, when they are named. So a wrong address is an `EFAULT`, as from a kernel, and not a crash.
 //! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which lives as long as one of them. The program
@@ -33,11 +33,12 @@
 //!   system call that bypasses the C library can.
 //! - **A child of fork** has the files, but not the thread: its commands to the parent's device fail (`EIO`), and it may open a device of
 //!   its own.
-//! - **Doorbells are seen in the doorbell records**, where a NIC acts on the register. So a driver that forgets the register, or stores the
-//!   wrong bytes there, works here, unless `--check-doorbells` is given. Then the register of each queue pair is checked after its record
-//!   has moved. Within a second it must hold the last WQE before the record: whole, or its first 8 bytes, or a batch that ends with it. A
-//!   doorbell followed by another one on the same register before the next check is counted as overtaken, and cannot be judged; programs
-//!   that wait for each completion have no such doorbells. Registers from another source (`mlx5dv_devx_alloc_uar`) are not checked.
+//! - **Doorbells are seen in the doorbell records**; a NIC acts on the register. So a driver that forgets the register, or stores the wrong
+//!   bytes there, works here, unless `--check-doorbells` is given. Then the register of each queue pair is checked after its record has
+//!   moved. Within a second it must hold the last WQE before the record: whole, or its first 8 bytes, or a batch that ends with it. If
+//!   another doorbell on the same register follows before the next check, the first one is counted as overtaken, and cannot be judged.
+//!   Programs that wait for each completion have no such doorbells. Registers from another source (`mlx5dv_devx_alloc_uar`) are not
+//!   checked.
 #![deny(unsafe_op_in_unsafe_fn)]
 #![cfg_attr(
     test,

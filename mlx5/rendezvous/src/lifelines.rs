@@ -45,7 +45,7 @@ impl Lifelines {
     /// and a forked child has not.
     pub fn ended(&self) -> impl Iterator<Item = RawFd> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; ENDS_PER_CALL];
-        // SAFETY: room for so many events; it does not wait.
+        // SAFETY: room for this number of events; the call does not wait.
         let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), ENDS_PER_CALL as i32, 0) };
         events.into_iter().take(count.max(0) as usize).map(|event| event.u64 as RawFd)
     }

@@ -98,7 +98,7 @@ mod tests {
         TcpListener::bind(SocketAddr::from(address)).unwrap().local_addr().unwrap()
     }
 
-    /// Listens there after 100 ms, and accepts so many clients.
+    /// Listens there after 100 ms, and accepts this number of clients.
     fn late_server(address: SocketAddr, clients: usize) -> std::thread::JoinHandle<()> {
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
@@ -117,7 +117,7 @@ mod tests {
         SocketAddr::from(([255; 4], 9))
     }
 
-    /// A listener that answers nobody: it has room for one connection, which the stream takes.
+    /// A listener that answers no client: it has room for one connection, which the stream takes.
     fn black_hole() -> (TcpListener, TcpStream) {
         let listener = TcpListener::bind("127.19.0.1:0").unwrap();
         // SAFETY: plain numbers, of a socket that already listens.

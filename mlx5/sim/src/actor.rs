@@ -4,31 +4,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-/// The action of an actor in a step.
+/// The outcome of an actor's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
-    /// It worked, and that took this many ns (at least 1): it is stepped again then, and not before.
+    /// It worked for this many ns (at least 1). It is stepped again when they have passed, and not before.
     Cost(u64),
-    /// It found nothing to do: every queue empty, every memory word it looks at unchanged. It is stepped again when one of its devices
-    /// changes, or at this time if that is earlier.
+    /// It found nothing to do: every queue is empty, and every memory word that it polls is unchanged. It is stepped again when one of its
+    /// devices changes, or at this time if that is earlier.
     IdleUntil(Option<u64>),
 }
 
 /// A program in a simulation: a client, a server, a daemon. Closures are actors.
 pub trait Actor {
-    /// Does something at `now_ns`. Everything it posts is posted at that moment; how long it worked it says with [`Did::Cost`].
+    /// Takes a step at `now_ns`. All its posts happen at that moment. [`Did::Cost`] returns the time that it worked.
     ///
-    /// It must not wait: a poll of an empty CQ takes no time here, so that a loop around one never ends.
+    /// It must not wait: a poll of an empty CQ takes no time here, so a loop around a poll never ends.
     fn step(&mut self, now_ns: u64) -> Did;
 
-    /// Returns whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on.
+    /// Returns whether it has something to do. It is asked while it is idle and one of its devices has changed; with `false` it stays idle.
     /// For actors that share a device.
     fn has_news(&mut self) -> bool {
         true
     }
 
-    /// When it takes its turn, if it is idle and woken at `now_ns`: at once, or when a loop that had polled on would have noticed. `is_rung`: by
-    /// a [`Bell`], and not by a device.
+    /// Returns the time of its next step, if it is idle and woken at `now_ns`: at once, or at the time at which a polling loop would
+    /// notice. `is_rung`: it was woken by a [`Bell`], and not by a device.
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
         let _ = is_rung;
         now_ns
@@ -39,23 +39,23 @@ pub trait Actor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub(crate) usize);
 
-/// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`](crate::Simulation::bell).
+/// Wakes actors from the steps of others that reach them by other means than a device: see [`Simulation::bell`](crate::Simulation::bell).
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
 
-/// The actors that it was rung for.
+/// The actors that the bell was rung for.
 #[derive(Debug, Default)]
 struct Rung {
     actors: Mutex<Vec<usize>>,
-    /// Whether there are some: most steps ring no bell.
+    /// Whether there are some. Most steps ring no bell.
     is_any: AtomicBool,
 }
 
 impl Bell {
-    /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
+    /// Wakes this actor if it is idle: it is stepped at the time of the current step, after it. Does nothing otherwise.
     pub fn ring(&self, actor: ActorId) {
         self.rung().push(actor.0);
-        // After the actor: a thread that sees this sees the actor.
+        // Stored after the actor: a thread that sees this sees the actor.
         self.0.is_any.store(true, Ordering::Release);
     }
 
@@ -65,7 +65,7 @@ impl Bell {
         Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
     }
 
-    /// Takes the actors that it was rung for, in that order. A ring of another thread that is missed here is heard with the next event.
+    /// Takes the actors that the bell was rung for, in that order. A ring of another thread that is missed here counts at the next event.
     pub(crate) fn take(&self) -> Vec<usize> {
         if !self.0.is_any.load(Ordering::Acquire) {
             return Vec::new();

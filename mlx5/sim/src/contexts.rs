@@ -1,18 +1,18 @@
-//! The queue-pair contexts that a NIC holds on its chip.
+//! The cache of queue-pair contexts on a NIC.
 
 use std::collections::BTreeMap;
 
-/// A cache of the contexts used last.
+/// The most recently used contexts.
 #[derive(Default)]
 pub(crate) struct ContextCache {
-    /// Number of the last use of each queue pair, and the reverse.
+    /// Number of the last use of each queue pair, and the reverse map.
     last_uses: BTreeMap<u32, u64>,
     by_use: BTreeMap<u64, u32>,
     uses: u64,
 }
 
 impl ContextCache {
-    /// Uses the context of `qpn`, which is then the newest of at most `capacity`. Returns whether the cache held it before.
+    /// Uses the context of `qpn`, which becomes the newest of at most `capacity`. Returns whether the cache held it before.
     pub(crate) fn holds(&mut self, qpn: u32, capacity: usize) -> bool {
         self.uses += 1;
         self.by_use.insert(self.uses, qpn);

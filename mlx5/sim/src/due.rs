@@ -1,10 +1,10 @@
-//! The order of a simulation: the first due is found, and one is changed, in a time that grows with the logarithm of their number.
+//! The order of a simulation's events. Finding the first event and changing an event take logarithmic time.
 
-/// Nothing to do.
+/// The time of a place with nothing to do.
 pub(crate) const NEVER: u128 = u128::MAX;
 
-/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the smaller one of nodes `2 i` and `2 i +
-/// 1`, the root is 1, and the leaves are the second half, place by place, filled up with [`NEVER`].
+/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the minimum of nodes `2 i` and `2 i + 1`. The
+/// root is node 1. The leaves are the second half: one for each place, then [`NEVER`] in the rest.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
     tree: Vec<u128>,
@@ -12,7 +12,7 @@ pub(crate) struct DueTimes {
 }
 
 impl DueTimes {
-    /// One more place, behind the others, with nothing to do.
+    /// Adds a place at the end, with nothing to do.
     pub(crate) fn push(&mut self) {
         if self.places == self.tree.len() / 2 {
             let times = self.times();
@@ -21,7 +21,7 @@ impl DueTimes {
         self.places += 1;
     }
 
-    /// Takes a place away; those behind it move up.
+    /// Removes a place. Later places move up.
     pub(crate) fn remove(&mut self, place: usize) {
         let mut times = self.times();
         times.remove(place);
@@ -44,7 +44,7 @@ impl DueTimes {
         }
     }
 
-    /// Returns the earliest time, [`NEVER`] if there is none.
+    /// Returns the earliest time. [`NEVER`] if no place has something to do.
     pub(crate) fn first(&self) -> u128 {
         self.tree.get(1).copied().unwrap_or(NEVER)
     }

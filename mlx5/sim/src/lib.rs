@@ -1,7 +1,7 @@
 //! A network of software HCAs and the programs that drive them, in one thread and in virtual time.
 //!
-//! [`Simulation`] owns the clock and advances it from event to event. [`NicModel`] says when each WQE has its effect: it is the [`Network`] that
-//! the devices of a simulation ask. Everything else is the ordinary [`Hca`](mlx5_hca::Hca).
+//! [`Simulation`] owns the clock and advances it from event to event. Its devices ask [`NicModel`], a [`Network`], when each WQE has its
+//! effect. The devices are ordinary [`Hca`](mlx5_hca::Hca)s.
 //!
 //! ```
 //! use std::rc::Rc;
@@ -27,10 +27,10 @@
 //!
 //! [`Network`]: mlx5_hca::network::Network
 
-// From the inside outwards:
+// In the order data flows:
+// - `simulation`: the network. `due`: the order of its events.
+// - `actor`: the programs, and the bell that wakes them.
 // - `nic`: the costs of a NIC. `contexts`: its cache of queue pair contexts.
-// - `actor`: the programs, and the bell that wakes them. `due`: the order of events.
-// - `simulation`: the network.
 
 mod actor;
 mod contexts;

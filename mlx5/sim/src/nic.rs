@@ -1,4 +1,4 @@
-//! Costs of a network of NICs: when each WQE has its effect, and when its poster can know.
+//! Costs of a network of NICs: the times at which each WQE has its effect, and at which its poster can know.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,41 +7,43 @@ use mlx5_hca::network::{Network, Random, ReceiveQueue, Request, Times};
 
 use crate::contexts::ContextCache;
 
-/// Costs of a NIC. All times in ns, of the clock that the devices share.
+/// Costs of a NIC. All times are in ns, of the clock that the devices share.
 ///
-/// A message posted to an idle NIC has its effect `doorbell_ns + send_ns + bytes + link_ns + receive_ns` later, and its completion is visible
-/// `link_ns` after that; `receive_ns` only if it takes a receive. Each end adds `context_miss_ns` if it does not hold the queue pair's context. A
-/// READ's or an atomic's response is sent by the target's NIC: `send_ns + bytes + link_ns`. A NIC sends one message at a time, a context that it
-/// has to fetch for it included, and takes one receive at a time, from each queue at its own rate; what is behind waits. Fetching a context for a message that arrives delays
-/// that message only.
+/// A message posted to an idle NIC has its effect after `doorbell_ns + send_ns + bytes + link_ns`, plus `receive_ns` if it takes a receive.
+/// Its completion is visible `link_ns` later. Each end adds `context_miss_ns` if it does not hold the queue pair's context. The target's
+/// NIC sends the response of a READ or an atomic: `send_ns + bytes + link_ns`.
+///
+/// A NIC sends one message at a time, and fetches the context for it during that time. It takes one receive at a time, from each queue at
+/// its own rate. Later messages wait. A context that is fetched for an arriving message delays only that message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicParameters {
     /// Time from the doorbell to the first WQE read.
     pub doorbell_ns: u64,
-    /// Per WQE sent.
+    /// Time per WQE sent.
     pub send_ns: u64,
-    /// Per byte sent, in ps.
+    /// Time per byte sent, in ps.
     pub byte_ps: u64,
-    /// One way through the network. The acknowledgement takes the same.
+    /// Time through the network, one way. The acknowledgement takes the same.
     pub link_ns: u64,
-    /// Per receive taken from a ring, or from a list whose next WQE is the neighbour.
+    /// Time per receive taken from a ring, or from a list whose next WQE is the neighbour.
     pub receive_ns: u64,
-    /// Per receive whose successor in the list is not its neighbour, so that it cannot be prefetched.
+    /// Time per receive whose successor in the list is not its neighbour, so that it cannot be prefetched.
     pub unordered_receive_ns: u64,
-    /// Between two receives taken from the same queue, at least; other queues of the NIC give theirs meanwhile. 0: nothing.
+    /// Minimum time between two receives taken from the same queue. Other queues of the NIC supply theirs meanwhile. 0: no minimum.
     pub queue_receive_ns: u64,
-    /// Queue pairs whose context the NIC holds; the least recently used goes.
+    /// Number of queue pair contexts that the NIC holds. The least recently used one is evicted.
     pub context_entries: usize,
-    /// For fetching a context it does not hold, at either end.
+    /// Time to fetch a context that the NIC does not hold, at either end.
     pub context_miss_ns: u64,
-    /// Up to this much more, at random, per message.
+    /// Maximum random delay added to a message.
     pub jitter_ns: u64,
     /// Seed of the random numbers: the same seed gives the same run.
     pub seed: u64,
 }
 
 impl Default for NicParameters {
-    /// A round trip of about 2 us, 100 Gbit/s, and the receive rates that are public for this family (5.4 and 1.8 million per second).
+    /// Makes a round trip of about 2 us, 100 Gbit/s, and the receive rates that are public for this family (5.4 and 1.8 million per
+    /// second).
     fn default() -> Self {
         Self {
             doorbell_ns: 250,
@@ -73,24 +75,24 @@ impl fmt::Debug for NicModel {
 }
 
 struct Nics {
-    /// By LID.
+    /// The NICs, by LID.
     by_lid: Vec<Nic>,
     random: Random,
 }
 
-/// Counts of a NIC's need for the context of a queue pair, and of the contexts that it did not hold.
+/// Counts of a NIC's uses of queue pair contexts, and of its misses.
 ///
-/// Messages it sends, responses to READs and atomics included, are counted apart from those that arrive: it sends one at a time, so that a
-/// context fetched for one of them delays all that are behind it, whereas one fetched for an arrival delays that message only.
+/// Sent messages, including responses to READs and atomics, are counted apart from arrivals. A NIC sends one message at a time, so a
+/// context fetched for a sent message delays all later ones. A context fetched for an arrival delays only that message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextUses {
     /// Messages sent.
     pub sends: u64,
-    /// Sends of these whose context had to be fetched.
+    /// Sends whose context had to be fetched.
     pub send_misses: u64,
     /// Messages that arrived.
     pub arrivals: u64,
-    /// Arrivals of these whose context had to be fetched.
+    /// Arrivals whose context had to be fetched.
     pub arrival_misses: u64,
 }
 
@@ -100,16 +102,16 @@ struct Nic {
     receive_free_ns: u64,
     contexts: ContextCache,
     uses: ContextUses,
-    /// By receive queue.
+    /// The next receives, by receive queue.
     receives: Vec<NextReceive>,
 }
 
-/// The receive that the next message will find: of those under way, each takes one.
+/// The receive that the next message will find. Each message in flight takes one.
 #[derive(Clone, Copy, Default)]
 struct NextReceive {
     count: u32,
     index: u16,
-    /// Time at which the queue can give it.
+    /// Time at which the queue can supply it.
     free_ns: u64,
 }
 
@@ -118,7 +120,7 @@ fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
     costs.into_iter().fold(start_ns, u64::saturating_add)
 }
 
-/// Returns the entry with this number, making those up to it.
+/// Returns the entry with this number, after making the entries up to it.
 fn at_number<T: Default>(table: &mut Vec<T>, number: usize) -> &mut T {
     if number >= table.len() {
         table.resize_with(number + 1, T::default);
@@ -127,7 +129,7 @@ fn at_number<T: Default>(table: &mut Vec<T>, number: usize) -> &mut T {
 }
 
 impl Nic {
-    /// Uses a context, for a message that arrives or one that is sent. Returns the cost in ns.
+    /// Uses a context for a message that arrives (`arrives`) or is sent. Returns the cost in ns.
     fn context_ns(&mut self, qpn: u32, arrives: bool, parameters: &NicParameters) -> u64 {
         let is_miss = !self.contexts.holds(qpn, parameters.context_entries);
         let ContextUses { sends, send_misses, arrivals, arrival_misses } = &mut self.uses;
@@ -137,7 +139,7 @@ impl Nic {
         if is_miss { parameters.context_miss_ns } else { 0 }
     }
 
-    /// Sends a message from `start_ns` on; returns when its last byte has left.
+    /// Sends a message from `start_ns` on. Returns the time at which its last byte has left.
     fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
         let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
         let costs = [parameters.send_ns, bytes_ns, self.context_ns(qpn, false, parameters)];
@@ -145,8 +147,8 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns the time at which it has. A message that
-    /// waits for earlier ones of its queue pair does not delay other messages.
+    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`. Returns the time at which the message has it. A
+    /// message that waits for earlier ones of its queue pair does not delay other messages.
     fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &ReceiveQueue, parameters: &NicParameters) -> u64 {
         let next = at_number(&mut self.receives, rqn as usize);
         let (count, index) = receives.head();
@@ -166,7 +168,7 @@ impl Nic {
 }
 
 impl NicModel {
-    /// A network of NICs that have just been switched on.
+    /// Makes a network of NICs without history.
     #[must_use]
     pub fn new(parameters: NicParameters) -> Self {
         let nics = Nics { by_lid: Vec::new(), random: Random::new(parameters.seed) };

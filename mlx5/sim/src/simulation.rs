@@ -25,7 +25,7 @@ impl Simulated for Rc<Hca> {
     }
 }
 
-/// A device that is not of the simulation's network: it was not opened with [`Simulation::options`].
+/// The device does not belong to the simulation's network: it was not opened with [`Simulation::options`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device was not opened with the options of this simulation")]
 pub struct ForeignDevice;
@@ -35,46 +35,46 @@ const TURN_BITS: u32 = 64;
 
 struct Node {
     hca: Rc<Hca>,
-    /// CQEs it had written then.
+    /// Number of CQEs that it had written at the last poll.
     produced: u32,
-    /// Bound to it, by number.
+    /// Numbers of the actors bound to it.
     actors: Vec<usize>,
 }
 
 struct Bound<'a> {
     actor: Box<dyn Actor + 'a>,
-    /// By LID.
+    /// LIDs of its devices.
     devices: Vec<u16>,
     is_idle: bool,
 }
 
-/// A network of software HCAs and the actors that drive them, in one thread: the simulation owns the clock and the model of the NICs, and
+/// A network of software HCAs and the actors that drive them, in one thread. The simulation owns the clock and the model of the NICs, and
 /// advances from event to event.
 ///
-/// The event that is due first happens next. At equal times, a device comes before an actor, devices in the order in which they were added, and
-/// actors by when their turn was decided. Real time, addresses and the order of hash maps decide nothing. So two runs with the same parameters, seed and
-/// actors are the same, and have the same [`trace_hash`](Self::trace_hash).
+/// The earliest event happens next. At equal times devices come before actors. Devices are ordered by when they were added, and actors by
+/// when their turn was decided. Real time, addresses and the order of hash maps have no influence. So two runs with the same parameters,
+/// seed and actors are the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
-/// An actor that is idle is not stepped: it sleeps until a device it is bound to gets a CQE or is written to, or until the time it named.
+/// An idle actor is not stepped. It sleeps until a device that it is bound to gets a CQE or is written to, or until the time it named.
 ///
-/// Devices are opened with its [`options`](Self::options) and then made known with [`add`](Self::add), or by being bound to an actor. They belong
-/// to this thread, as does the simulation.
+/// Devices are opened with the simulation's [`options`](Self::options). Then [`add`](Self::add) adds them, or [`spawn`](Self::spawn) with
+/// an actor. They belong to this thread, as does the simulation.
 pub struct Simulation<'a> {
     fabric: LocalFabric,
     now_ns: Arc<AtomicU64>,
     model: NicModel,
-    /// In the order in which they were added.
+    /// The devices, in the order in which they were added.
     nodes: Vec<Node>,
-    /// Next time at which each of them has something to do, as of the last poll.
+    /// Time of the next event of each of them, as of the last poll.
     due: DueTimes,
     /// Index in `nodes`, by LID.
     places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
-    /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
+    /// Time of the next turn of each of them, by number. Of turns at the same time, the earliest decided one is first.
     turns: DueTimes,
     last_turn: u64,
     steps: u64,
-    /// LIDs of devices to be polled; empty in between.
+    /// LIDs of devices to be polled. Empty between two events.
     touched: Vec<u16>,
     bell: Bell,
 }
@@ -109,13 +109,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the word that has the [time](Self::now_ns): for other things that are to read this clock. The simulation alone writes it.
+    /// Returns the word that holds the [time](Self::now_ns), for others that read this clock. Only the simulation writes it.
     #[must_use]
     pub fn hands(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.now_ns)
     }
 
-    /// A bell that ends the sleep of its actors. Rung outside of steps, it is heard with the next [`run`](Self::run) or [`step`](Self::step).
+    /// Returns a bell that wakes its actors. A ring outside of steps takes effect at the next [`run`](Self::run) or [`step`](Self::step).
     #[must_use]
     pub fn bell(&self) -> Bell {
         self.bell.clone()
@@ -127,8 +127,8 @@ impl<'a> Simulation<'a> {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    /// Options for a device of this network: strict, traced, with 1 GiB of address space. `arena_bytes`, `strict`, `trace`, `faults` and
-    /// `dead_peer_timeout_ns` may be changed.
+    /// Returns options for a device of this network: strict, traced, with 1 GiB of address space. The user may change `arena_bytes`,
+    /// `strict`, `trace`, `faults` and `dead_peer_timeout_ns`.
     #[must_use]
     pub fn options(&self) -> SoftOptions {
         SoftOptions {
@@ -142,11 +142,11 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Makes a device known that was opened with the [`options`](Self::options). It is held open until [`remove`](Self::remove). A device that
-    /// is known already stays so.
+    /// Adds a device that was opened with the [`options`](Self::options), and holds it open until [`remove`](Self::remove). A device that
+    /// was added before stays.
     ///
     /// # Errors
-    /// The device is of another network.
+    /// The device belongs to another network.
     pub fn add(&mut self, device: &dyn Simulated) -> Result<(), ForeignDevice> {
         let hca = self.of_this_network(device)?;
         self.insert(hca);
@@ -166,8 +166,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Holds `device` open no longer, and does nothing for it any more: with its last handle it closes, which its peers notice as they notice
-    /// a death.
+    /// Removes `device`, without holding it open any longer. It closes with its last handle, and its peers notice that like a death.
     pub fn remove(&mut self, device: &dyn Simulated) {
         let Ok(hca) = self.of_this_network(device) else { return };
         if let Some(place) = self.places.remove(&hca.lid()) {
@@ -177,8 +176,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Lets the host of `device` lose power: peers find it gone, and nothing is done for it any more, by any holder. Its actors are to do nothing
-    /// any more either.
+    /// Cuts the power of the host of `device`: peers find it gone, and no holder advances it any more. Its actors must stop too.
     pub fn kill(&mut self, device: &dyn Simulated) {
         if let Ok(hca) = self.of_this_network(device) {
             hca.leave();
@@ -186,11 +184,11 @@ impl<'a> Simulation<'a> {
         self.remove(device);
     }
 
-    /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns its number, for [`Bell`]s. Devices that are
-    /// not known yet are [`add`](Self::add)ed.
+    /// Adds an actor that uses only `devices`. Its first step is due now. Returns its number, for [`Bell`]s. New devices are
+    /// [`add`](Self::add)ed.
     ///
     /// # Errors
-    /// A device is of another network; nothing was added.
+    /// A device belongs to another network. Nothing was added.
     pub fn spawn(&mut self, devices: &[&dyn Simulated], actor: impl Actor + 'a) -> Result<ActorId, ForeignDevice> {
         let hcas = devices.iter().map(|device| self.of_this_network(*device)).collect::<Result<Vec<_>, _>>()?;
         let number = self.actors.len();
@@ -209,8 +207,8 @@ impl<'a> Simulation<'a> {
         Ok(ActorId(number))
     }
 
-    /// Advances the clock to the next event and runs it. Returns the time; `None` if nothing will ever be due: every actor is idle for
-    /// good, and no device has work in flight.
+    /// Advances the clock to the next event and runs it. Returns the time. `None` if no event will ever be due: every actor is idle without
+    /// limit, and no device has work in flight.
     pub fn step(&mut self) -> Option<u64> {
         self.look_at_all();
         let at_ns = self.next_ns()?;
@@ -218,15 +216,15 @@ impl<'a> Simulation<'a> {
         Some(at_ns)
     }
 
-    /// Returns the time at which something is due next, in ns; `None` if nothing is.
+    /// Returns the time of the next event, in ns. `None` if there is none.
     #[must_use]
     pub fn next_event_ns(&mut self) -> Option<u64> {
         self.look_at_all();
         self.next_ns()
     }
 
-    /// Runs everything that is due up to `until_ns`, and then sets the clock to it. Returns whether anything is left to be done later; if not,
-    /// the clock stays at the last event.
+    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether later events are left; without them the clock stays
+    /// at the last event.
     pub fn run(&mut self, until_ns: u64) -> bool {
         self.look_at_all();
         loop {
@@ -241,29 +239,29 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Steps of actors so far.
+    /// Returns the number of steps of actors so far.
     #[must_use]
     pub fn actor_steps(&self) -> u64 {
         self.steps
     }
 
-    /// A hash over everything the devices did, in the order in which they were made known, and over how often actors were stepped. Two runs
-    /// with the same hash were the same. Devices without [`SoftOptions::trace`] are not in it.
+    /// Returns a hash over all events of the devices, in the order in which they were added, and over the number of steps. Two runs with
+    /// the same hash were the same. Devices without [`SoftOptions::trace`] are not in it.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         let devices = self.nodes.iter().filter_map(|node| node.hca.trace_hash());
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
-    /// Returns how often the NIC of `device` needed the context of a queue pair so far, and how often it did not hold it.
+    /// Returns the number of times so far that the NIC of `device` needed the context of a queue pair, and that it did not hold it.
     ///
     /// # Errors
-    /// The device is of another network.
+    /// The device belongs to another network.
     pub fn context_uses(&self, device: &dyn Simulated) -> Result<ContextUses, ForeignDevice> {
         Ok(self.model.context_uses(self.of_this_network(device)?.lid()))
     }
 
-    /// Polls all devices: the program may have used them outside of its actors.
+    /// Polls all devices, because the program may have used them outside of its actors.
     fn look_at_all(&mut self) {
         for place in 0..self.nodes.len() {
             self.look(place, None);
@@ -272,7 +270,7 @@ impl<'a> Simulation<'a> {
         self.follow_bell();
     }
 
-    /// Ends the sleep of the actors the bell was rung for, in that order.
+    /// Wakes the actors that the bell was rung for, in that order.
     fn follow_bell(&mut self) {
         for number in self.bell.take() {
             self.end_sleep(number, true);
@@ -289,7 +287,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn next_ns(&self) -> Option<u64> {
-        // The end of time does not come.
+        // The maximum time is never reached.
         let actor = u64::try_from(self.turns.first() >> TURN_BITS).ok().filter(|at_ns| *at_ns < u64::MAX);
         let device = u64::try_from(self.due.first()).ok();
         [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
@@ -342,7 +340,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Polls devices that others changed, until nothing moves.
+    /// Polls devices that others changed, until no device changes.
     fn follow_touched(&mut self) {
         while let Some(lid) = self.touched.pop() {
             if lid == EVERY_LID {
@@ -351,13 +349,13 @@ impl<'a> Simulation<'a> {
                 }
             } else if let Some(&place) = self.places.get(&lid) {
                 self.look(place, None);
-                // Also without a CQE: its memory was written.
+                // Also without a CQE, because its memory was written.
                 self.wake(place, None);
             }
         }
     }
 
-    /// Ends the sleep of the actors bound to a device, but for one.
+    /// Wakes the actors bound to a device, except one.
     fn wake(&mut self, place: usize, but: Option<usize>) {
         for i in 0..self.nodes[place].actors.len() {
             let number = self.nodes[place].actors[i];

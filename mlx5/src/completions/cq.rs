@@ -34,20 +34,20 @@ pub struct Cq {
     last: NonNull<u8>,
     /// CQEs consumed.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit that it gets. While callbacks run, an earlier entry.
+    /// The entry of `consumer`, and the owner bit of its lap. While callbacks run, an earlier entry.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
     polls_without_hook: u32,
     /// Kind of the device, for its errors.
     kind: DeviceKind,
-    /// The soft device, which makes progress in empty polls.
+    /// The software HCA, which makes progress in empty polls.
     hook: Option<Hook>,
     relay: Option<Rc<Relay>>,
     object: Rc<CqObject>,
 }
 
-/// Number of polls that find something before the device makes progress all the same.
+/// Number of successful polls before the device makes progress all the same.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
@@ -116,8 +116,8 @@ impl Cq {
     /// Hands out all CQEs of the compressed session at the consumer. If they are more than `max`, hands out none, and makes them plain.
     #[inline(always)]
     fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        // A copy: no store below can change it, so that a callback's reads of it are consistent.
-        // SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its entry, which is as the device
+        // A copy: no store below can change it, so a callback's reads of it are consistent.
+        // SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its entry, unchanged since the device
         // wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let parsed = TitleCqe::parse(&title);
@@ -160,7 +160,8 @@ impl Cq {
     #[cold]
     #[inline(never)]
     fn expand(&mut self, from: u32, count: u32) {
-        // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it, but for the QPN of a queue pair that was destroyed.
+        // SAFETY: a CQE inside the buffer. The driver owns it, and only the QPN of a destroyed queue pair has changed since the device
+        // wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
         let first = TitleCqe::parse(&title).wqe_counter;
@@ -184,7 +185,7 @@ impl Cq {
         }
     }
 
-    /// Ends the session at the consumer after `count` of its CQEs were handed out; they are not to be read again.
+    /// Ends the session at the consumer after `count` of its CQEs were handed out. They must not be read again.
     ///
     /// The device wrote no owner bit into a session's entries except the title's. The old bytes there, of an array or of a former lap,
     /// could be taken for an owner bit on the next lap. So the entries become untouched, as the device first found them.
@@ -200,7 +201,7 @@ impl Cq {
         }
         self.object.session_qpn.set(NO_QPN);
         self.seek();
-        // Now: a search from the consumer record on would stop at an untouched entry.
+        // Published now, because a search from the consumer record on would stop at an untouched entry.
         self.publish_consumer();
     }
 
@@ -224,7 +225,7 @@ impl Cq {
         }
     }
 
-    /// Returns whether a poll would hand out a completion now: the whole cost of an empty poll. Unlike such a poll, this call gives a
+    /// Returns whether a poll would hand out a completion now: the whole cost of an empty poll. Unlike an empty poll, this call gives a
     /// software device no time to run: a loop must poll some queue of the device.
     #[must_use]
     #[inline(always)]
@@ -338,7 +339,7 @@ impl Cq {
         n
     }
 
-    /// Like [`take`](Self::take), for a queue that [has a completion](Self::has_completion): costs the least if that is one CQE, and plain.
+    /// Like [`take`](Self::take), for a queue that [has a completion](Self::has_completion). Cheapest for a single plain CQE.
     #[inline(always)]
     pub(crate) fn take_known<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let place = self.head;
@@ -443,7 +444,7 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the device learns of it.
+/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the device learns that it may reuse the entry.
 struct Consumed<'a>(&'a mut Cq);
 
 impl Drop for Consumed<'_> {

@@ -58,7 +58,8 @@ impl CqEntries {
     }
 }
 
-/// Returns whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is
+/// Returns whether the device has written an entry with this op_own byte: its owner bit is `owner`, that of the lap, and its opcode is
+/// valid.
 /// valid.
 #[inline(always)]
 pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
@@ -85,9 +86,10 @@ impl CqObject {
         Ok(Rc::new(Self { cqn, control: control.clone(), entries, record, session_qpn }))
     }
 
-    /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so
-    /// it writes no more of them, and may give the number to another at once. libmlx5 does the same in `mlx5_cq_clean`, but not for queues
-    /// that it handed out. The completions stay in the queue, because the receives that they name go back to their shared queue with them.
+    /// Replaces the QPN by [`NO_QPN`] in every completion of queue pair `qpn` that is still in the queue. The device has destroyed the
+    /// queue pair, so it writes no more of them, and may give the number to another at once. libmlx5 does the same in `mlx5_cq_clean`,
+    /// except for queues that it handed out. The completions stay in the queue, because the receives that they name return to their shared
+    /// queue with them.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);

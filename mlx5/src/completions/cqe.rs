@@ -19,13 +19,13 @@ pub struct Cqe<'a> {
     kind: DeviceKind,
 }
 
-/// Data of a completion outside the CQE's own bytes. The poll that makes it is inlined, so data that is not read costs nothing.
+/// Data of a completion outside the CQE's own bytes. The poll that makes this value is inlined, so unread data costs nothing.
 #[derive(Clone, Copy)]
 pub(crate) enum Beside<'a> {
     Nothing,
     /// The first half of a large entry.
     Half(&'a [u8; CQE128_OFFSET]),
-    /// The CQE is the title of a compressed session; these fields are those of this completion's mini CQE.
+    /// The CQE is the title of a compressed session. These fields come from this completion's mini CQE.
     Mini {
         byte_count: u32,
         wqe_counter: u16,
@@ -46,7 +46,7 @@ pub struct CompletionError {
 }
 
 impl CompletionError {
-    /// Returns the meaning of the vendor's detail on the software HCA; `None` if it gave none. The details of a NIC are not public.
+    /// Returns the meaning of the vendor's detail on the software HCA; `None` if there is none. The details of a NIC are not public.
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
         match self.kind {
@@ -88,8 +88,8 @@ impl<'a> Cqe<'a> {
     /// Returns the CQE itself, or the title of its session.
     #[inline(always)]
     fn bytes(&self) -> &[u8; CQE_BYTES] {
-        // SAFETY: it is not moved for `'a`, and not written while the reference exists: only destroying a queue pair writes, which cannot
-        // happen in a function of this type, and no public one returns the reference.
+        // SAFETY: it is not moved for `'a`, and not written while the reference exists. Only destroying a queue pair writes it, which
+        // cannot happen in a function of this type, and no public function returns the reference.
         unsafe { self.bytes.as_ref() }
     }
 
@@ -204,7 +204,7 @@ impl<'a> Cqe<'a> {
     }
 }
 
-/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for a call that is rarely made.
+/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for this rare call.
 #[cold]
 fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);

@@ -7,23 +7,23 @@ const MAX_QPN: u32 = (1 << 24) - 1;
 const MIN_PLACES: usize = 8;
 
 struct Place<T> {
-    /// Below 2^24, and there is a value. Or a number of [`vacant_at`], and there is none.
+    /// The QPN, below 2^24, if there is a value. Otherwise the number of [`vacant_at`].
     qpn: u32,
     value: Option<T>,
 }
 
-/// The number in a vacant place. It has more bits than that of a queue pair, and its lowest bit is not the place's: no number, of
-/// whatever size, whose home is this place equals it. So a look-up that compares numbers need not ask whether the place is vacant.
+/// Returns the number that marks a vacant place. No look-up that starts at this place can match it: it has more bits than a QPN, and its
+/// lowest bit differs from the place's. So a look-up that compares numbers need not check whether the place is vacant.
 const fn vacant_at(place: usize) -> u32 {
     place as u32 & 1 ^ 1 | !MAX_QPN
 }
 
-/// A map from 24-bit queue pair numbers to values: a table in which the low bits of a number name its home. A value lies there, or in the
-/// next vacant place. Consecutive numbers, as devices hand them out, each get their home. So do the numbers of the software HCA: their low
-/// bits are the place of a queue pair in the device, and the others count the queue pairs that had that place. The table has at least 2 places
-/// for each value, and never shrinks.
+/// A map from 24-bit queue pair numbers to values. It is a table in which the low bits of a number name its home. A value is stored at its
+/// home, or in the next vacant place. The numbers of devices are consecutive, so each gets its home. So does each number of the software
+/// HCA: its low bits are the place of a queue pair in the device, and the others count the queue pairs that had that place. The table has
+/// at least 2 places for each value, and never shrinks.
 pub struct FastMap<T> {
-    /// A power of two.
+    /// A power of two of places.
     places: Box<[Place<T>]>,
     len: usize,
 }
@@ -55,10 +55,10 @@ impl<T> FastMap<T> {
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
-        // SAFETY: a home is a place: their number is a power of two, 8 at least.
+        // SAFETY: a home is a valid place, because the number of places is a power of two, at least 8.
         let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
         if place.qpn == qpn {
-            // SAFETY: a vacant place does not have the number of one whose home it is, and a place that is not vacant has a value.
+            // SAFETY: the number of a vacant place never equals a number whose home it is, and every other place has a value.
             return Some(unsafe { place.value.as_ref().unwrap_unchecked() });
         }
         self.get_further(qpn)
@@ -94,7 +94,7 @@ impl<T> FastMap<T> {
         let mut hole = self.find(qpn);
         let old = self.places[hole].value.take()?;
         self.len -= 1;
-        // No vacant place may lie between a number's home and its place.
+        // A vacant place must not lie between a number's home and its place.
         let mut next = self.behind(hole);
         while !self.is_vacant(next) {
             if self.distance(self.home(self.places[next].qpn), next) >= self.distance(hole, next) {
@@ -107,7 +107,7 @@ impl<T> FastMap<T> {
         Some(old)
     }
 
-    /// Returns the place of a number that no other number has taken.
+    /// Returns the place of a number in an empty table.
     #[inline(always)]
     const fn home(&self, qpn: u32) -> usize {
         qpn as usize & (self.places.len() - 1)
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(map.len, 6);
     }
 
-    /// Numbers of vacant places among them, before and after a removal.
+    /// Numbers that mark vacant places among them, before and after a removal.
     #[test]
     fn a_number_of_more_than_24_bits_is_never_found() {
         let mut map = FastMap::new();
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn numbers_as_the_software_hca_gives_them_are_at_home() {
         let mut map = FastMap::new();
-        // Places below 2,000, each had by another number of queue pairs.
+        // Places below 2,000, each used before by another number of queue pairs.
         let qpn = |place: u32| (place * 7 % 1021 + 1) << 14 | place;
         for place in 0..2_000 {
             assert_eq!(map.insert(qpn(place), place), Ok(None));
@@ -204,7 +204,7 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // Few places, the last ones among them, so that every case is met often: many values at times, and few at others.
+                // Few places, including the last ones, so that every case is frequent: sometimes many values, sometimes few.
                 let qpn = random.below(3) << 12 | random.below(4) | if random.one_in(2) { 0xff_00fc } else { 0 };
                 if random.one_in(if step / 500 % 2 == 0 { 2 } else { 8 }) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));

@@ -9,8 +9,9 @@ use crate::completions::fast_map::FastMap;
 
 /// A [`Cq`] for queue pairs of one kind, with a value of type `Q` per QPN.
 ///
-/// Polling touches one byte of the CQ, independent of the number of queue pairs: the device has already put their events in one line. It
-/// takes no lock, copies to no work-completion struct and makes no dynamic call; the callback is a closure that is inlined into the poll.
+/// Polling touches one byte of the CQ, independent of the number of queue pairs, because the device has already put their completions into
+/// one queue. It takes no lock, copies to no work-completion struct and makes no dynamic call. The callback is a closure that is inlined
+/// into the poll.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -52,7 +53,7 @@ impl<Q> MonoCq<Q> {
 
     /// Registers the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) returned. Returns the value it replaces.
     pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
-        // A device's QPN has 24 bits, so this cannot fail for a number that a device gave.
+        // A device's QPN has 24 bits, so this cannot fail for a device's number.
         self.queues.insert(qpn, queue).unwrap_or(None)
     }
 
@@ -91,8 +92,8 @@ pub struct Found<'a, Q> {
 }
 
 impl<Q> Found<'_, Q> {
-    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less than that if there is one, and a little
-    /// more if there are several.
+    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less than `poll` for one completion, and a
+    /// little more for several.
     #[inline(always)]
     pub fn take(self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let MonoCq { cq, queues } = self.cq;

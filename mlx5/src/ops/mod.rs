@@ -1,7 +1,7 @@
 //! Operations as values: a verb with its payload. [`SendQueue::push`](crate::queues::sq) is the only function that turns them into WQEs.
 //!
-//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb takes any payload that makes sense for
-//! it, and a new verb or payload is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take an [`Sge`] only.
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb takes any payload that is valid for it,
+//! and a new verb or payload is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take only an [`Sge`].
 //!
 //! | WQE, in segments | verbs |
 //! |---|---|
@@ -38,7 +38,7 @@ pub trait Payload: sealed::Sealed {
         [&[]; 2]
     }
 
-    /// Returns the buffer; one of 0 bytes is none.
+    /// Returns the buffer. A buffer of 0 bytes means none.
     #[doc(hidden)]
     #[inline(always)]
     fn gathered(&self) -> Sge {
@@ -99,7 +99,7 @@ pub trait Operation: sealed::Sealed {
     fn check(&self) -> Result<(), PostError> {
         Ok(())
     }
-    /// The segments between the control segment and the payload: bytes, in whole segments.
+    /// The segments between the control segment and the payload, as an array of whole segments.
     #[doc(hidden)]
     type Header: Copy;
     /// Returns these segments.
@@ -107,8 +107,8 @@ pub trait Operation: sealed::Sealed {
     fn header(&self) -> Self::Header;
 }
 
-/// Implements an operation: its type and the kind of queue pair that takes it, its opcode, the field with the payload, the segments between
-/// the control segment and the payload, the immediate, and the check for mistakes.
+/// Implements an operation from its type, the kind of queue pair that takes it, its opcode, the field with the payload, the segments
+/// between the control segment and the payload, the immediate, and the check for mistakes.
 macro_rules! operation {
     (
         [$($generics:tt)*] $name:ty: $kind:ident = $opcode:ident,
@@ -153,7 +153,7 @@ use operation;
 /// fn rc(_: impl RcOperation) {}
 /// rc(Send { payload: Inline(b"hello") });
 /// ```
-/// A datagram needs an address, which a connected operation has no place for:
+/// A datagram needs an address, and a connected operation has none:
 /// ```compile_fail,E0277
 /// # use mlx5::{AddressVector, Destination, Inline, RcOperation, UdSend};
 /// fn rc(_: impl RcOperation) {}
@@ -181,7 +181,7 @@ pub trait RcOperation: Operation {}
 /// ```
 pub trait UdOperation: Operation {}
 
-/// The place in the SQ that a WQE's segments are written to, one after the other.
+/// The segments of a WQE in the SQ, written one after the other.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Segments {
@@ -226,7 +226,7 @@ impl Segments {
     }
 }
 
-/// Copies `len` bytes. A short copy is made here as two parts that may overlap: a call would cost more than the copy.
+/// Copies `len` bytes. A short copy consists of two parts that may overlap, because a call would cost more than the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.

@@ -44,7 +44,7 @@ impl Payload for Inline<'_> {
     }
 }
 
-/// Both inside the WQE, the one after the other.
+/// Both are copied into the WQE, one after the other.
 impl Payload for (Inline<'_>, Inline<'_>) {
     #[inline(always)]
     fn inline(&self) -> [&[u8]; 2] {
@@ -52,7 +52,7 @@ impl Payload for (Inline<'_>, Inline<'_>) {
     }
 }
 
-/// Both: the first bytes inside the WQE, the rest gathered by the device.
+/// The first bytes are copied into the WQE, and the device gathers the rest.
 impl Payload for (Inline<'_>, Sge) {
     #[inline(always)]
     fn inline(&self) -> [&[u8]; 2] {

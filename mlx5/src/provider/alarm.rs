@@ -10,7 +10,7 @@ use shm::sleep::{Sleep, Watch, Word};
 
 /// | word | writer | reader | pairing |
 /// |---|---|---|---|
-/// | `is_rung` | any thread, to `true`; the device's thread, to `false` | the device's thread | release and acquire: a woken thread sees the stores before the ring. Both accesses are read-modify-writes, so a ring that finds the flag set merges with the ring that set it |
+/// | `is_rung` | any thread, to `true`; the device's thread, to `false` | the device's thread | Release and Acquire: a woken thread sees the stores before the ring. Both accesses are read-modify-writes, so a ring that finds the flag set merges with the earlier ring |
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     is_rung: AtomicBool,

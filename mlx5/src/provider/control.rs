@@ -1,4 +1,4 @@
-//! A device, as its objects hold it.
+//! The handle by which the objects of a device hold it.
 
 use core::ops::Deref;
 use std::rc::Rc;
@@ -10,8 +10,8 @@ use shm::sleep::Watch;
 use crate::provider::Provider;
 use crate::verbs::Relay;
 
-/// The direct calls to a device without hardware: a doorbell was rung, a completion queue was found empty. Hardware sees the stores itself,
-/// and needs no calls.
+/// The software HCA, which is called directly when a doorbell was rung or a completion queue was found empty. Hardware sees the stores
+/// itself, and needs no calls.
 pub(crate) type Hook = Rc<Hca>;
 
 /// The provider and the hook of an object's device. Clones refer to the same device, which closes with the last of them.
@@ -20,7 +20,7 @@ pub(crate) struct Control {
     provider: Rc<dyn Provider>,
     /// `None` on hardware, on a null device and on a relay.
     hook: Option<Hook>,
-    /// The relay, which the same calls are for. It is asked second: the software HCA is counted in instructions.
+    /// The relay, which gets the same calls. The software HCA is checked first, because its instructions are counted.
     relay: Option<Rc<Relay>>,
 }
 
@@ -71,7 +71,7 @@ impl Control {
         }
     }
 
-    /// Tells a relay that the record of a receive queue was stored: every other device reads it when a message needs a receive.
+    /// Tells a relay that the record of a receive queue was stored. Every other device reads the record when a message needs a receive.
     #[inline(always)]
     pub(crate) fn receives_posted(&self) {
         if let Some(relay) = &self.relay {

@@ -19,7 +19,7 @@ use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
-/// A maker of a device's objects, which it identifies by their numbers; and the device's events.
+/// The functions that create a device's objects, which are identified by their numbers, and that report its events.
 pub(crate) trait Provider: Regions + Queues + Connections {
     fn kind(&self) -> DeviceKind;
 
@@ -68,7 +68,7 @@ pub(crate) trait Regions {
     /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region; then the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
 
-    /// Deregisters the region for good.
+    /// Deregisters the region without a retry.
     fn deregister(&self, key: u32);
 }
 
@@ -76,7 +76,7 @@ pub(crate) trait Regions {
 pub(crate) trait Queues {
     fn alloc_pd(&self) -> Result<u32, CreateError>;
 
-    /// Frees the domain. No object of it exists any more.
+    /// Frees the domain, which has no objects any more.
     fn dealloc_pd(&self, pdn: u32);
 
     /// Returns the number of the queue, and its memory.

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use mlx5_hca::cq::SoftCq;
-use mlx5_hca::{COMP_VECTORS, CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
+use mlx5_hca::{CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
 use shm::sleep::{self, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
@@ -23,8 +23,8 @@ use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{
-    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE,
-    MAX_RECV_WR, MAX_SEND_WR, MiniCqe, ResponderCqe, SEGMENT, WQEBB, queue_record_index,
+    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_RECV_SGE, MAX_RECV_WR, MiniCqe,
+    ResponderCqe, SEGMENT, WQEBB, queue_record_index,
 };
 
 /// Both halves of a BlueFlame register.
@@ -73,7 +73,7 @@ impl Objects {
     }
 }
 
-/// Offset of the WQEs of a receive queue; its record lies before them.
+/// Offset of the WQEs of a receive queue. Its record is before them.
 const RQ_BUFFER: usize = WQEBB;
 
 impl Null {
@@ -106,36 +106,19 @@ impl Null {
 }
 
 impl Provider for Null {
-    // Its queue pairs have the kind of the software HCA's.
+    // Its queue pairs have the same kind as those of the software HCA.
     fn kind(&self) -> DeviceKind {
         DeviceKind::Soft
     }
 
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: "null".to_owned(),
-            transport: "none".to_owned(),
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            has_atomics: true,
-            numa_node: None,
-            modes: "executes nothing".to_owned(),
-            dead_peer_timeout_ns: 0,
-            quarantined: 0,
-            violations: 0,
-            rnr_naks: None,
-        }
+        DeviceInfo::with_limits_of_formats("null".to_owned(), "none".to_owned(), "executes nothing".to_owned())
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let has_event = self.objects.borrow_mut().cqs.values_mut().filter_map(|queue| queue.cq.take_event().then_some(())).count() > 0;
         if !has_event {
-            // No event arrives by itself.
+            // No event occurs by itself.
             sleep::wait([&mut &*self.alarm as &mut dyn Sleeper], timeout_ns.map(Duration::from_nanos));
             self.alarm.take();
         }
@@ -280,14 +263,15 @@ impl NullDevice {
         self.null.objects.borrow_mut().cqs.get_mut(&cqn).is_some_and(|queue| f(&mut queue.cq))
     }
 
-    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Of the op_own byte in `cqe` only the solicited bit
-    /// is used. Returns `false` if there is no such queue, or if it has no room: as on any device, the queue gets no CQE after that.
+    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Only the solicited bit of the op_own byte in `cqe`
+    /// is used. Returns `false` if there is no such queue, or no room in it: as on any device, the queue gets no CQE after that.
     pub fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool {
         self.with_cq(cqn, |cq| cq.write(*cqe, opcode).is_ok())
     }
 
-    /// Like [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE). Writes nothing and returns `false` also if
-    /// `data` is not as long as the CQE's byte count, or longer than an entry of this queue carries: 32 bytes, or 64 in an entry of 128.
+    /// Like [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE). Also returns `false`, and writes nothing,
+    /// if `data` is not as long as the CQE's byte count, or longer than an entry of this queue can carry: 32 bytes, or 64 in an entry of
+    /// 128.
     pub fn write_scattered(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> bool {
         let is_whole = ResponderCqe::parse(cqe).byte_count as usize == data.len();
         self.with_cq(cqn, |cq| is_whole && data.len() <= cq.scatter_room() && cq.write_scattered(*cqe, opcode, data).is_ok())
@@ -316,8 +300,8 @@ impl NullDevice {
         })
     }
 
-    /// Returns the bytes of the BlueFlame register of queue pair `qpn`, and fills the register with `fill`: bytes that differ from `fill`
-    /// at the next call were stored in between. Returns `None` if there is no such queue pair, or it has no register.
+    /// Returns the bytes of the BlueFlame register of queue pair `qpn`, and fills the register with `fill`. At the next call, bytes that
+    /// differ from `fill` were stored in between. Returns `None` if there is no such queue pair, or it has no register.
     #[must_use]
     pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
         let register = self.with_qp(qpn, |qp| qp.place.sq.register)??;

@@ -1,6 +1,6 @@
-//! The objects that a device creates, as plain memory in the shape that `mlx5dv_init_obj` gives for hardware and that the software HCA takes:
-//! a buffer, its actual size, the doorbell record, the BlueFlame register. Code above this module does not know which kind of device owns
-//! the memory.
+//! The objects that a device creates, as plain memory: a buffer, its actual size, the doorbell record, the BlueFlame register.
+//! `mlx5dv_init_obj` returns the same fields for hardware, and the software HCA takes them. Code above this module does not know which kind
+//! of device owns the memory.
 
 use core::cell::Cell;
 use std::rc::Rc;

@@ -21,10 +21,10 @@ const BASE_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.
 ///
-/// This type aligns it, not the allocator. For an aligned block glibc searches more room than the block takes, so it does not reuse the place
-/// of a queue that was destroyed. A process whose peers come and go would hold twice the memory that is in use.
+/// This type aligns the memory, and not the allocator. For an aligned block glibc searches for more room than the block takes, so it does
+/// not reuse the place of a destroyed queue. A process whose peers come and go would hold twice the memory that is in use.
 pub(crate) struct PrivateMemory {
-    /// As allocated.
+    /// The block of the allocator.
     whole: NonNull<u8>,
     bytes: usize,
 }
@@ -38,7 +38,7 @@ impl PrivateMemory {
         // SAFETY: the layout's size is not 0.
         let whole = unsafe { alloc_zeroed(layout) };
         let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
-        // SAFETY: less than `align` bytes further, which were allocated beside those asked for.
+        // SAFETY: less than `align` bytes further, which were allocated in addition.
         let base = unsafe { whole.add(whole.align_offset(align)) };
         Ok((Self { whole, bytes }, base))
     }
@@ -66,7 +66,7 @@ impl CqPlace {
         // SAFETY: inside the new memory.
         let buffer = unsafe { record.add(PAGE) };
         for entry in 1..=entries as usize {
-            // SAFETY: inside the new memory, which no other code has yet; the CQE is the last 64 bytes of its entry.
+            // SAFETY: inside the new memory, which no other code accesses yet. The CQE is the last 64 bytes of its entry.
             unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
         let (cqe_bytes, compression) = (config.cqe_bytes, config.compression);
@@ -77,7 +77,7 @@ impl CqPlace {
 /// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell record.
 pub(crate) struct SqPlace {
     pub(crate) memory: PrivateMemory,
-    /// Without a register for a device that reads none.
+    /// The queue. It has no register if the device reads none.
     pub(crate) sq: SqMemory,
 }
 

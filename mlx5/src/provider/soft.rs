@@ -1,4 +1,4 @@
-//! The provider on the software HCA, which takes queues by address. This module allocates and keeps their memory.
+//! The provider for the software HCA, which takes queues by address. This module allocates and keeps their memory.
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -19,7 +19,7 @@ use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
-/// Returns the user whose processes this one shares memory with.
+/// Returns the user with whose processes this one shares memory.
 fn own_user() -> u32 {
     // SAFETY: no arguments.
     unsafe { libc::geteuid() }
@@ -165,7 +165,7 @@ impl Connections for Soft {
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
-            // Each user has a directory of devices: what the LID names in this one is another device.
+            // Each user has a directory of devices. So the LID names another device in this one.
             Err(NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => Err(ConnectError::OtherUser { theirs, own }),
             connected => Ok(connected?),
         }

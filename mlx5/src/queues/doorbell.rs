@@ -4,13 +4,13 @@
 //! 1. the WQEs are stored to the SQ;
 //! 2. `udma_to_device_barrier`: they are visible to the device before the record;
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
-//! 4. `mmio_wc_start`: the record is visible before the register is written, else the device may read an old counter and stop;
+//! 4. `mmio_wc_start`: the record is visible before the register is written; otherwise the device may read an old counter and stop;
 //! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control segment,
 //!    in the half of the register that the last doorbell did not use;
-//! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
+//! 6. `mmio_flush_writes`: the register's bytes leave before any later store to it, including the next doorbell;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! [`mmio`](crate::mmio) defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are one function per kind of
+//! [`mmio`] defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are one function per kind of
 //! register, called through a pointer, so that a test can check their order in the disassembly of release code.
 
 use core::cell::Cell;
@@ -35,7 +35,8 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
     M::store_record(unsafe { bell.record.as_ref() }, value);
     M::mmio_wc_start();
-    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is aligned to them. The rest is the caller's.
+    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is aligned to them. The caller guarantees the
+    // rest.
     unsafe {
         if (1..=HALF).contains(&bytes) {
             M::copy(register, from, bytes);
@@ -47,7 +48,7 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     bell.half.set(register.map_addr(|at| at ^ HALF));
 }
 
-/// Performs steps 2 and 3, where the register is not read, so that every store is at its start.
+/// Performs steps 2 and 3 for a register that is not read. So every store is at its start.
 ///
 /// # Safety
 /// The same as for an [`Announce`].
@@ -101,7 +102,7 @@ pub(crate) struct Doorbell {
     bell: Bell,
     register_index: usize,
     announce: Announce,
-    /// The soft device to call; hardware sees the store itself.
+    /// The software HCA to call. Hardware sees the store itself.
     hook: Option<Hook>,
 }
 
@@ -118,7 +119,7 @@ impl Doorbell {
         Self { bell: Bell { record, half, relay: None }, register_index: parts.register_index, announce, hook }
     }
 
-    /// Makes it call a relay, which reads no register.
+    /// Adds the relay to call, if there is one. A relay reads no register.
     pub(crate) fn through(mut self, relay: Option<&Rc<Relay>>) -> Self {
         if let Some(relay) = relay {
             self.announce = announce_by_relay;
@@ -133,7 +134,7 @@ impl Doorbell {
         self.announce = announce::<M, BLUEFLAME_BYTES>;
     }
 
-    /// Announces everything up to `producer`. Copies `bytes` from `wqes` through BlueFlame; if that is 0 or does not fit, the first 8.
+    /// Announces all WQEs up to `producer`. Copies `bytes` from `wqes` through BlueFlame, or the first 8 if `bytes` is 0 or does not fit.
     ///
     /// # Safety
     /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.

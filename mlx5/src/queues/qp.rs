@@ -52,8 +52,8 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.destroy_qp(self.qpn);
-        // After `destroy_qp`: the device writes no completion of this queue pair any more, and gives its number to no other before this
-        // returns.
+        // After `destroy_qp`: the device writes no completion of this queue pair any more, and does not reuse its number before this
+        // function returns.
         self.send_cq.disown(self.qpn);
         self.recv_cq.disown(self.qpn);
     }
@@ -90,7 +90,7 @@ impl Transport for Connected {
     const SERVICE: Service = Service::Connected;
 }
 
-/// Unreliable datagrams to and from any queue pair of the kind.
+/// Unreliable datagrams to and from any datagram queue pair.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Datagram {
@@ -211,7 +211,7 @@ impl<T: Transport> Qp<T> {
         Ok(())
     }
 
-    /// Moves the queue pair to the error state: everything posted completes with
+    /// Moves the queue pair to the error state: every posted operation completes with
     /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers are not received any more. Use it for
     /// an orderly end: no transition leads out of that state, so the next connection needs a new queue pair.
     pub fn fail(&mut self) {
@@ -229,7 +229,7 @@ impl<T: Transport> Qp<T> {
         self.sq.push_and_ring(op, flags, user).map_err(|error| self.refusal(error))
     }
 
-    /// Returns the reason why a post was refused. The state comes first, because the send queue knows it only as "closed".
+    /// Returns the reason why a post was refused. The send queue reports a wrong state only as "closed", so the state is checked first.
     #[cold]
     fn refusal(&self, error: PostError) -> PostError {
         if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
@@ -241,9 +241,9 @@ impl<T: Transport> Qp<T> {
         self.sq.set_open(state == QpState::ReadyToSend);
     }
 
-    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
-    /// at most 256 bytes, else like [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns,
-    /// unless they must be retried or its [`Timing`](crate::Timing) delays them.
+    /// Rings the doorbell for all operations posted since the last call: with the whole WQE through BlueFlame if there is only one and it
+    /// has at most 256 bytes, else like [`ring_doorbell`](Self::ring_doorbell). On the software HCA the operations have run when this
+    /// returns, unless they must be retried or its [`Timing`](crate::Timing) delays them.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.sq.ring();

@@ -133,7 +133,7 @@ impl ReceiveQueue {
         self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
     }
 
-    /// Posts one receive into `buffers`, in this order. No buffer is legal, for messages without data for this end.
+    /// Posts one receive into `buffers`, in this order. An empty list is legal, for messages without data for this end.
     /// [`complete`](Self::complete) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
     #[inline]
     pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
@@ -155,9 +155,10 @@ impl ReceiveQueue {
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
     }
 
-    /// Takes a completion: frees the oldest receive posted, which a device completes first, and returns its `user` value. `wqe_counter` is that
-    /// of a success, a count of receives or the index in the ring. It is `None` of an error, because no document says that a flushed receive has
-    /// its counter; libmlx5 does not read it either. Returns `None`, and changes nothing, if the counter names another receive or none is posted.
+    /// Takes a completion: frees the oldest posted receive, which a device completes first, and returns its `user` value. `wqe_counter` is
+    /// the counter of a successful CQE: a count of receives, or the index in the ring. Pass `None` for an error: no document says that a
+    /// flushed receive has its counter, and libmlx5 does not read it either. Returns `None`, and changes nothing, if the counter names
+    /// another receive or none is posted.
     #[inline]
     pub(crate) fn complete(&mut self, wqe_counter: Option<u16>) -> Option<u64> {
         let is_other = wqe_counter.is_some_and(|counter| (counter ^ self.consumer) & self.mask != 0);

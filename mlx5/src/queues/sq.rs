@@ -9,13 +9,13 @@ use crate::provider::parts::QpParts;
 use crate::queues::doorbell::Doorbell;
 use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
 
-/// When an operation gives a CQE.
+/// The condition for the CQE of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Gives a CQE for this operation.
     Always,
-    /// Gives a CQE on failure. Gives one on success when the queue needs it to reclaim its entries: at least one in a quarter of its depth,
-    /// or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release.
+    /// Gives a CQE on failure. On success it gives one if the queue needs it to reclaim its entries: at least one in a quarter of its
+    /// depth, or in 8 WQEBBs if that is more. So the queue never fills up with work that no completion will release.
     #[doc(alias = "SIGNAL_INTERVAL")]
     Reclaim,
 }
@@ -39,7 +39,7 @@ impl Signal {
 /// Options of a post. A [`Signal`] converts to flags without fence and without solicited completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// When the operation gives a CQE.
+    /// The condition for its CQE.
     pub signal: Signal,
     /// Whether the operation starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): then it may send the bytes
     /// that they returned.
@@ -66,22 +66,22 @@ pub(crate) struct SendQueue {
     /// [`make_room`](Self::make_room) makes the checks when they are used up.
     room: u32,
     qpn: u32,
-    /// WQEBBs written.
+    /// Number of WQEBBs written, modulo 2^16.
     producer: u16,
-    /// WQEBBs announced to the device.
+    /// Number of WQEBBs announced to the device, modulo 2^16.
     rung: u16,
     max_inline: u16,
     has_atomics: bool,
     /// Whether operations may be pushed. There is no room while the queue is closed.
     is_open: bool,
-    /// WQEBBs - 1.
+    /// Number of WQEBBs, less one.
     mask: u16,
-    /// Maximum number of WQEBBs without a CQE. The smallest queue, of 16, has 9 beside as many: room for the longest WQE and the NOPs
-    /// before it.
+    /// Maximum number of consecutive WQEBBs without a CQE. The smallest queue, of 16 WQEBBs, has 9 others: room for the longest WQE and the
+    /// NOPs before it.
     silent: u16,
     /// The last WQE.
     last: *mut u8,
-    /// WQEBBs that the device has finished, as reported by its CQEs.
+    /// Number of WQEBBs that the device has finished, as its CQEs report.
     consumer: u16,
     /// Counter by which a WQE must give a CQE: a WQE that ends after it is signaled.
     signal_by: u16,
@@ -191,8 +191,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Counts the free WQEBBs again, moves to the ring's beginning at its end, and returns whether the next WQE, of `blocks` WQEBBs, must
-    /// give a CQE. A WQE never wraps: if it does not fit before the ring's end, the rest is filled with one-block NOPs.
+    /// Counts the free WQEBBs again, and moves to the ring's beginning at its end. Returns whether the next WQE, of `blocks` WQEBBs, must
+    /// give a CQE. A WQE never wraps: if it does not fit before the ring's end, one-block NOPs fill the rest.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
@@ -262,7 +262,7 @@ impl SendQueue {
         self.last = head;
     }
 
-    /// Announces everything pushed since the last call; through BlueFlame if that is a single WQE.
+    /// Announces all WQEs pushed since the last call; through BlueFlame if there is a single one.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
         let pending = self.pending();
@@ -277,13 +277,13 @@ impl SendQueue {
         self.announce(if usize::from(pending) * WQEBB == bytes { bytes } else { 0 });
     }
 
-    /// Announces everything pushed, with 8 bytes to the register.
+    /// Announces all pushed WQEs, with 8 bytes to the register.
     #[inline(always)]
     pub(crate) fn ring_doorbell(&mut self) {
         self.ring_last(0);
     }
 
-    /// Announces everything pushed, with the whole last WQE through BlueFlame.
+    /// Announces all pushed WQEs, with the whole last WQE through BlueFlame.
     #[inline(always)]
     pub(crate) fn ring_doorbell_bf(&mut self) {
         self.ring_last(self.last_bytes());
@@ -301,7 +301,7 @@ impl SendQueue {
         }
     }
 
-    /// Announces everything pushed, with `bytes` of the last WQE.
+    /// Announces all pushed WQEs, with `bytes` of the last WQE.
     #[inline(always)]
     fn announce(&mut self, bytes: usize) {
         self.rung = self.producer;
@@ -315,7 +315,7 @@ impl SendQueue {
         self.producer.wrapping_sub(self.rung)
     }
 
-    /// Announces everything pushed: all of it through BlueFlame, if it lies in one piece of at most 256 bytes; else with 8 bytes. Returns whether
+    /// Announces all pushed WQEs: through BlueFlame if they are contiguous and have at most 256 bytes, else with 8 bytes. Returns whether
     /// several WQEs were announced through BlueFlame.
     pub(crate) fn ring_batch(&mut self) -> bool {
         let (pending, first) = (self.pending(), self.rung);
@@ -344,7 +344,7 @@ impl SendQueue {
         if self.retire(wqe_counter).is_none() {
             return 0;
         }
-        // The WQEs are unchanged until something is pushed, which `each` cannot do.
+        // Only a push changes the WQEs, and `each` cannot push.
         let finished = self.consumer.wrapping_sub(first);
         let (mut done, mut operations) = (0, 0);
         while done < finished {

@@ -51,11 +51,12 @@ pub struct Srq {
     /// Last WQE of the list.
     tail: u16,
     free: usize,
-    /// By WQE index.
+    /// The driver's part of each WQE, by index.
     receives: Box<[Receive]>,
     /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
     round: u64,
-    /// The value of the last fill, if every WQE was last posted by a fill with this value: its bytes are those that the next one needs.
+    /// Value of the last fill, if fills with this value were the last to post every WQE. Then the WQEs already have the bytes for the next
+    /// one.
     filled_with: Option<u64>,
     object: Rc<SrqObject>,
 }
@@ -63,7 +64,7 @@ pub struct Srq {
 /// The driver's part of a WQE.
 #[derive(Clone, Copy, Debug)]
 struct Receive {
-    /// The round in which it was last not posted. It is posted, unless that is the current one.
+    /// The last round in which the receive was not posted. It is posted unless that is the current round.
     free_in: u64,
     user: u64,
 }
@@ -147,7 +148,7 @@ impl Srq {
         self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
     }
 
-    /// Posts one receive into `buffers`. No buffer is legal, for messages without data for this end (a WRITE with immediate).
+    /// Posts one receive into `buffers`. An empty list is legal, for messages without data for this end (a WRITE with immediate).
     /// [`complete_receive`](Self::complete_receive) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
     ///
     /// # Errors
@@ -168,9 +169,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The device
-    /// sees them at the next [`ring`](Self::ring). Its cost does not depend on their number if all receives before, from those of an unused
-    /// queue on, were posted by fills with this value.
+    /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The
+    /// device sees them at the next [`ring`](Self::ring). If only fills with this value have posted to the queue, the cost does not depend
+    /// on their number.
     #[inline]
     pub fn fill(&mut self, user: u64) {
         if self.filled_with != Some(user) {
@@ -188,7 +189,7 @@ impl Srq {
     #[inline(never)]
     fn fill_anew(&mut self, user: u64) {
         let mut index = self.head;
-        // With the last of the list, which a later fill posts.
+        // Includes the last WQE of the list, which a later fill posts.
         for _ in 0..=self.free {
             // SAFETY: as in `post`; the free WQEs, and the one after them, are the driver's.
             unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
@@ -206,15 +207,15 @@ impl Srq {
         self.object.pd.control.receives_posted();
     }
 
-    /// Takes a completion of a receive of this queue, whichever queue pair's message consumed it: returns the entry to the queue, and
-    /// returns the receive's `user` value. Returns `None`, and changes nothing, for the completion of a send, or if no such receive is
-    /// posted. A CQE does not say which shared queue its receive is from: pass only completions of queue pairs on this queue.
+    /// Takes a completion of a receive of this queue, on any of its queue pairs: returns the entry to the queue, and returns the receive's
+    /// `user` value. Returns `None`, and changes nothing, for the completion of a send, or if no such receive is posted. A CQE does not
+    /// name the shared queue of its receive, so pass only completions of queue pairs on this queue.
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.is_receive() { self.complete(cqe.wqe_counter()) } else { None }
     }
 
-    /// Returns the entry of receive `wqe_counter` to the queue, and returns its `user` value.
+    /// Returns the entry of receive `wqe_counter` to the queue. Returns its `user` value.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let receive = self.receives.get_mut(usize::from(wqe_counter))?;

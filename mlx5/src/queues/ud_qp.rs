@@ -8,10 +8,10 @@ use crate::queues::qp::{Datagram, Qp};
 use crate::queues::sq::Flags;
 use crate::wire::AddressVector;
 
-/// An unreliable-datagram queue pair. It sends messages of at most [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other, and
-/// receives from any that knows its Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair is lost silently. A datagram
-/// longer than the receive's buffers is a local length error, and fails the queue pair. The completion of a send only says that the
-/// datagram has left.
+/// An unreliable-datagram queue pair. It sends messages of at most [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other datagram
+/// queue pair, and receives messages that carry its Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair is lost
+/// silently. A datagram longer than the receive's buffers is a local length error, and fails the queue pair. The completion of a send only
+/// proves that the datagram has left.
 pub type UdQp = Qp<Datagram>;
 
 impl UdQp {
@@ -26,8 +26,8 @@ impl UdQp {
     }
 
     /// Returns the destination by which others reach this queue pair by its LID, without a GRH: on the software HCA, and in the same
-    /// InfiniBand subnet. Its Q_Key is the one given to [`activate`](Self::activate). RoCE has no LIDs;
-    /// [`destination_of`](Self::destination_of) works on any device.
+    /// InfiniBand subnet. It has the Q_Key of [`activate`](Self::activate). RoCE has no LIDs; [`destination_of`](Self::destination_of)
+    /// works on any device.
     #[must_use]
     pub fn destination(&self) -> Destination {
         Destination::new(AddressVector::local(self.address().lid, 0), self.qpn(), self.transport.qkey)

@@ -1,11 +1,11 @@
-//! The entries that a software HCA writes to a completion queue that takes compressed sessions.
+//! The entries that a software HCA writes to a completion queue with compressed sessions.
 
 use crate::wire::{CqeFormat, OP_OWN_OFFSET};
 use crate::{
     Access, ConnectOptions, CqConfig, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, QpConfig, Signal, SoftOptions, WriteImm,
 };
 
-/// Formats of the entries at which completions start, for messages with these immediates, sent in one doorbell.
+/// Returns the formats of the entries at which completions start, for messages with these immediates, sent in one doorbell.
 fn formats(compression: bool, imms: &[u32]) -> Vec<CqeFormat> {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), strict: true, ..Default::default() };
     let device = Device::open(DeviceSpec::Soft(options)).unwrap();

@@ -1,4 +1,4 @@
-//! Completions of queue pairs that are destroyed before the completions are polled: their number may be another queue pair's by then.
+//! Completions of queue pairs that are destroyed before the completions are polled. Another queue pair may have their number then.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ const QPNS: [u32; 3] = [0x4000, 0x12_3456, 0xff_fffe];
 /// QPN, WQE counter and byte count of a completion.
 type Completion = (u32, u16, u32);
 
-/// The device's end of a completion queue, and the completions that its reader has yet to see.
+/// The device's end of a completion queue, and the completions that its reader has not seen yet.
 struct Writer {
     null: NullDevice,
     cqn: u32,
@@ -21,7 +21,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// A completion of any queue pair, or a session of some, as far as there is room.
+    /// Writes a completion of any queue pair, or a session, if there is room.
     fn step(&mut self, entries: u32) {
         let free = entries - self.due.len() as u32;
         let (qpn, counter) = (QPNS[self.random.below(3) as usize], self.random.below(1 << 16) as u16);
@@ -89,8 +89,8 @@ fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_numb
     }
 }
 
-/// A queue of two pairs, and one of them destroyed with a completion of each direction unread. What is polled then, with a new queue pair of
-/// the same number that has a send and a receive outstanding.
+/// Makes a queue with two pairs, and destroys one that has an unread completion in each direction. Returns the polled completions while a
+/// new queue pair of the same number has a send and a receive outstanding.
 #[test]
 fn an_old_completion_completes_nothing_of_the_next_queue_pair_with_its_number() {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

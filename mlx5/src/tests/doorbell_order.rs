@@ -1,5 +1,5 @@
-//! The order in which a device learns of new WQEs, as recorded through [`Mmio`](crate::mmio::Mmio). `tests/doorbell_order.rs` checks that
-//! the barriers are in release code.
+//! The order in which a device sees new WQEs, as recorded through [`Mmio`](crate::mmio::Mmio). `tests/doorbell_order.rs` checks that the
+//! barriers are in release code.
 
 use core::ptr::NonNull;
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ fn steps() -> Vec<Step> {
     STEPS.take()
 }
 
-/// Records the operations. The register is not touched.
+/// Records the operations, without touching the register.
 enum Recorder {}
 
 impl Recorder {
@@ -69,7 +69,7 @@ impl Mmio for Recorder {
     }
 }
 
-/// A doorbell: barrier, record, barrier, register, flush; and nothing else.
+/// Returns the operations of a doorbell: barrier, record, barrier, register, flush; and no other.
 fn doorbell(record: u32, register: Step) -> Vec<Step> {
     vec![UdmaToDeviceBarrier, Record(record), MmioWcStart, register, MmioFlushWrites]
 }
@@ -91,7 +91,7 @@ fn bench() -> Bench {
 }
 
 impl Bench {
-    /// Posts a WRITE whose WQE takes so many WQEBBs.
+    /// Posts a WRITE whose WQE takes this number of WQEBBs.
     fn post(&mut self, blocks: usize) {
         self.qp.post(&write(blocks), Signal::Reclaim, 0).unwrap();
     }
@@ -101,13 +101,13 @@ impl Bench {
         (first..first + blocks).flat_map(|i| self.device.send_queue(self.qp.qpn(), i).unwrap().1).collect()
     }
 
-    /// The first 8 bytes of the WQE at `counter`.
+    /// Returns the first 8 bytes of the WQE at `counter`.
     fn head(&self, counter: u16) -> Vec<u8> {
         self.sq(counter, 1)[..8].to_vec()
     }
 }
 
-/// 32 bytes of segments, then inline data: 28 in the first WQEBB, 64 in each of the others; five take an SGE as well.
+/// 32 bytes of segments, then inline data: 28 in the first WQEBB, 64 in each of the others. A WQE of five WQEBBs has an SGE too.
 fn write(blocks: usize) -> Write<(Inline<'static>, Sge)> {
     let inline = Inline(&[7; 220][..(28 + 64 * (blocks - 1)).min(220)]);
     Write { addr: 0x1000, rkey: 5, payload: (inline, Sge { addr: 0x2000, len: u32::from(blocks == 5), lkey: 6 }) }
@@ -221,7 +221,7 @@ fn a_batch_that_passes_the_end_of_the_ring_is_announced_with_8_bytes() {
     batch.finish();
     assert_eq!(steps(), doorbell(34, Eight(256, b.head(32))), "a NOP, then two WQEBBs at the ring's start");
     assert_eq!(b.qp.sq.complete(32), Some(0));
-    // And the automatic doorbell copies the first WQE behind the end as any other.
+    // The automatic doorbell copies the first WQE after the end like any other.
     for _ in 0..30 {
         b.post(1);
     }
@@ -270,7 +270,7 @@ fn every_copy_routine_that_this_processor_has_copies_exactly_that() {
     copies_exactly::<mmio::Stnp>();
 }
 
-/// A BlueFlame register of memory.
+/// Makes a BlueFlame register of memory.
 #[repr(align(512))]
 struct Register([u8; 512]);
 

@@ -1,4 +1,4 @@
-//! No wake-up is lost. Here a sleeper never looks by itself, so a lost wake-up is a hang.
+//! No wake-up is lost. Here a sleeper has no time limit, so a lost wake-up is a hang.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::*;
 
 const QKEY: u32 = 3;
-/// Nothing here takes long.
+/// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 fn options(fabric: &LocalFabric) -> SoftOptions {
@@ -21,7 +21,7 @@ fn stagger(round: u64) {
     }
 }
 
-/// The sender's messages, and its wait until they have been taken.
+/// Sends the messages, and waits until they have been taken.
 struct Sender<'a> {
     device: &'a Device,
     taken: Arc<AtomicU64>,
@@ -44,7 +44,7 @@ impl Sender<'_> {
     }
 }
 
-/// The receiver: sleeps whenever there is nothing, and counts what it took.
+/// Receives: sleeps whenever there is no message, and counts the messages.
 fn sleeper(device: &Device, cq: &mut Cq, solicited_only: bool, total: u64, taken: &AtomicU64, mut take: impl FnMut(&Cqe<'_>)) {
     let mut seen = 0;
     while seen < total {
@@ -61,7 +61,7 @@ fn sleeper(device: &Device, cq: &mut Cq, solicited_only: bool, total: u64, taken
     }
 }
 
-/// Runs both threads to their end. In the watchdog's time, the receiver takes a message.
+/// Runs both threads to their end. The receiver takes each message within the watchdog's time.
 fn together(taken: &AtomicU64, receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl FnOnce() + std::marker::Send + 'static) {
     mlx5_hca::testing::sleep_without_end();
     let (done_tx, done_rx) = mpsc::channel();
@@ -88,10 +88,10 @@ fn together(taken: &AtomicU64, receiver: impl FnOnce() + std::marker::Send + 'st
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Queue pairs that take turns: the one a message comes on has mostly been idle, and is not polled.
+/// Number of queue pairs that take turns. The queue pair of a message has mostly been idle, and is not polled.
 const QUEUES: usize = 4;
 
-/// As many queue pairs on one CQ, and the receives they share.
+/// Makes that number of queue pairs on one CQ, and their shared receives.
 fn queues(options: SoftOptions) -> (Device, Cq, Srq, Vec<RcQp>) {
     let device = Device::open(DeviceSpec::Soft(options)).unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -110,7 +110,7 @@ fn connect(qps: &mut [RcQp], own: &mpsc::Sender<Vec<QpAddress>>, other: &mpsc::R
     }
 }
 
-/// `rounds` times `per_round` messages, the last of each round solicited.
+/// Sends `per_round` messages in each of `rounds`. The last of each round is solicited.
 fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
     let fabric = LocalFabric::new();
     let (to_sender, from_receiver) = mpsc::channel();
@@ -205,7 +205,7 @@ fn a_sleeper_is_woken_by_every_datagram() {
     );
 }
 
-/// Rings at every step of the other thread's way to sleep.
+/// Wakes at every step of the other thread's way to sleep.
 #[test]
 fn every_use_of_a_waker_ends_a_wait() {
     let device = Device::open(DeviceSpec::Soft(options(&LocalFabric::new()))).unwrap();

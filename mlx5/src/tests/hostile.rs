@@ -1,5 +1,5 @@
-//! A peer that writes garbage to everything it can write: ready words, pop words, intents, lanes. The owner may lose messages and
-//! connections; it does not panic (overflow checks are on), and does not hang.
+//! A peer that writes random bytes to all words that it can write: ready words, pop words, intents, lanes. The owner may lose messages and
+//! connections. It does not panic (overflow checks are on), and does not hang.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl End {
     fn post_receives(&mut self, n: u32) {
         let buffer = self.mr.sge(64, 64).unwrap();
         for user in 0..n {
-            // A queue that is full, for all that was lost, stays so.
+            // A queue that seems full because of lost receives stays so.
             let _ = match &mut self.srq {
                 Some(srq) => srq.post(&[buffer], user.into()),
                 None => self.qp.post_receive(&[buffer], user.into()),
@@ -70,7 +70,7 @@ fn run(seed: u64, timing: Timing) {
         b.post_receives(random.below(4));
         for _ in 0..random.below(6) {
             let imm = random.below(3);
-            // Full, or failed by now.
+            // The queue is full, or has failed by now.
             let _ = match random.below(3) {
                 0 => a.qp.post(&WriteImm { addr: b.mr.addr(), rkey: b.mr.rkey(), imm, payload: Inline(&[1; 8]) }, Signal::Reclaim, 0),
                 1 => a.qp.post(&SendImm { imm, payload: a.mr.sge(0, 32).unwrap() }, Signal::Reclaim, 0),
@@ -80,7 +80,7 @@ fn run(seed: u64, timing: Timing) {
         a.qp.ring();
         b.qp.ring();
         if step > 20 && random.below(4) == 0 {
-            b.device.soft().unwrap().spoil(u64::from(random.below(u32::MAX)));
+            b.device.soft().unwrap().corrupt(u64::from(random.below(u32::MAX)));
         }
         for _ in 0..random.below(4) {
             a.poll();
@@ -91,7 +91,7 @@ fn run(seed: u64, timing: Timing) {
         drop(a);
     }
     b.qp.fail();
-    // The dead are looked for once in 1,024 polls.
+    // Dead peers are searched for once in 1,024 polls.
     (0..3000).for_each(|_| b.poll());
     drop(b.device.soft().unwrap().take_violations());
 }

@@ -1,4 +1,4 @@
-//! Tests that look inside the crate: bytes in the send queue, bytes of CQEs.
+//! Tests of the inside of the crate: bytes in the send queue, bytes of CQEs.
 
 use std::rc::Rc;
 

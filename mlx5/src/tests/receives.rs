@@ -1,5 +1,5 @@
-//! Receive queues and shared receive queues over the wrap of their 16-bit counters. The test plays the device over the queue's memory;
-//! what must come back is a model's.
+//! Receive queues and shared receive queues over the wrap of their 16-bit counters. The test plays the device over the queue's memory; a
+//! model gives the expected completions.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +23,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// Memory for a queue, filled with 0xa5. Leaked.
+    /// Allocates memory for a queue, filled with 0xa5. Leaks it.
     fn leak(wqe_cnt: u16, stride: usize) -> Self {
         let memory = vec![[0xa5u8; SEGMENT]; usize::from(wqe_cnt) * stride / SEGMENT].leak();
         Self { buffer: NonNull::from(memory).cast(), stride, record: NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))) }
@@ -43,7 +43,7 @@ impl Ring {
         unsafe { self.buffer.add(usize::from(wqe) * self.stride + place * SEGMENT).cast().read() }
     }
 
-    /// The buffers of a WQE from segment `first` on, up to the terminator or the end of the stride. None of them may be empty.
+    /// Returns the buffers of a WQE from segment `first` on, up to the terminator or the end of the stride. None of them may be empty.
     fn buffers(&self, wqe: u16, first: usize) -> Vec<Sge> {
         let segments = (first..self.stride / SEGMENT).map(|place| self.segment(wqe, place));
         let buffers: Vec<_> = segments.take_while(|s| *s != DataSegment::TERMINATOR.emit()).map(|s| DataWords::parse(&s)).collect();
@@ -52,13 +52,13 @@ impl Ring {
     }
 }
 
-/// 0 to `max` buffers, some of them empty, that no other receive has.
+/// Makes 0 to `max` buffers, some of them empty, that no other receive has.
 fn buffers(random: &mut Random, max: usize, number: u64) -> Vec<Sge> {
     let n = random.below(max as u32 + 1);
     (0..n).map(|i| Sge { addr: number << 8 | u64::from(i), len: random.below(3) * 0x1234, lkey: number as u32 | 1 << 31 }).collect()
 }
 
-/// Returns the buffers that the device must find.
+/// Returns the expected buffers.
 fn not_empty(buffers: &[Sge]) -> Vec<Sge> {
     buffers.iter().copied().filter(|sge| sge.len != 0).collect()
 }
@@ -70,7 +70,7 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
         let mut rq = ReceiveQueue::new(&ring.memory(wqe_cnt), ring.stride / 16);
         assert_eq!((rq.depth(), rq.free()), (usize::from(wqe_cnt), usize::from(wqe_cnt)));
         let mut random = Random::new(seed);
-        // Posted and not taken, with their buffers; taken and not completed.
+        // Posted and not taken receives, with their buffers; and those that are taken and not completed.
         let (mut posted, mut taken) = (VecDeque::new(), VecDeque::new());
         let (mut number, mut device_counter, mut completed) = (0u64, 0u16, 0u32);
         while completed < (1 << 16) + 4 * u32::from(wqe_cnt) {
@@ -98,8 +98,8 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
             assert!(posted.is_empty());
             for _ in 0..random.below(taken.len() as u32 + 1) {
                 let (counter, number) = taken.pop_front().unwrap();
-                // Devices give the counter or the index, and with an error neither; the next one's is not the oldest's, unless there is one
-                // place only.
+                // Devices give the counter or the index, and neither with an error. The counter of the next receive is not that of the
+                // oldest, unless the queue has one place only.
                 if wqe_cnt > 1 {
                     assert_eq!(rq.complete(Some(counter.wrapping_add(1))), None);
                 }
@@ -128,7 +128,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
         let mut random = Random::new(seed);
         let (mut posted, mut taken) = (VecDeque::new(), vec![]);
         let (mut number, mut popped, mut next, mut completed) = (0u64, 0u16, 0u16, 0u32);
-        // For some rounds everything is posted by fills with one value.
+        // In some rounds, all posts are fills with one value.
         let mut one_value = None;
         while completed < (1 << 16) + 4 * depth {
             if random.one_in(16) {
@@ -177,7 +177,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     }
 }
 
-/// Checks that both kinds of receive queue accept and refuse the same, with the same errors.
+/// Checks that both kinds of receive queue accept and refuse the same receives, with the same errors.
 fn check_limits(max: usize, ring: &Ring, first: usize, post: &mut dyn FnMut(&[Sge]) -> Result<(), PostReceiveError>) {
     let sge = |len| Sge { addr: 0x0102_0304_0506_0708, len, lkey: 0x1112_1314 };
     let many = vec![sge(1); max + 1];
@@ -185,7 +185,7 @@ fn check_limits(max: usize, ring: &Ring, first: usize, post: &mut dyn FnMut(&[Sg
     let longest = MAX_MESSAGE_BYTES as u32;
     assert_eq!(post(&[sge(longest), sge(1)]), Err(PostReceiveError::TooLong { bytes: MAX_MESSAGE_BYTES + 1 }));
     assert_eq!(post(&[sge(u32::MAX), sge(u32::MAX)]), Err(PostReceiveError::TooLong { bytes: 2 * u64::from(u32::MAX) }));
-    // Nothing was posted so far; and these three go to the first three places.
+    // The queue is unused, and these three go to its first three places.
     post(&[sge(0), sge(longest - 1), sge(0), sge(1)]).unwrap();
     post(&[]).unwrap();
     post(&many[..max]).unwrap();
@@ -205,7 +205,7 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     let ring = Ring::leak(4, 4 * SEGMENT);
     let mut rq = ReceiveQueue::new(&ring.memory(4), ring.stride / 16);
     check_limits(4, &ring, 0, &mut |buffers| rq.post(buffers, 0));
-    // A queue pair's receive of all its buffers has no terminator, and what is behind the first terminator is left alone.
+    // A queue pair's receive with all its buffers has no terminator, and the bytes after the first terminator are unchanged.
     assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
 
     let (_null, control) = null();

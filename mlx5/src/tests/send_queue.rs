@@ -44,13 +44,13 @@ fn is_signaled(device: &NullDevice, qp: &RcQp, counter: u16) -> bool {
 #[test]
 fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index() {
     for seed in 0..8 {
-        // The smallest queue, too.
+        // The smallest queue too.
         let depth = if seed % 2 == 0 { DEPTH } else { 16 };
         let (device, mut qp) = queue_pair_of(depth);
         let mut random = Random::new(seed);
         let mut posted: VecDeque<Expected> = VecDeque::new();
         let (mut producer, mut consumer, mut user, mut wqebbs) = (0u16, 0u16, 0u64, 0u32);
-        // Twice the 16-bit index; the ring's depth thousands of times.
+        // Twice the range of the 16-bit index, and thousands of times the ring's depth.
         while wqebbs < 2 << 16 {
             let blocks = 1 + random.below(5) as u16;
             let to_end = depth - producer % depth;
@@ -72,7 +72,7 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                 Err(PostError::QueueFull { needed, free: told, capacity }) => {
                     assert_eq!((needed, told, capacity), ((blocks + padding).into(), free.into(), depth.into()));
                     assert!(blocks + padding > free, "refused with room");
-                    // Only signaled WQEs tell, and the queue never fills without one.
+                    // Only signaled WQEs complete, and the queue never fills without one.
                     let last = posted.iter().rposition(|p| p.signaled).unwrap();
                     let pick = random.below(last as u32 + 1) as usize;
                     let signaled = posted.iter().skip(pick).position(|p| p.signaled).unwrap() + pick;
@@ -126,14 +126,14 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth_or_8_wqebbs() {
     assert_eq!(which, [7, 15, 23, 31], "an 8th of them at the 8th WQEBB each");
     assert!(qp.post(&write(1), Signal::Reclaim, 0).is_err());
     assert!(qp.sq.complete(31).is_some());
-    // A WQE that is signaled anyway starts the count again.
+    // A WQE that is signaled on request restarts the count.
     for i in 0..4 {
         qp.post(&write(1), if i == 3 { Signal::Always } else { Signal::Reclaim }, 0).unwrap();
     }
     signaled(&mut qp, 8);
     let which: Vec<u16> = (DEPTH..DEPTH + 12).filter(|&i| is_signaled(&device, &qp, i)).collect();
     assert_eq!(which, [35, 43]);
-    // The smallest queue has room for the longest WQE beside 8 WQEBBs.
+    // The smallest queue has room for the longest WQE in addition to 8 WQEBBs.
     let (device, mut qp) = queue_pair_of(16);
     signaled(&mut qp, 16);
     let which: Vec<u16> = (0..16).filter(|&i| is_signaled(&device, &qp, i)).collect();

@@ -1,7 +1,7 @@
 //! The structs of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there.
 //!
-//! Structs that the libraries allocate are declared up to the last field read here. Structs that this crate allocates are whole. Sizes and
-//! offsets are asserted for 64-bit Linux; a test compares all of them with the installed headers.
+//! Structs that the libraries allocate are declared up to the last field that this crate reads. Structs that this crate allocates are
+//! complete. Sizes and offsets are asserted for 64-bit Linux; a test compares all of them with the installed headers.
 
 #![allow(non_camel_case_types, reason = "the names of the C headers")]
 

@@ -1,4 +1,4 @@
-//! Ends a sleep on words by events of the device: a thread waits for them on the completion channel.
+//! Ends a sleep on words when the device has an event: a thread waits for events on the completion channel.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -63,7 +63,7 @@ fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Starts a thread that takes no signals, which are the program's.
+/// Starts a thread that takes no signals. They belong to the program.
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let [mut all, mut before] = [core::mem::MaybeUninit::<libc::sigset_t>::uninit(); 2];
     // SAFETY: places for two masks; the first is filled before it is used.
@@ -77,7 +77,8 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     started
 }
 
-/// All queues of the device, armed for a sleep. The sleeper checks the queues itself, as after any arming: an event is only a reason to check.
+/// All queues of the device, armed for a sleep. The sleeper checks the queues itself, as after any arming, because an event is only a
+/// reason to check.
 struct Armed<'a, F> {
     arm: F,
     sleep: &'a Sleep,

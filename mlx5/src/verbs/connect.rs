@@ -17,6 +17,7 @@ use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_ti
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses access that the device does not
 /// support.
+/// support.
 fn remote_access(has_atomics: bool) -> Access {
     let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
     if has_atomics { always | Access::REMOTE_ATOMIC } else { always }
@@ -140,7 +141,7 @@ impl Connections for Context {
     }
 }
 
-/// Returns a path in the form that WQEs of InfiniBand have it.
+/// Returns a path in the form of an InfiniBand WQE.
 pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
     let ibv_ah_attr { grh, dlid, sl, is_global, .. } = *route;
     let local = AddressVector::local(dlid, sl);
@@ -151,7 +152,7 @@ pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
     }
 }
 
-/// Returns the path of [`vector_of`], from `port`.
+/// Returns the path that `vector` encodes ([`vector_of`]), from `port`.
 pub(super) fn route_of(vector: &AddressVector, port: &Port) -> ibv_ah_attr {
     let &AddressVector { stat_rate_sl, rlid: dlid, tclass, hop_limit, grh_gid_fl, rgid, .. } = vector;
     let (sgid_index, flow_label) = (vector.source_gid_index(), grh_gid_fl & 0xf_ffff);

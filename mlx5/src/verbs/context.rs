@@ -33,14 +33,15 @@ pub(crate) struct Context {
     pub(crate) attr: ibv_device_attr,
     /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was asked for.
     pub(crate) is_direct: bool,
-    /// All zeros where it does not.
+    /// All zeros if the crate does not.
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
-    /// Whether a queue was armed that already held a completion it was armed for. The event of that completion may be over.
+    /// Whether a queue was armed while it held a completion that it was armed for. The event of that completion may have been taken
+    /// already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
-    /// Made for the first sleep on words; `None` if no thread could be started.
+    /// Started for the first sleep on words; `None` if no thread could be started.
     arrivals: OnceCell<Option<Arrivals>>,
     /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
@@ -48,7 +49,7 @@ pub(crate) struct Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Its thread uses the channel.
+        // The thread uses the channel.
         self.arrivals.take();
         // SAFETY: no completion queue uses the channel any more: every object made from this device keeps the device open.
         unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
@@ -117,7 +118,7 @@ impl Context {
         while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
     }
 
-    /// Takes all events, and arms every queue for any completion after those that its record says are consumed.
+    /// Takes all events, and arms every queue for any completion after the consumer in its record.
     fn arm_all(&self) {
         self.take_events();
         for (cqn, cq) in &self.objects.borrow().cqs {
@@ -199,8 +200,8 @@ impl Provider for Context {
         }
     }
 
-    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not sleep if a queue was armed that already
-    /// held a completion it was armed for. Takes all events.
+    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not sleep if a queue was armed while it held
+    /// a completion that it was armed for. Takes all events.
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {

@@ -3,8 +3,8 @@
 //! Only exported functions are called, each in the version whose types are declared in [`abi`](super::abi). The inline functions of the
 //! headers use tables that change with releases. This crate needs none of them: it posts, polls and arms by itself.
 //!
-//! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same objects. It is the same file, because the
-//! provider's name is a link to it and the loader identifies files, not names.
+//! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same objects. The provider's name is a link to that
+//! file, and the loader identifies files, not names.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::NonNull;
@@ -46,7 +46,7 @@ unsafe fn find(handle: *mut c_void, symbol: *const c_char, version: *const c_cha
     unsafe { libc::dlvsym(handle, symbol, version) }
 }
 
-/// Finds a symbol where there are no symbol versions, and so only one of each.
+/// Finds a symbol on systems without symbol versions, where each symbol exists once.
 #[cfg(not(target_env = "gnu"))]
 unsafe fn find(handle: *mut c_void, symbol: *const c_char, _version: *const c_char) -> *mut c_void {
     // SAFETY: guaranteed by the caller.

@@ -36,7 +36,7 @@ impl Context {
         let mr = NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
         // SAFETY: just created.
         let &ibv_mr { lkey: key, rkey, .. } = unsafe { mr.as_ref() };
-        // As on mlx5 and most others; a device without remote access for the region may give no remote key.
+        // Both keys are equal on mlx5 and most other devices. Without remote access to the region, a device may give no remote key.
         if rkey != key && access.intersects(Access::REMOTE) {
             // SAFETY: just created, and in no table.
             unsafe { (self.device.api.verbs.ibv_dereg_mr)(mr.as_ptr()) };
@@ -74,7 +74,7 @@ impl Regions for Context {
         is_gone
     }
 
-    /// Deregisters the region for good. Memory that the kernel refuses to release stays mapped.
+    /// Deregisters the region without a retry. Memory that the kernel refuses to release stays mapped.
     fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             if let Some(region) = self.objects.borrow_mut().mrs.remove(&key) {

@@ -24,7 +24,7 @@ fn nonsense(what: &'static str, value: u64) -> CreateError {
     mlx5_hca::CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }.into()
 }
 
-/// Returns how the register at `addr` is written. A register of another size than today's 256 bytes is legal: 8 bytes at a time always work.
+/// Returns the way in which the register at `addr` is written. A size other than 256 bytes is legal: 8 bytes at a time always work.
 fn register_kind(size: usize, addr: usize) -> Result<RegisterKind, CreateError> {
     let (kind, alignment) = match size {
         BLUEFLAME_BYTES => (RegisterKind::WriteCombining, 2 * BLUEFLAME_BYTES),
@@ -37,7 +37,7 @@ fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<Non
     NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
 }
 
-/// Returns the number of WQEs of a ring; a ring's index has 16 bits.
+/// Returns the number of WQEs of a ring, whose index has 16 bits.
 fn wqe_count(count: u32, what: &'static str) -> Result<u32, CreateError> {
     if count.is_power_of_two() && count <= 1 << 15 { Ok(count) } else { Err(nonsense(what, count.into())) }
 }
@@ -282,8 +282,8 @@ impl Queues for Context {
             check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
         }
         let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and returns WQEBBs: as many as the longest WQE may take by its own estimate. That depends
-        // on its release and the kind of queue pair, and is at least one, often four.
+        // The library is asked for work requests and returns WQEBBs: for each request, its own estimate of the longest WQE. That estimate
+        // depends on the release and the kind of queue pair. It is at least one WQEBB, often four.
         let mut work_requests = wanted / 4;
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;

@@ -51,7 +51,7 @@ pub(crate) struct MrObject {
 
 pub(crate) struct QpObject {
     pub(crate) qp: NonNull<ibv_qp>,
-    /// First packet sequence number it sends. Chosen at random, so that packets of an earlier connection are not taken for packets of this
+    /// First packet sequence number that it sends. It is random, so that packets of an earlier connection are not taken for packets of this
     /// one.
     pub(crate) psn: u32,
     /// Options given with the peer's address.

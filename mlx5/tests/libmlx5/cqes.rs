@@ -1,4 +1,4 @@
-//! CQEs of the software HCA as libmlx5 reads them, and as we read them; and the doorbell records of completion queues.
+//! CQEs of the software HCA as libmlx5 and this crate read them, and the doorbell records of completion queues.
 
 use mlx5::wire::*;
 use mlx5::*;
@@ -6,7 +6,7 @@ use mlx5::*;
 use super::libmlx5::{Api, IbvPath, IbvSge, IbvWc, Op, QpRequest, SEND_SIGNALED, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq, WrOpcode};
 use super::open;
 
-/// `enum ibv_wc_opcode`, by opcode of the WQE.
+/// Returns the `enum ibv_wc_opcode` of a WQE's opcode.
 fn send_opcode(opcode: u8) -> u32 {
     match Opcode::from_wire(opcode).unwrap() {
         Opcode::Send | Opcode::SendImm => 0,
@@ -21,11 +21,11 @@ fn send_opcode(opcode: u8) -> u32 {
 const RECEIVE: u32 = 1 << 7;
 const RECEIVE_WRITE_IMM: u32 = RECEIVE + 1;
 
-/// `enum ibv_wc_flags`.
+/// Returns the `enum ibv_wc_flags`.
 const GRH: u32 = 1;
 const WITH_IMM: u32 = 2;
 
-/// `enum ibv_wc_status`.
+/// Returns the `enum ibv_wc_status`.
 fn status(error: CompletionError) -> u32 {
     match error.syndrome {
         Syndrome::LocalLength => 1,
@@ -61,7 +61,7 @@ const SYNDROMES: [Syndrome; 13] = [
     Syndrome::RemoteAborted,
 ];
 
-/// Ours, as the structure of libibverbs says it. What that leaves undefined is as in `theirs`.
+/// Converts our completion to the structure of libibverbs. Its undefined fields are set as in `theirs`.
 fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> IbvWc {
     let wc = IbvWc { wr_id: user, qp_num: theirs.qp_num, ..IbvWc::default() };
     if let Err(error) = cqe.result() {
@@ -73,7 +73,7 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> I
         let byte_len = if opcode >= 2 { cqe.byte_count() } else { theirs.byte_len };
         return IbvWc { opcode, byte_len, wc_flags: theirs.wc_flags, imm_data: theirs.imm_data, ..wc };
     }
-    // The bytes of the fields hold data then.
+    // The bytes of these fields hold data then.
     let is_scattered = cqe.inline_data().is_some();
     let grh = if is_scattered { theirs.wc_flags & GRH } else { u32::from(cqe.has_grh()) };
     let (opcode, imm_data, flags) = match cqe.opcode().unwrap() {
@@ -84,19 +84,19 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> I
     };
     let src_qp = if is_scattered { theirs.src_qp } else { cqe.source_qpn() };
     let (slid, sl, dlid_path_bits) = if is_scattered { (theirs.slid, theirs.sl, theirs.dlid_path_bits) } else { (0, 0, 0) };
-    // The P_Key index is where the immediate is: libmlx5 gives half of the immediate then.
+    // The P_Key index takes the place of the immediate: libmlx5 returns half of the immediate then.
     let pkey_index = if cqe.imm() == 0 { 0 } else { theirs.pkey_index };
     IbvWc { opcode, imm_data, pkey_index, byte_len: cqe.byte_count(), src_qp, wc_flags: flags | grh, slid, sl, dlid_path_bits, ..wc }
 }
 
-/// Where a queue pair takes its receives.
+/// The source of a queue pair's receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Receives {
     Own,
     Shared,
 }
 
-/// How libmlx5 polls.
+/// The way in which libmlx5 polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     PollCq,
@@ -109,7 +109,7 @@ enum Ours {
     Datagrams(UdQp),
 }
 
-/// A queue pair of each driver, each with one completion queue.
+/// A queue pair of each driver, with one completion queue each.
 struct Pair {
     theirs: VerbsQp,
     their_cq: VerbsCq,
@@ -121,10 +121,10 @@ struct Pair {
     our_srq: Srq,
     null: NullDevice,
     receives: Receives,
-    /// Sends and receives posted.
+    /// Numbers of sends and receives posted.
     sends: u16,
     receives_posted: u16,
-    /// The user data of the last poster.
+    /// The `user` value of the last post.
     user: u64,
     to: *mut std::ffi::c_void,
     compared: usize,
@@ -195,7 +195,7 @@ impl Pair {
         }
     }
 
-    /// Posts a send to both, of any kind; its index.
+    /// Posts a send of any kind to both. Returns its index.
     fn post_send(&mut self) -> u16 {
         self.user += 1;
         let mut sge = IbvSge { addr: 8, length: 8, lkey: 1 };
@@ -221,7 +221,7 @@ impl Pair {
             Ours::Connected(qp) => qp.post(&Send { payload }, Signal::Always, self.user).unwrap(),
             Ours::Datagrams(qp) => {
                 let to = Destination::new(AddressVector::local(1, 0), 1, 1);
-                // One WQEBB more than a SEND has: both queues count on alike.
+                // One WQEBB more than a SEND has, so both queues advance alike.
                 qp.post(&UdSend { to: &to, payload }, Signal::Always, self.user).unwrap();
             }
         }
@@ -230,7 +230,7 @@ impl Pair {
         index
     }
 
-    /// Posts a receive to both; its index.
+    /// Posts a receive to both. Returns its index.
     fn post_receive(&mut self, buffers: &[Sge]) -> u16 {
         self.user += 1;
         let index = self.receives_posted;
@@ -259,8 +259,8 @@ impl Pair {
         }
     }
 
-    /// Writes the CQE that `make` makes for a queue pair of this number and user index into both queues, with `data` if there is some, and
-    /// compares what both polls say.
+    /// Writes a CQE into both queues, and compares the results of both polls. `make` makes the CQE for a queue pair number and a user
+    /// index; `data` is its inline data, if any.
     fn compare(&mut self, opcode: CqeOpcode, make: impl Fn(u32, u32) -> [u8; CQE_BYTES], data: &[u8]) {
         assert_eq!(self.their_poll(), None, "an entry that nobody wrote");
         let mut bytes = make(self.theirs.parts.qpn, self.user_index);
@@ -347,7 +347,7 @@ impl Pair {
         }
     }
 
-    /// Errors move our queue pair to the error state, in which nothing is posted: everything is posted first.
+    /// Errors move our queue pair to the error state, which refuses posts, so all posts come first.
     fn compare_errors(&mut self, syndromes: &[u8]) {
         let sends: Vec<(u16, u8)> = syndromes.iter().map(|&raw| (self.post_send(), raw)).collect();
         let receives: Vec<(u16, u8)> = syndromes.iter().map(|&raw| (self.post_receive(&[]), raw)).collect();
@@ -355,14 +355,14 @@ impl Pair {
         let receives = receives.into_iter().map(|one| (CqeOpcode::ResponderError, one));
         for ((opcode, (wqe_counter, raw_syndrome)), vendor_syndrome) in sends.chain(receives).zip(0x81..) {
             let wqe_opcode = if opcode == CqeOpcode::RequesterError { 0x0a } else { 0 };
-            // The user of each is the one of its own post.
+            // The `user` of each is that of its own post.
             let make = |qpn, user_index| ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode, qpn, wqe_counter, user_index }.emit();
             self.compare(opcode, make, &[]);
         }
     }
 }
 
-/// Every kind of queue pair, receive queue, entry and poll.
+/// Tests every kind of queue pair, receive queue, entry and poll.
 fn every_pair(mut exercise: impl FnMut(&VerbsDevice, &mut u32, u32, Way, bool, Receives)) {
     let device = open();
     let mut user_index = 0;
@@ -402,7 +402,7 @@ fn libmlx5_reads_every_cqe_of_ours_as_we_do() {
     assert!(compared > 1000);
 }
 
-/// Two buffers of memory as a receive has them, which a driver may copy to.
+/// The memory of a receive's two buffers, which a driver may copy to.
 fn two_buffers(memory: &mut [u8; 128]) -> [Sge; 2] {
     let addr = memory.as_mut_ptr() as u64;
     [Sge { addr, len: 10, lkey: 7 }, Sge { addr: addr + 10, len: 118, lkey: 7 }]
@@ -443,7 +443,7 @@ fn neither_driver_takes_an_entry_as_libmlx5_leaves_it() {
         assert_eq!(marks, vec![0xf0; cq.parts.entries as usize], "opcode 0xf, and the owner bit of the first lap");
         let polled = if way == Way::PollCq { cq.poll(1).pop() } else { cq.start_poll() };
         assert_eq!(polled, None);
-        // Ours: `cq_ring` has the same test over whole laps of a queue; here that a CQE with that byte is none.
+        // Ours: `cq_ring` has the same test over whole laps of a queue. This one checks that a CQE with that byte does not exist.
         let mine = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let mut ours = mine.create_cq(CqConfig { cqe_bytes, ..CqConfig::from(16) }).unwrap();
         assert!(mine.null().unwrap().write_cqe(ours.cqn(), &ResponderCqe::default().emit(), CqeOpcode::Invalid));
@@ -474,7 +474,7 @@ fn both_drivers_arm_a_completion_queue_with_the_same_words() {
     }
 }
 
-/// Why a queue of libmlx5's is never compressed by the software HCA unless its user asks for it, and unpacks it.
+/// The software HCA compresses a queue of libmlx5's only if its user asks for it, and unpacks it; this test shows the reason.
 #[test]
 #[ignore = "needs libibverbs-dev and mlx5-run"]
 fn libmlx5_takes_the_title_of_a_compressed_session_for_one_receive() {

@@ -1,10 +1,10 @@
-//! The differences that are known, and why they are: the table in `docs/libmlx5.md`.
+//! The known differences with their reasons: the table in `docs/libmlx5.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 const DOCUMENT: &str = include_str!("../../../docs/libmlx5.md");
 
-/// The rows of the table under the heading `section`: what is in their first column, between backquotes.
+/// Returns the names in backquotes in the first column of the table under the heading `section`.
 fn documented(section: &str) -> BTreeSet<String> {
     let text = DOCUMENT.split("\n## ").find(|part| part.lines().next() == Some(section)).expect("no such section in docs/libmlx5.md");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -24,7 +24,7 @@ impl Differences {
         }
     }
 
-    /// These are exactly the ones that `section` of the document lists.
+    /// Asserts that these are exactly the differences that `section` of the document lists.
     pub(crate) fn check(&self, section: &str) {
         let documented = documented(section);
         let unknown: Vec<String> =

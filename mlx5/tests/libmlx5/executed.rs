@@ -14,10 +14,10 @@ const RECEIVE: u32 = 1 << 7;
 const WITH_IMM: u32 = 2;
 const IMM: u32 = 0x0102_0304;
 
-/// Words of memory, half for each end.
+/// Number of words of memory, half for each end.
 const WORDS: usize = 1024;
 
-/// Two queue pairs of one device, the first connected to the second, each with a completion queue; and memory that both reach.
+/// Two queue pairs of one device, the first connected to the second, with one completion queue each, and memory that both reach.
 struct Ends {
     device: VerbsDevice,
     cqs: [VerbsCq; 2],
@@ -56,7 +56,7 @@ impl Ends {
         Self { device, cqs, qps, srq, memory: addr, key }
     }
 
-    /// The half of end `end`, as a buffer of so many bytes.
+    /// Returns this number of bytes of the half of end `end`, as a buffer.
     fn buffer(&self, end: u64, len: u32) -> Sge {
         Sge { addr: self.memory + end * 4 * WORDS as u64, len, lkey: self.key }
     }
@@ -90,7 +90,7 @@ impl Ends {
         self.qps[0].post(Api::PostSend, &[op]);
     }
 
-    /// The next completion of an end.
+    /// Returns the next completion of an end.
     fn next(&self, end: usize) -> IbvWc {
         let start = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl Ends {
         }
     }
 
-    /// The next completion of an end has this status, and comes from that post.
+    /// Asserts that the next completion of an end has this status, and belongs to that post.
     fn expect(&self, end: usize, wr_id: u64, status: u32) -> IbvWc {
         let wc = self.next(end);
         assert_eq!((wc.wr_id, wc.status), (wr_id, status), "end {end}: {wc:?}");
@@ -159,7 +159,7 @@ fn libmlx5_reads_datagrams_with_the_sender_and_the_40_bytes_in_front() {
             for round in rounds.clone() {
                 ends.receive(round, &[ends.buffer(1, 4096)]);
             }
-            // A datagram finds no receive that the device has not seen yet, and is lost then.
+            // The device must have seen the receive before a datagram arrives, which is lost otherwise.
             std::thread::sleep(Duration::from_millis(100));
             for (round, verb) in rounds.zip([WrOpcode::Send, WrOpcode::SendImm].into_iter().cycle()) {
                 ends.send(round, verb, ends.buffer(0, 100), 0, to);
@@ -172,7 +172,7 @@ fn libmlx5_reads_datagrams_with_the_sender_and_the_40_bytes_in_front() {
     }
 }
 
-/// A queue pair fails at an operation: its status, and that what is behind it is flushed.
+/// Makes a queue pair fail at an operation. Checks its status, and that later operations are flushed.
 fn fails(ends: &Ends, verb: WrOpcode, payload: Sge, rkey: u32, status: u32) {
     ends.send(1, verb, payload, rkey, std::ptr::null_mut());
     ends.send(2, WrOpcode::Write, ends.buffer(0, 8), ends.key, std::ptr::null_mut());
@@ -195,7 +195,7 @@ fn libmlx5_reads_every_failure() {
         let one = ends();
         fails(&one, WrOpcode::Read, one.buffer(0, 8), one.key ^ 0xff00, 10);
 
-        // A message longer than its receive, and a receive that names what is not the receiver's.
+        // A message longer than its receive, and a receive with a key that is not the receiver's.
         let one = ends();
         one.receive(9, &[one.buffer(1, 10)]);
         fails(&one, WrOpcode::Send, one.buffer(0, 100), 0, 9);
@@ -205,7 +205,7 @@ fn libmlx5_reads_every_failure() {
         fails(&one, WrOpcode::Send, one.buffer(0, 100), 0, 11);
         one.expect(1, 9, 4);
 
-        // No receive; and nobody there.
+        // No receive, and no peer.
         let one = ends();
         one.send(1, WrOpcode::Send, one.buffer(0, 8), 0, std::ptr::null_mut());
         one.expect(0, 1, 13);

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-/// The segments an operation is made of, behind its control segment.
+/// The segments of an operation, after its control segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     Datagram,
     Remote,
     Atomic,
-    /// Number of inline bytes, and their header.
+    /// Inline data of this number of bytes, with its header.
     Inline(usize),
-    /// By pointer.
+    /// A buffer by pointer.
     Data,
 }
 
@@ -34,7 +34,7 @@ const REMOTE: &[(&str, usize)] = &[("raddr", 8), ("rkey", 4), ("reserved", 4)];
 const ATOMIC: &[(&str, usize)] = &[("swap_add", 8), ("compare", 8)];
 const DATA: &[(&str, usize)] = &[("byte_count", 4), ("lkey", 4), ("addr", 8)];
 
-/// Every byte of a WQE of these segments, by name.
+/// Returns the name of every byte of a WQE of these segments.
 pub(crate) fn fields(segments: &[Segment]) -> Vec<(String, Range<usize>)> {
     let mut fields = Vec::new();
     let mut at = 0;

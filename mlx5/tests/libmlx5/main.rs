@@ -1,8 +1,8 @@
-//! The bytes that libmlx5 writes against ours, for the same operations, and its reading of CQEs against ours. It runs under `mlx5-run`, so
-//! that libmlx5 has a device; ours is a null device beside it. Nothing is executed, except in `executed`: libmlx5's queue pairs stay in a state
-//! in which their device does not send, and the CQEs are written here.
+//! Compares the bytes that libmlx5 writes with this crate's, for the same operations, and the CQEs as both read them. It runs under
+//! `mlx5-run`, so that libmlx5 has a device; this crate uses a null device. No operation is executed, except in `executed`: libmlx5's queue
+//! pairs stay in a state in which their device does not send, and the test writes the CQEs.
 //!
-//! `docs/libmlx5.md` lists every difference. A test fails if it finds one that is not there, or does not find one that is.
+//! `docs/libmlx5.md` lists every difference. A test fails if it finds another one, or misses one of these.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod cqes;
@@ -28,12 +28,12 @@ fn open() -> VerbsDevice {
     VerbsDevice::open(library, false).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The CQE of a send of the queue pair with this number and user index.
+/// Makes the CQE of a send of the queue pair with this number and user index.
 fn requester_cqe(qpn: u32, user_index: u32, wqe_opcode: u8, wqe_counter: u16) -> mlx5::wire::RequesterCqe {
     mlx5::wire::RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count: 0, user_index }
 }
 
-/// The CQE of a receive without data of the queue pair with this number and user index.
+/// Makes the CQE of a receive without data of the queue pair with this number and user index.
 fn responder_cqe(qpn: u32, user_index: u32, wqe_counter: u16) -> mlx5::wire::ResponderCqe {
     mlx5::wire::ResponderCqe { qpn, srqn: user_index, wqe_counter, ..Default::default() }
 }

@@ -1,4 +1,4 @@
-//! Operations as both drivers take them.
+//! Operations in the form that both drivers take.
 
 use std::ffi::c_void;
 
@@ -19,7 +19,7 @@ pub(crate) const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, len: 0x0009_8765,
 pub(crate) enum Content {
     Nothing,
     Inline(Vec<u8>),
-    /// By pointer.
+    /// Buffers by pointer.
     Gathered(Vec<Sge>),
 }
 
@@ -29,11 +29,11 @@ pub(crate) struct Case {
     pub(crate) verb: WrOpcode,
     pub(crate) content: Content,
     pub(crate) flags: Flags,
-    /// Of a datagram.
+    /// A datagram.
     pub(crate) to: Option<Address>,
 }
 
-/// Where a datagram goes: libmlx5's address handle, and ours.
+/// The destination of a datagram: libmlx5's address handle, and ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) ah: *mut c_void,
@@ -42,7 +42,7 @@ pub(crate) struct Address {
     pub(crate) ours: Destination,
 }
 
-/// Signaled or not, with a fence or not, solicited or not.
+/// Whether the operation is signaled, fenced, solicited.
 pub(crate) fn flags() -> impl Iterator<Item = Flags> {
     (0..8).map(|bits| Flags {
         signal: if bits & 1 != 0 { Signal::Always } else { Signal::Reclaim },
@@ -52,7 +52,7 @@ pub(crate) fn flags() -> impl Iterator<Item = Flags> {
 }
 
 impl Case {
-    /// The segments behind the control segment.
+    /// Returns the segments after the control segment.
     pub(crate) fn segments(&self) -> Vec<Segment> {
         let mut segments = match self.verb {
             _ if self.to.is_some() => vec![Segment::Datagram],
@@ -69,7 +69,7 @@ impl Case {
         segments
     }
 
-    /// For libmlx5: inline data in two buffers if there are two bytes or more and `split`.
+    /// Returns the buffers for libmlx5. With `split`, inline data of two bytes or more is in two buffers.
     pub(crate) fn sges(&self, split: bool) -> Vec<IbvSge> {
         match &self.content {
             Content::Nothing => vec![],
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// For libmlx5, with what [`sges`](Self::sges) gave.
+    /// Returns the operation for libmlx5, with the buffers of [`sges`](Self::sges).
     pub(crate) fn op(&self, wr_id: u64, sges: &mut [IbvSge]) -> Op {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         let flags = flag(self.flags.signal == Signal::Always, SEND_SIGNALED)
@@ -107,7 +107,7 @@ impl Case {
         }
     }
 
-    /// Posts it to ours. `false` if ours does not take it: it gathers from one buffer.
+    /// Posts it to our queue pair. Returns `false` if that does not take it, because it gathers only from one buffer.
     pub(crate) fn post(&self, qp: &mut Ours) -> bool {
         match (&self.content, qp) {
             (Content::Nothing, qp) => self.post_payload(qp, ()),

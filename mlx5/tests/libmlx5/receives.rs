@@ -10,28 +10,28 @@ use super::libmlx5::{QpRequest, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq};
 use super::random::Random;
 use super::{open, responder_cqe};
 
-/// Receives of each queue.
+/// Number of receives of each queue.
 const DEPTH: u32 = 8;
 /// Maximum number of buffers of a receive.
 const SGES: u32 = 6;
 
-/// Where receives are posted.
+/// The queue that receives are posted to.
 enum Queue {
     Own(VerbsQp, RcQp),
     Shared(VerbsSrq, Srq),
 }
 
-/// A queue pair of each driver, and the queue that both take receives from.
+/// A queue pair of each driver, and the queue of its receives.
 struct Pair {
     queue: Queue,
     their_cq: VerbsCq,
     our_cq: Cq,
     null: NullDevice,
-    /// Of theirs: number and user index.
+    /// Number and user index of their queue pair.
     their_qpn: u32,
     user_index: u32,
     our_qpn: u32,
-    /// By WQE: what was posted last, and whether a buffer of length 0 ever was.
+    /// By WQE: the last posted receive, and whether a buffer of length 0 was ever posted.
     wqes: Vec<(Vec<Sge>, bool)>,
     posted: u64,
 }
@@ -43,7 +43,7 @@ impl Pair {
         let null = ours.null().unwrap();
         let pd = ours.alloc_pd().unwrap();
         let our_cq = ours.create_cq(16).unwrap();
-        // One WQE of a list ends it.
+        // One WQE of a list is its end.
         let depth = DEPTH - u32::from(is_shared);
         let their_srq = device.create_srq(depth, sges);
         let our_srq = pd.create_srq(depth, sges as usize).unwrap();
@@ -66,7 +66,7 @@ impl Pair {
         let (their_qpn, our_qpn) = (their_qp.parts.qpn, our_qp.qpn());
         let queue = if is_shared {
             assert_eq!((their_srq.parts.head, their_srq.parts.tail), (0, DEPTH - 1), "libmlx5 gives as many");
-            // Dropping the queue pair would take the receives with it.
+            // Dropping the queue pair would drop the receives with it.
             std::mem::forget(our_qp);
             Queue::Shared(their_srq, our_srq)
         } else {
@@ -76,7 +76,7 @@ impl Pair {
         Self { queue, their_cq, our_cq, null, their_qpn, user_index, our_qpn, wqes: vec![(vec![], false); DEPTH as usize], posted: 0 }
     }
 
-    /// Posts a receive, which goes into WQE `index`.
+    /// Posts a receive, which uses WQE `index`.
     fn post(&mut self, index: u16, buffers: &[Sge]) {
         self.posted += 1;
         let (last, had_empty) = &mut self.wqes[usize::from(index)];
@@ -96,7 +96,7 @@ impl Pair {
         }
     }
 
-    /// The receive in WQE `index` completes: what its poster gave comes back from both.
+    /// Completes the receive in WQE `index`. Both drivers must return the value of its post.
     fn complete(&mut self, index: u16) {
         let cqe = responder_cqe(self.their_qpn, self.user_index, index);
         let mut bytes = cqe.emit();
@@ -140,19 +140,19 @@ impl Pair {
     }
 }
 
-/// Up to `most` buffers, some of length 0 if `with_empty`.
+/// Makes up to `most` buffers, some of length 0 if `with_empty`.
 fn buffers(random: &mut Random, most: u32, with_empty: bool) -> Vec<Sge> {
     let count = random.below(most + 1);
     let len = |random: &mut Random| if with_empty && random.one_in(4) { 0 } else { 1 + random.below(1 << 20) };
     (0..count).map(|_| Sge { addr: u64::from(random.below(1 << 30)) << 20, len: len(random), lkey: random.below(1 << 30) }).collect()
 }
 
-/// Posts and completes at random, on queues of `sges` buffers a receive. Returns how many WQEs were compared.
+/// Posts and completes at random, on queues of `sges` buffers a receive. Returns the number of compared WQEs.
 fn exercise(pair: &mut Pair, random: &mut Random, sges: u32, with_empty: bool, differences: &mut Differences) -> usize {
     let is_shared = matches!(pair.queue, Queue::Shared(..));
     let room = DEPTH as usize - usize::from(is_shared);
     let mut posted: VecDeque<u16> = VecDeque::new();
-    // The WQEs that are used next: what was given back last comes last.
+    // The WQEs in the order of their next use. The one that was returned last is used last.
     let mut free: VecDeque<u16> = (0..DEPTH as u16).collect();
     let mut compared = 0;
     pair.compare(differences);
@@ -165,7 +165,7 @@ fn exercise(pair: &mut Pair, random: &mut Random, sges: u32, with_empty: bool, d
             compared += DEPTH as usize;
         }
         for _ in 0..random.below(posted.len() as u32 + 1) {
-            // Receives of a queue pair's own queue complete in order.
+            // The receives of a queue pair's own queue complete in order.
             let which = if is_shared { random.below(posted.len() as u32) as usize } else { 0 };
             let index = posted.remove(which).unwrap();
             pair.complete(index);

@@ -12,13 +12,13 @@ use super::{open, requester_cqe};
 
 /// Byte that registers are filled with.
 const FILL: u8 = 0xee;
-/// Byte that libmlx5's send queue is filled with, where the next WQEs go: what has it afterwards was left as it was.
+/// Byte that fills libmlx5's send queue where the next WQEs go. A byte that still has it afterwards was not written.
 const LEFT: u8 = 0xd7;
 const INLINE: usize = 220;
-/// Of libmlx5's queue pairs; ours gathers from one.
+/// Maximum number of buffers for libmlx5's queue pairs; ours gathers from one.
 const SGES: usize = 6;
 
-/// A WQE as it lies in a queue: its index and its bytes as far as `ds` says.
+/// A WQE in a queue: its index, and its bytes as far as `ds` says.
 #[derive(Debug)]
 struct Wqe {
     index: u16,
@@ -32,7 +32,8 @@ struct Stored {
     bytes: Vec<u8>,
 }
 
-/// The bytes of a register that are not [`FILL`]. Stores are of 8 bytes or multiples of 64; no WQE here has 8 bytes of [`FILL`].
+/// Returns the bytes of a register that differ from [`FILL`]. Stores are of 8 bytes or multiples of 64, and no WQE here has 8 bytes of
+/// [`FILL`].
 fn stored(register: &[u8; 2 * BF_BYTES]) -> Stored {
     let words = register.chunks(8).map(|word| word != [FILL; 8]).collect::<Vec<_>>();
     let first = words.iter().position(|&is_stored| is_stored).expect("nothing was stored to the register");
@@ -42,7 +43,7 @@ fn stored(register: &[u8; 2 * BF_BYTES]) -> Stored {
     Stored { half: first / 32, bytes: register[8 * first..8 * (last + 1)].to_vec() }
 }
 
-/// The WQE at `index`, whose WQEBBs `block` gives.
+/// Returns the WQE at `index`. `block` returns its WQEBBs.
 fn wqe(index: u16, block: impl Fn(u16) -> [u8; WQEBB]) -> (Wqe, u16) {
     let bytes = usize::from(block(index)[7] & 0x3f) * SEGMENT;
     let blocks = bytes.div_ceil(WQEBB) as u16;
@@ -51,7 +52,7 @@ fn wqe(index: u16, block: impl Fn(u16) -> [u8; WQEBB]) -> (Wqe, u16) {
     (Wqe { index, bytes: all }, index.wrapping_add(blocks))
 }
 
-/// A queue pair of libmlx5 that never leaves RESET, so that nobody executes what is posted.
+/// A queue pair of libmlx5 that never leaves RESET, so that posted operations are not executed.
 struct Theirs {
     qp: VerbsQp,
     cq: VerbsCq,
@@ -81,7 +82,7 @@ impl Theirs {
         Self { qp, cq, user_index, producer: 0 }
     }
 
-    /// Posts all with one doorbell: the WQEs, and what was stored to the register.
+    /// Posts all with one doorbell. Returns the WQEs, and the bytes stored to the register.
     fn post(&mut self, api: Api, cases: &[Case], split: bool) -> (Vec<Wqe>, Stored) {
         let mut sges: Vec<Vec<IbvSge>> = cases.iter().map(|case| case.sges(split)).collect();
         let ops: Vec<Op> = cases.iter().zip(&mut sges).map(|(case, sges)| case.op(7, sges)).collect();
@@ -99,7 +100,7 @@ impl Theirs {
         (wqes, stored(&self.qp.take_register(FILL)))
     }
 
-    /// Everything up to `wqe` is complete.
+    /// Completes all WQEs up to `wqe`.
     fn complete(&mut self, wqe: &Wqe) {
         let cqe = requester_cqe(self.qp.parts.qpn, self.user_index, wqe.bytes[3], wqe.index);
         let mut bytes = cqe.emit();
@@ -116,9 +117,9 @@ struct Mine {
     cq: Cq,
     null: NullDevice,
     producer: u16,
-    /// NOPs seen.
+    /// Number of NOPs seen.
     padding: usize,
-    /// The last doorbell announced some.
+    /// Whether the last doorbell announced NOPs.
     is_behind_nops: bool,
 }
 
@@ -147,7 +148,7 @@ impl Mine {
         self.null.send_queue(self.qp.qpn(), counter).unwrap().1
     }
 
-    /// Posts all with one doorbell; `None` if there is one that ours does not take.
+    /// Posts all with one doorbell. Returns `None` if ours does not take one of them.
     fn post(&mut self, cases: &[Case]) -> Option<(Vec<Wqe>, Stored)> {
         if !cases.iter().all(|case| case.post(&mut self.qp)) {
             return None;
@@ -156,7 +157,7 @@ impl Mine {
         let mut wqes = Vec::new();
         let padding = self.padding;
         for _ in cases {
-            // The end of the ring may have been filled with NOPs.
+            // NOPs may have filled the end of the ring.
             while self.block(self.producer)[3] == Opcode::Nop as u8 {
                 self.producer = self.producer.wrapping_add(1);
                 self.padding += 1;
@@ -177,7 +178,7 @@ impl Mine {
     }
 }
 
-/// The WQE that the formats of `mlx5::wire` make of an operation that gathers from any number of buffers.
+/// Makes the WQE of an operation that gathers from any number of buffers, with the formats of `mlx5::wire`.
 fn composed(case: &Case, index: u16, qpn: u32) -> Wqe {
     let Content::Gathered(sges) = &case.content else { panic!("the data path has this one") };
     let remote = RaddrSegment { addr: RADDR, rkey: RKEY }.emit();
@@ -208,7 +209,7 @@ fn composed(case: &Case, index: u16, qpn: u32) -> Wqe {
     Wqe { index, bytes: [&ctrl.emit()[..], &segments].concat() }
 }
 
-/// Both drivers, and the differences between them.
+/// Both drivers, and their differences.
 struct Pair {
     theirs: Theirs,
     ours: Mine,
@@ -261,7 +262,7 @@ impl Pair {
         }
     }
 
-    /// Each driver's register holds the start of its last WQE, and both store as much of it, to the same half.
+    /// Checks that each driver's register holds the start of its last WQE, and that both store the same number of bytes, to the same half.
     fn compare_doorbell(&mut self, api: Api, cases: &[Case], theirs: (&Wqe, &Stored), ours: (&Wqe, &Stored)) {
         for (wqe, stored) in [theirs, ours] {
             let both = wqe.bytes.len().min(stored.bytes.len());
@@ -285,7 +286,7 @@ impl Pair {
     }
 }
 
-/// How the document calls a difference in `field`, if it is one that it may know.
+/// Returns the document's name for a difference in `field`, if the difference may be a known one.
 fn key(api: Api, case: &Case, field: &str, theirs: &[u8], ours: &[u8]) -> String {
     let was_left = theirs.iter().all(|&byte| byte == LEFT) && ours.iter().all(|&byte| byte == 0);
     let has_imm = matches!(case.verb, WrOpcode::SendImm | WrOpcode::WriteImm);
@@ -301,7 +302,7 @@ fn key(api: Api, case: &Case, field: &str, theirs: &[u8], ours: &[u8]) -> String
 
 const APIS: [Api; 2] = [Api::PostSend, Api::Wr];
 
-/// Everything that a verb may carry to the peer.
+/// Returns every content that a verb may carry to the peer.
 fn contents() -> Vec<Content> {
     let data: Vec<u8> = (0..INLINE as u8).map(|i| i.wrapping_mul(7).wrapping_add(1)).collect();
     let sge = |len| Sge { len, addr: SGE.addr + u64::from(len), ..SGE };
@@ -313,7 +314,7 @@ fn contents() -> Vec<Content> {
     contents
 }
 
-/// Every operation of a reliable connection.
+/// Returns every operation of a reliable connection.
 fn connected_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for flags in flags() {
@@ -331,7 +332,7 @@ fn connected_cases() -> Vec<Case> {
     cases
 }
 
-/// Every datagram, to an address in the subnet and to one behind a router.
+/// Returns every datagram, to an address in the subnet and to one behind a router.
 fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
     let gid = *b"\xfe\x80\x01\x02\x03\x04\x05\x06the gid.";
     let (qpn, qkey) = (0x00c0_ffee, 0x0123_4567);
@@ -352,7 +353,7 @@ fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
     cases
 }
 
-/// The cases that ours takes in random groups of 2 to 8.
+/// Posts the cases that ours takes, in random groups of 2 to 8.
 fn groups(cases: &[Case]) -> Vec<Vec<Case>> {
     let mut random = Random::new(4);
     let mut cases: Vec<Case> =
@@ -366,7 +367,7 @@ fn groups(cases: &[Case]) -> Vec<Vec<Case>> {
 }
 
 impl Pair {
-    /// All of `cases`, each with a doorbell and several to one, through both ways to post.
+    /// Posts all of `cases`, one and several to a doorbell, through both ways to post.
     fn compare_all(&mut self, cases: &[Case]) {
         for api in APIS {
             for case in cases {

@@ -1,4 +1,4 @@
-//! Sizes, offsets and values, each found in what the crate emits.
+//! Sizes, offsets and values, each derived from the bytes that the crate emits.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use mlx5::wire::*;
 
 use super::{ask, report};
 
-/// Where `set` differs from `clear` first: the offset of the field that was set.
+/// Returns the offset of the field that was set: the first byte in which `set` differs from `clear`.
 fn offset<const N: usize>(clear: [u8; N], set: [u8; N]) -> u64 {
     clear.iter().zip(&set).position(|(a, b)| a != b).unwrap() as u64
 }
 
-/// The big-endian word at `at` in which `set` differs from `clear`.
+/// Returns the big-endian word at `at` in which `set` differs from `clear`.
 fn bits<const N: usize>(clear: [u8; N], set: [u8; N], at: usize, len: usize) -> u64 {
     let word = |b: [u8; N]| b[at..at + len].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
     word(clear) ^ word(set)
 }
 
-/// The crate's values under the header's names.
+/// Returns the crate's values under the header's names.
 fn constants() -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     let mut put = |name: &str, value: u64| assert!(all.insert(name.to_owned(), value).is_none(), "{name} twice");

@@ -1,5 +1,5 @@
-//! Compares the crate's constants and structs with those of `infiniband/mlx5dv.h`: a C program (`oracle.c`) compiled here with the system's
-//! compiler prints the header's. The bytes of WQEs and CQEs are compared with those of libmlx5 itself (`tests/libmlx5`).
+//! Compares the crate's constants and structs with those of `infiniband/mlx5dv.h`. A C program (`oracle.c`), compiled here with the
+//! system's compiler, prints the header's values. The bytes of WQEs and CQEs are compared with those of libmlx5 itself (`tests/libmlx5`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod constants;
@@ -13,7 +13,7 @@ use std::process::Command;
 fn ask(question: &str) -> BTreeMap<String, u64> {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5dv_oracle/oracle.c");
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("oracle-{question}"));
-    // Included by the source; each program has its own, as they are compiled side by side.
+    // The source includes this file. Each program has its own, because they are compiled at the same time.
     let include = program.with_extension("d");
     std::fs::create_dir_all(&include).unwrap();
     std::fs::write(include.join("verbs.inc"), verbs::questions()).unwrap();

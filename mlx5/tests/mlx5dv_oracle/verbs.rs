@@ -1,4 +1,4 @@
-//! The structs and numbers by which the crate speaks to libibverbs and libmlx5.
+//! The structs and numbers of the crate's calls to libibverbs and libmlx5.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ mod abi;
 #[allow(dead_code, reason = "only its list is of interest")]
 mod numbers;
 
-/// Returns the sizes of structs and the offsets of their fields, as far as the header has names for them.
+/// Returns the sizes of structs and the offsets of their fields that have names in the header.
 fn layouts() -> impl Iterator<Item = (&'static str, Option<&'static str>, usize)> {
     abi::LAYOUTS.iter().filter(|(kind, ..)| *kind != "unnamed").flat_map(|&(kind, name, size, fields)| {
         let fields = fields.iter().filter(|(field, _)| !field.starts_with('_'));
@@ -20,7 +20,7 @@ fn layouts() -> impl Iterator<Item = (&'static str, Option<&'static str>, usize)
     })
 }
 
-/// For the C compiler: what to print.
+/// Returns the C code that prints them.
 pub(crate) fn questions() -> String {
     let mut text = String::new();
     for (name, _) in numbers::NUMBERS {

@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests of what must not allocate.
+//! An allocator that counts, for tests of code that must not allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,7 +11,7 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends may have no counter any more.
+    // A thread that is exiting may have no counter any more.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocator calls that `f` makes.
+/// Returns the number of allocator calls that `f` makes.
 pub(crate) fn calls_of(f: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     f();

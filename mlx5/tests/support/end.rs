@@ -5,11 +5,11 @@ use mlx5::*;
 
 /// Bytes of an end's region: sources in the first half, receives and targets in the second.
 pub(crate) const BYTES: usize = 1 << 17;
-/// The second half.
+/// Offset of the second half.
 pub(crate) const INTO: usize = BYTES / 2;
 pub(crate) const ANY: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// How big its queues are, and whose its receives.
+/// The sizes of its queues, and the source of its receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) owns_receives: bool,
@@ -25,7 +25,7 @@ pub(crate) struct End {
     pub(crate) qp: RcQp,
     pub(crate) send_cq: Cq,
     pub(crate) recv_cq: Cq,
-    /// `None` if the receives are its own.
+    /// Depth of its own receive queue. `None`: the receives are shared.
     pub(crate) srq: Option<Srq>,
     pub(crate) mr: Mr,
     pub(crate) pd: Pd,
@@ -38,21 +38,21 @@ pub(crate) struct Arrival {
     /// The user data posted with the receive.
     pub(crate) user: u64,
     pub(crate) opcode: CqeOpcode,
-    /// 0 without.
+    /// The immediate; 0 without one.
     pub(crate) imm: u32,
     pub(crate) byte_count: u32,
     pub(crate) is_solicited: bool,
 }
 
-/// The user data posted with the operation, and the bytes read or the error.
+/// A completed operation: its `user` value, and the bytes read or the error.
 pub(crate) type Sent = (u64, Result<u32, CompletionError>);
-/// An arrival, or the user data posted with the receive and the error.
+/// A completed receive: the message, or the `user` value and the error.
 pub(crate) type Received = Result<Arrival, (u64, CompletionError)>;
 
 impl End {
     pub(crate) fn new(device: Device, size: Size) -> Self {
         let pd = device.alloc_pd().unwrap();
-        // Any vector will do, so not the first.
+        // Any vector is good, so the test does not use the first.
         let cq = CqConfig { comp_vector: device.info().comp_vectors - 1, ..CqConfig::from(size.cqes) };
         let (send_cq, recv_cq) = (device.create_cq(cq).unwrap(), device.create_cq(cq).unwrap());
         let config = QpConfig { max_send_wr: size.sends, max_inline_data: 220, ..QpConfig::default() };
@@ -63,7 +63,7 @@ impl End {
         Self { qp, send_cq, recv_cq, srq, mr, pd, device }
     }
 
-    /// Posts a receive and tells the device.
+    /// Posts a receive and rings.
     pub(crate) fn receive(&mut self, buffers: &[Sge], user: u64) {
         match &mut self.srq {
             Some(srq) => {
@@ -77,7 +77,7 @@ impl End {
         }
     }
 
-    /// Posts `n` receives of `bytes` each, one behind the other in the second half; 0 is without a buffer.
+    /// Posts `n` receives of `bytes` each, one after the other in the second half; 0 is without a buffer.
     pub(crate) fn receives(&mut self, n: usize, bytes: u32) {
         for i in 0..n {
             let buffer = (bytes > 0).then(|| self.mr.sge(INTO + i * bytes as usize, bytes).unwrap());
@@ -90,7 +90,7 @@ impl End {
         self.qp.ring();
     }
 
-    /// The sends that completed.
+    /// Returns the completed sends.
     pub(crate) fn sent(&mut self) -> Vec<Sent> {
         let mut got = vec![];
         let qp = &mut self.qp;
@@ -98,7 +98,7 @@ impl End {
         got
     }
 
-    /// The receives that completed.
+    /// Returns the completed receives.
     pub(crate) fn received(&mut self) -> Vec<Received> {
         let mut got = vec![];
         let Self { qp, srq, recv_cq, .. } = self;
@@ -119,7 +119,7 @@ impl End {
         bytes
     }
 
-    /// The 8 bytes at `offset`, as a number of this host.
+    /// Returns the 8 bytes at `offset`, as a number of this host.
     pub(crate) fn word(&self, offset: usize) -> u64 {
         u64::from_ne_bytes(self.bytes(offset, 8).try_into().unwrap())
     }
@@ -140,14 +140,14 @@ pub(crate) fn connect(a: &mut End, b: &mut End, options: &ConnectOptions) {
     b.qp.connect(&at, options).unwrap();
 }
 
-/// Two connected ends; `second` says what the receives of the second are.
+/// Makes two connected ends. `second` is the form of the second end's receives.
 pub(crate) fn pair(net: &crate::time::Net, second: Size) -> (End, End) {
     let (mut a, mut b) = (End::new(net.device(), SHARED), End::new(net.device(), second));
     connect(&mut a, &mut b, &ConnectOptions { rnr_timer_ns: 10_000, ..ConnectOptions::default() });
     (a, b)
 }
 
-/// Between two polls of a thread that waits for another: now and then the core is given away, which costs a turn of the scheduler.
+/// Pauses between two polls of a thread that waits for another. Now and then it yields the core, which costs a turn of the scheduler.
 pub(crate) fn pause() {
     thread_local!(static PAUSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
     let n = PAUSES.get();

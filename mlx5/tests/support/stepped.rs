@@ -1,4 +1,4 @@
-//! A requester in another process that is single-stepped through a doorbell, and the ends of connections that the tests with it share.
+//! A requester in another process that is single-stepped through a doorbell, and the ends of its connections, for several tests.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::collections::{HashMap, HashSet};
@@ -13,16 +13,16 @@ use shm_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";
-/// Receives that an end keeps posted.
+/// Number of receives that an end keeps posted.
 pub(crate) const RECEIVES: usize = 15;
-/// Bytes of a receive's buffer: a GRH's place, and a payload.
+/// Bytes of a receive's buffer: a GRH and a payload.
 const SLOT: usize = 128;
 /// Bytes of a message.
 pub(crate) const MESSAGE: usize = 64;
 /// Bytes of a [`Kind::Write`].
 pub(crate) const WRITE: usize = 4096;
 const QKEY: u32 = 0x1234;
-/// By name: places for WRITEs in flight.
+/// Number of places for WRITEs in flight, used by the name of the queue pair.
 const PLACES: u32 = 32;
 
 /// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes; this only ends a hang.
@@ -49,12 +49,12 @@ pub(crate) enum Kind {
 
 const KINDS: [Kind; 6] = [Kind::WriteImm, Kind::Send, Kind::Own, Kind::Datagram, Kind::Write, Kind::Length];
 
-/// Of message `imm` of [`Kind::Length`]: bytes, and the offset at which it ends.
+/// Returns the number of bytes of message `imm` of [`Kind::Length`], and the offset of its end.
 pub(crate) fn length(imm: u32) -> (usize, usize) {
     (1 + imm as usize / 2, 256 + if imm % 2 == 0 { 0 } else { 3 })
 }
 
-/// The content of message `imm`.
+/// Returns the content of message `imm`.
 pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
     core::array::from_fn(|i| (imm.wrapping_mul(0x9e37_79b1) >> 24) as u8 ^ (i as u8).wrapping_mul(29) ^ imm as u8)
 }
@@ -70,7 +70,7 @@ pub(crate) struct End {
     slots: Mr,
     /// Target of WRITEs, source of SENDs.
     pub(crate) mr: Mr,
-    /// Queue pairs that ever had a receive queue of their own.
+    /// Number of queue pairs that ever had a receive queue of their own.
     own: HashSet<u32>,
     /// Slots of completed receives that are not posted again.
     free: Vec<u64>,
@@ -84,13 +84,13 @@ pub(crate) struct Arrival {
     /// Name of the queue pair; 0 if it was destroyed.
     pub(crate) name: u32,
     pub(crate) imm: u32,
-    /// `false`: a receive was flushed.
+    /// Whether the message arrived; `false` if its receive was flushed.
     pub(crate) is_ok: bool,
 }
 
 impl End {
     pub(crate) fn open(dir: &Path) -> Self {
-        // In the doorbell, in whatever mode the tests run: that is where it is stepped.
+        // In the doorbell, in every mode of the tests, because that is where the process is stepped.
         let options = SoftOptions { timing: Timing::Immediate, ..options(dir) };
         let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd().unwrap();
@@ -117,7 +117,7 @@ impl End {
         describe(address, self.mr.addr(), self.mr.rkey())
     }
 
-    /// A queue pair for the peer called `name`; where it is, for that peer.
+    /// Makes a queue pair for the peer called `name`. Returns its address.
     pub(crate) fn add(&mut self, name: u32, kind: Kind) -> QpAddress {
         let config = QpConfig { max_send_wr: 32, max_inline_data: 64, ..QpConfig::default() };
         if kind == Kind::Datagram {
@@ -151,7 +151,7 @@ impl End {
         }
     }
 
-    /// Connects queue pair `name`; a message that finds no receive fails at once.
+    /// Connects queue pair `name`. A message that finds no receive fails at once.
     pub(crate) fn connect(&mut self, name: u32, peer: &QpAddress) {
         let options = ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() };
         self.qps.get_mut(&name).unwrap().connect(peer, &options).unwrap();
@@ -190,7 +190,7 @@ impl End {
         self.qps.get_mut(&name).unwrap().ring();
     }
 
-    /// Takes send completions; all must be good.
+    /// Takes send completions, all of which must be successes.
     pub(crate) fn reap(&mut self) {
         let Self { send_cq, qps, ud, .. } = self;
         send_cq.poll(64, |cqe| {
@@ -202,7 +202,7 @@ impl End {
         });
     }
 
-    /// The messages that have arrived. Each brought what was sent. Their receives are posted again if `refill`.
+    /// Returns the messages that have arrived, after checking their content. Posts their receives again if `refill`.
     pub(crate) fn arrived(&mut self, refill: bool) -> Vec<Arrival> {
         let Self { recv_cq, srq, slots, mr, qps, own, free, .. } = self;
         let mut got = vec![];
@@ -211,7 +211,7 @@ impl End {
             let is_ok = cqe.result().is_ok();
             got.push(Arrival { name, imm: if is_ok { cqe.imm() } else { 0 }, is_ok });
             let slot = if own.contains(&cqe.qpn()) {
-                // Of a queue pair that is gone, nobody takes them.
+                // These belong to a destroyed queue pair.
                 qps.get_mut(&name).map(|qp| qp.complete_receive(&cqe).unwrap());
                 0
             } else {
@@ -243,7 +243,7 @@ impl End {
         got
     }
 
-    /// Destroys all queue pairs, then the shared receive queue, and makes another, which gets the place of the old one if that is free.
+    /// Destroys all queue pairs, then the shared receive queue, and makes another. It gets the place of the old one if that is free.
     pub(crate) fn renew_srq(&mut self) {
         let names: Vec<u32> = self.qps.keys().copied().collect();
         names.into_iter().for_each(|name| self.remove(name));
@@ -255,7 +255,7 @@ impl End {
         self.refill();
     }
 
-    /// Polls, without taking anything, as often as the device takes to look for the dead.
+    /// Polls as often as the device needs to check for dead peers, without taking completions.
     pub(crate) fn sweep(&self) {
         for _ in 0..3000 {
             self.device.progress();
@@ -265,14 +265,14 @@ impl End {
 
 // ---- the process that is stepped ----
 
-/// The body of the test called `stepped_process`, which is not a test of its own.
+/// Runs the body of the test called `stepped_process`, which is not a test of its own.
 pub(crate) fn run_process() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let kind = KINDS[std::env::var(KIND).unwrap().parse::<usize>().unwrap()];
     again_and_again(|| send(Path::new(&dir), kind));
 }
 
-/// Each line is how many messages to send, the first is where to.
+/// Sends messages. The first line is the target, and each other line a number of messages.
 fn send(dir: &Path, kind: Kind) {
     let mut end = End::open(dir);
     end.mr.write(0, &[0xee; WRITE]).unwrap();
@@ -311,7 +311,7 @@ fn send(dir: &Path, kind: Kind) {
 
 // ---- its tracer ----
 
-/// The process and where its queue pair is.
+/// The process, and the address of its queue pair.
 pub(crate) struct Stepped {
     tracee: Tracee,
     pub(crate) address: QpAddress,
@@ -332,7 +332,7 @@ impl Stepped {
         Helper::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())])
     }
 
-    /// Forks it, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
+    /// Forks the process, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
     pub(crate) fn start(helper: Helper, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
         let (mut tracee, words) = helper.fork();
         let (address, ..) = parse(&words);
@@ -357,7 +357,7 @@ impl Stepped {
         self.tracee.stand(&n.to_string());
     }
 
-    /// Counts the instructions of a doorbell with `n` messages, and lets it go on.
+    /// Counts the instructions of a doorbell with `n` messages, and continues it.
     pub(crate) fn count(&mut self, n: u32) -> usize {
         self.go(n);
         let instructions = self.tracee.count();

@@ -1,9 +1,9 @@
-//! Tests of several devices in one thread that hold whatever the device's time: `MLX5_TEST_TIME=immediate|delay|virtual`.
+//! Tests of several devices in one thread that hold in each mode of time: `MLX5_TEST_TIME=immediate|delay|virtual`.
 //! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more.
-//! `scripts/verbs-tests` knows which tests make sense there.
+//! `scripts/verbs-tests` lists the tests that are useful there.
 //!
-//! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for what must come: at once in
-//! immediate time, later in the others. Software HCAs are always strict, and a `Net` that goes away asserts that no rule was broken.
+//! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for the results: at once in
+//! immediate time, later in the others. Software HCAs are always strict, and the drop of a `Net` asserts that no rule was broken.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::cell::RefCell;
@@ -13,25 +13,25 @@ use std::time::Duration;
 
 use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
 
-/// When operations are executed in this run.
+/// The time at which operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// In the doorbell; the clock stands still unless a test moves it.
+    /// Operations are executed in the doorbell. The clock stands still unless a test moves it.
     Immediate,
     /// A few us later, on the system's clock.
     Delay,
-    /// As the NIC model says, on a clock that polls advance.
+    /// At the times of the NIC model, on a clock that polls advance.
     Virtual,
-    /// By a device behind libibverbs, when it likes.
+    /// By a device behind libibverbs, at any time.
     Hardware,
 }
 
-/// The device behind libibverbs that this run is for.
+/// Returns the device behind libibverbs of this run.
 fn hardware() -> Option<String> {
     std::env::var("MLX5_TEST_DEVICE").ok()
 }
 
-/// The mode of this run.
+/// Returns the mode of this run.
 pub(crate) fn mode() -> Mode {
     static MODE: OnceLock<Mode> = OnceLock::new();
     if hardware().is_some() {
@@ -45,21 +45,21 @@ pub(crate) fn mode() -> Mode {
     })
 }
 
-/// Returns the vendor's detail of an error: `text` on the software HCA; a NIC's are not public.
+/// Returns the vendor's detail of an error: `text` on the software HCA. The details of a NIC are not public.
 pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
     (mode() != Mode::Hardware).then_some(text)
 }
 
-/// Delay mode: from the doorbell to the effect.
+/// Delay mode: time from the doorbell to the effect.
 const DELAY_NS: u64 = 3_000;
-/// Virtual mode: what a poll of an empty CQ takes.
+/// Virtual mode: time of a poll of an empty CQ.
 const POLL_NS: u64 = 50;
-/// Rounds after which what a test waits for will not come. In delay mode this is some seconds.
+/// Number of rounds after which an expected result is taken for missing. In delay mode this is some seconds.
 const ROUNDS: u64 = 20_000_000;
-/// The same on hardware, where the thread sleeps between two rounds: what plays the hardware may need its core.
+/// The same on hardware, where the thread sleeps between two rounds, because an emulated device may need its core.
 const HARDWARE_ROUNDS: u64 = 400_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
-/// Time after which everything under way there without a timer of its own is over.
+/// Time after which every operation in flight there without a timer of its own is over.
 const HARDWARE_QUIET: Duration = Duration::from_millis(5);
 
 /// Devices of one local fabric, with one clock and one network.
@@ -77,12 +77,12 @@ struct Shared {
 }
 
 impl Net {
-    /// In the mode of this run.
+    /// Makes a network in the mode of this run.
     pub(crate) fn new() -> Self {
         Self::in_mode(mode())
     }
 
-    /// In a mode of its own; for tests about the modes.
+    /// Makes a network in a mode of its own, for tests about the modes.
     pub(crate) fn in_mode(mode: Mode) -> Self {
         let now_ns = Arc::<AtomicU64>::default();
         let (clock, timing) = match mode {
@@ -110,12 +110,12 @@ impl Net {
         }
     }
 
-    /// A device of this network. The network holds it open until [`forget`](Self::forget), or its own end.
+    /// Opens a device of this network. The network holds it open until [`forget`](Self::forget), or its own end.
     pub(crate) fn device(&self) -> Device {
         self.open(&self.options())
     }
 
-    /// The same, with other options, from [`options`](Self::options).
+    /// Opens one with other options, from [`options`](Self::options).
     pub(crate) fn open(&self, options: &SoftOptions) -> Device {
         let device = Device::open(Self::spec(options)).unwrap();
         if mode() != Mode::Hardware {
@@ -124,7 +124,7 @@ impl Net {
         device
     }
 
-    /// A device with `options`, for another thread to open. Hardware has none of these options.
+    /// Returns a device with `options`, for another thread to open. Hardware has none of these options.
     pub(crate) fn spec(options: &SoftOptions) -> DeviceSpec {
         match hardware() {
             Some(name) => DeviceSpec::from(&*name),
@@ -132,14 +132,14 @@ impl Net {
         }
     }
 
-    /// Holds `device` open no longer: it closes with the test's last handle. It has broken no rule so far.
+    /// Stops holding `device` open: it closes with the test's last handle. Checks that it has broken no rule so far.
     pub(crate) fn forget(&self, device: &Device) {
         assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), []);
         let name = device.info().name;
         self.shared.devices.borrow_mut().retain(|d| d.info().name != name);
     }
 
-    /// Every device makes what progress it can. With nothing left to do at this time, virtual time goes on to the next event.
+    /// Lets every device make all possible progress. If none is left at this time, virtual time advances to the next event.
     pub(crate) fn progress(&self) {
         if mode() == Mode::Hardware {
             return std::thread::sleep(HARDWARE_PAUSE);
@@ -154,7 +154,7 @@ impl Net {
         }
     }
 
-    /// Progress until `done`.
+    /// Makes progress until `done`.
     pub(crate) fn settle(&self, mut done: impl FnMut() -> bool) {
         let rounds = if mode() == Mode::Hardware { HARDWARE_ROUNDS } else { ROUNDS };
         for _ in 0..rounds {
@@ -166,7 +166,7 @@ impl Net {
         panic!("what the test waits for has not come after {rounds} rounds");
     }
 
-    /// Progress until `poll` has brought `n` values in all; it may bring more.
+    /// Makes progress until `poll` has returned at least `n` values in all.
     pub(crate) fn collect<T>(&self, n: usize, mut poll: impl FnMut() -> Vec<T>) -> Vec<T> {
         let mut got = vec![];
         self.settle(|| {
@@ -176,7 +176,7 @@ impl Net {
         got
     }
 
-    /// Progress until no operation is under way that does not wait for a timer of its own: a few us in the modes that have them.
+    /// Makes progress until every operation in flight waits for a timer of its own: a few us in the modes that have them.
     pub(crate) fn quiet(&self) {
         if mode() == Mode::Hardware {
             return std::thread::sleep(HARDWARE_QUIET);
@@ -206,7 +206,7 @@ impl Net {
             .collect()
     }
 
-    /// Lets `ns` pass: by setting the clock, or really.
+    /// Lets `ns` pass, by setting the clock or in real time.
     pub(crate) fn pass_ns(&self, ns: u64) {
         match self.shared.clock {
             Clock::System => std::thread::sleep(std::time::Duration::from_nanos(ns)),

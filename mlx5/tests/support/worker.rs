@@ -1,5 +1,5 @@
-//! One process of the all-to-all test: 64 queue pairs to each peer, an operation under way on every one of them all the time, and everything
-//! that comes back is checked. It does what the lines of its standard input say, and answers each with a line.
+//! One process of the all-to-all test: 64 queue pairs to each peer, with an operation in flight on each at all times, and every result
+//! checked. It follows the lines of its standard input, and answers each with a line.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -11,32 +11,32 @@ use mlx5::*;
 use super::fabric::options;
 use super::random::Random;
 
-/// Processes.
+/// Number of processes.
 pub(crate) const PROCESSES: usize = 4;
-/// Queue pairs between two processes.
+/// Number of queue pairs between two processes.
 pub(crate) const QPS: usize = 64;
-/// Receives of the shared receive queue.
+/// Number of receives of the shared receive queue.
 pub(crate) const DEPTH: usize = 512;
-/// A queue pair's part of its peer's region: data, and a word for atomics.
+/// Size of a queue pair's part of its peer's region: data, and a word for atomics.
 const CELL: usize = 512;
 const WORD: usize = 256;
 /// The maximum number of bytes of an ordinary message.
 const MESSAGE: usize = 256;
-/// Bytes of a long one, and of a receive's buffer: while so much is copied, its sender is likely to be killed.
+/// Bytes of a long message, and of a receive's buffer. While so many are copied, the sender is likely to be killed.
 const LONG: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Op {
     WriteImm,
-    /// Reads back what the WRITE before it wrote.
+    /// Reads back the bytes of the WRITE before it.
     Read,
     Send,
     SendLong,
     CompareSwap,
     FetchAdd,
-    /// Of one word that everybody adds to.
+    /// Adds to the one word that all processes add to.
     FetchAddShared,
-    /// Posted while the peer takes nothing back.
+    /// Posted while the peer returns no receives.
     Flood,
 }
 
@@ -44,7 +44,7 @@ struct Connection {
     qp: RcQp,
     peer: usize,
     number: usize,
-    /// Where its cell is at the peer, and the peer's shared word.
+    /// Address of its cell at the peer, and the peer's shared word.
     remote: u64,
     shared: u64,
     rkey: u32,
@@ -52,10 +52,10 @@ struct Connection {
     outstanding: usize,
     /// The value written last.
     written: usize,
-    /// Messages sent that take a receive, and received.
+    /// Numbers of messages that take a receive, sent and received.
     sent: u32,
     received: u32,
-    /// The word of its cell at the peer.
+    /// Returns the address of the word of its cell at the peer.
     word: u64,
     last_shared: Option<u64>,
     is_dead: bool,
@@ -82,7 +82,7 @@ struct Worker {
     pd: Pd,
 }
 
-/// Bytes that say whose they are, the last 8 being the checksum of the others.
+/// Makes bytes that name their owner. The last 8 are the checksum of the others.
 fn message(me: usize, number: usize, sequence: u32) -> Vec<u8> {
     let mut random = Random::new(u64::from(sequence) << 32 | (me * QPS + number) as u64);
     let len = 32 + random.below((MESSAGE - 40) as u32) as usize;
@@ -92,7 +92,7 @@ fn message(me: usize, number: usize, sequence: u32) -> Vec<u8> {
     bytes
 }
 
-/// Byte `at` of the long messages of a process.
+/// Returns byte `at` of the long messages of a process.
 fn long_byte(process: usize, at: usize) -> u8 {
     (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (process as u8) << 6
 }
@@ -134,7 +134,7 @@ impl Worker {
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(4096).unwrap(), device.create_mono_cq(4096).unwrap());
         let srq = pd.create_srq(DEPTH as u32, 1).unwrap();
-        // The queue holds one less than a power of two, or more than asked for.
+        // The queue holds one less than a power of two, and at least the requested number.
         let slots = pd.alloc(LONG * srq.depth(), Access::LOCAL_WRITE).unwrap();
         let long = pd.alloc(LONG, Access::empty()).unwrap();
         long.write(0, &(0..LONG).map(|at| long_byte(me, at)).collect::<Vec<_>>()).unwrap();
@@ -159,7 +159,7 @@ impl Worker {
         self.srq.ring();
     }
 
-    /// Does what it is told. `false` at the end of the input.
+    /// Executes a command. Returns `false` at the end of the input.
     fn serve(&mut self, rx: &Receiver<String>) -> bool {
         let line = match rx.try_recv() {
             Ok(line) => line,
@@ -195,7 +195,7 @@ impl Worker {
             }
             "flood" => self.flood(peer, n[1] as usize),
             "release" => {
-                // Some lanes at a time are looked at.
+                // Each poll covers only some lanes.
                 let mut idle = 0;
                 while idle < 1000 {
                     idle = if self.progress() > 0 { 0 } else { idle + 1 };
@@ -209,7 +209,7 @@ impl Worker {
         true
     }
 
-    /// Queue pairs towards `peer`, and where they are.
+    /// Makes the queue pairs towards `peer`. Returns their addresses.
     fn create(&mut self, peer: usize) {
         let at = peer * QPS * CELL;
         self.region.write(at, &vec![0; QPS * CELL]).unwrap();
@@ -241,7 +241,7 @@ impl Worker {
         answer(&format!("created {} {} {} {} {}", address.lid, address.epoch, self.region.addr(), self.region.rkey(), join(&qpns)));
     }
 
-    /// Connects them to what the peer's "created" said.
+    /// Connects them to the addresses in the peer's "created" line.
     fn connect(&mut self, peer: usize, n: &[u64]) {
         let (lid, epoch, addr, rkey) = (n[0] as u16, n[1], n[2], n[3] as u32);
         for i in 0..self.connections.len() {
@@ -260,7 +260,7 @@ impl Worker {
         answer("connected");
     }
 
-    /// `peer` was killed: each of its queue pairs must say so, before it is destroyed.
+    /// Destroys the queue pairs to the killed `peer`, after each has reported an error.
     fn reap(&mut self, peer: usize) {
         let end = Instant::now() + Duration::from_secs(20);
         while self.connections.iter().any(|c| c.peer == peer && !c.is_dead) {
@@ -273,7 +273,7 @@ impl Worker {
         answer(&format!("reaped {errors}"));
     }
 
-    /// Sends `n` messages to `peer`, which posts no receive meanwhile; how many were received.
+    /// Sends `n` messages to `peer`, which posts no receive meanwhile. Returns the number received.
     fn flood(&mut self, peer: usize, n: usize) {
         let to: Vec<usize> = (0..self.connections.len()).filter(|&i| self.connections[i].peer == peer).collect();
         for (i, _) in to.iter().cycle().zip(0..n) {
@@ -342,7 +342,7 @@ impl Worker {
         qp.ring();
     }
 
-    /// Takes what has completed and arrived, checks it, and goes on. How much there was.
+    /// Takes completions and arrivals, checks them, and posts the next operations. Returns their number.
     fn progress(&mut self) -> usize {
         self.arrivals() + self.completions()
     }
@@ -368,7 +368,7 @@ impl Worker {
                 }
                 Err(Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed) => {
                     if !core::mem::replace(&mut connection.is_dead, true) && connection.number == 0 {
-                        // The test asks whether that one was killed.
+                        // The test checks whether that process was killed.
                         answer(&format!("error {}", connection.peer));
                     }
                 }
@@ -412,7 +412,7 @@ impl Worker {
             let slot = srq.complete_receive(&cqe).unwrap();
             free.push(slot);
             *held += 1;
-            // Messages of a killed process come out when its queue pairs are destroyed.
+            // Messages of a killed process arrive when its queue pairs are destroyed.
             let Some(&(peer, number)) = from else { return };
             cqe.result().unwrap();
             let connection = connections.iter_mut().find(|c| (c.peer, c.number) == (peer, number)).unwrap();

@@ -15,7 +15,7 @@
 //! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
 //!
 //! An entry of 128 bytes is 64 other bytes followed by this CQE ([`CQE128_OFFSET`]; libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` read
-//! the second half). The [`CqeFormat`] tells the content of the first half, and which fields of the second it replaces.
+//! the second half). The [`CqeFormat`] defines the content of the first half, and which fields of the second half it replaces.
 
 use super::{be16, be32};
 
@@ -56,7 +56,7 @@ pub enum CqeOpcode {
     ResponderSend = 2,
     /// A SEND with immediate arrived.
     ResponderSendImm = 3,
-    /// A SEND that invalidates an rkey arrived; the key is in the place of the immediate.
+    /// A SEND that invalidates an rkey arrived. The rkey replaces the immediate.
     ResponderSendInvalidate = 4,
     /// The CQ was resized: later CQEs are in the new buffer.
     Resize = 5,
@@ -88,8 +88,8 @@ impl CqeOpcode {
     }
 }
 
-/// The data that a CQE carries beside its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`, `MLX5_INLINE_DATA32_SEG`,
-/// `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
+/// The data that a CQE carries in addition to its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`,
+/// `MLX5_INLINE_DATA32_SEG`, `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CqeFormat {
@@ -151,7 +151,7 @@ pub struct RequesterCqe {
     pub wqe_counter: u16,
     /// Bytes moved, for READ; 0 otherwise.
     pub byte_count: u32,
-    /// The QP's user index, 24 bits; 0 where a device has none.
+    /// The QP's user index, 24 bits; 0 if the device has none.
     pub user_index: u32,
 }
 
@@ -190,7 +190,7 @@ pub struct ResponderCqe {
     pub qpn: u32,
     /// SRQ number (or the QP's user index).
     pub srqn: u32,
-    /// Immediate, host order; 0 where the opcode carries none.
+    /// Immediate, host order; 0 if the opcode carries none.
     pub imm: u32,
     /// Bytes of the message.
     pub byte_count: u32,
@@ -324,7 +324,7 @@ pub struct ErrorCqe {
     pub qpn: u32,
     /// Index of the WQE.
     pub wqe_counter: u16,
-    /// The QP's user index, 24 bits; 0 where a device has none.
+    /// The QP's user index, 24 bits; 0 if the device has none.
     pub user_index: u32,
 }
 

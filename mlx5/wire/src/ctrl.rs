@@ -54,7 +54,7 @@ impl Opcode {
     }
 }
 
-/// When a WQE gives a CQE (`MLX5_WQE_CTRL_CQ_UPDATE` is `Always`).
+/// The condition for the CQE of a WQE (`MLX5_WQE_CTRL_CQ_UPDATE` is `Always`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CompletionMode {
@@ -91,7 +91,7 @@ pub struct CtrlSegment {
     pub qpn: u32,
     /// 16-byte segments of the WQE, this one included: 1..=63.
     pub ds: u8,
-    /// Whether success gives a CQE.
+    /// Whether the WQE gives a CQE on success.
     pub signaled: bool,
     /// The earlier work that the WQE waits for.
     pub fence: FenceMode,
@@ -120,7 +120,7 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment as it lies in the queue, in three words. Its fields are decoded where they are used.
+/// A control segment in three words, as in the queue. Its fields are decoded where they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
     /// Bytes 0..8.
@@ -131,7 +131,7 @@ pub struct CtrlWords {
     imm: u32,
 }
 
-/// The WRITEs of one queue pair, with immediate or without: the bits that their control segments have in common.
+/// The WRITEs of one queue pair, with immediate or without: the common bits of their control segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writes(u64);
 
@@ -158,14 +158,14 @@ impl CtrlWords {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
-    /// Returns whether it is that of WQE `wqe_index` of `writes`.
+    /// Returns whether this segment belongs to WQE `wqe_index` of `writes`.
     #[must_use]
     #[inline(always)]
     pub const fn is_one_of(self, writes: Writes, wqe_index: u16) -> bool {
         self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | writes.0
     }
 
-    /// Of a WRITE or a SEND: whether it has an immediate.
+    /// Returns whether a WRITE or a SEND has an immediate.
     #[must_use]
     #[inline(always)]
     pub const fn has_imm(self) -> bool {

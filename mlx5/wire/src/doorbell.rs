@@ -23,9 +23,9 @@ pub const CQ_DBREC_SET_CI: usize = 0;
 /// Word of a CQ's record: arm command.
 pub const CQ_DBREC_ARM: usize = 1;
 
-/// Returns the number of bytes by which half a BlueFlame register that begins with `ctrl` announces the WQEs up to `producer`: those of the last WQE,
-/// or, of a batch, all WQEBBs from this one on. `None` if that is more than half a register. The driver may also store only the first 8 bytes of the
-/// last WQE.
+/// Returns the number of bytes that half a BlueFlame register announces if it begins with `ctrl` and the record has `producer`. For the
+/// last WQE these are its own bytes. For a batch they are all WQEBBs from this one on. `None` if that is more than half a register. The
+/// driver may also store only the first 8 bytes of the last WQE.
 #[must_use]
 pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
     let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));

@@ -1,4 +1,4 @@
-//! The events that a device reports beside completions.
+//! Asynchronous events of a device.
 
 use core::fmt;
 
@@ -12,24 +12,24 @@ pub enum AsyncEvent {
         /// The queue's number.
         cqn: u32,
     },
-    /// A queue pair failed: it went to the error state for a reason that none of its completions tells.
+    /// A queue pair went to the error state for a reason that none of its completions reports.
     QpFatal {
         /// The queue pair's number.
         qpn: u32,
     },
-    /// The device failed: none of its operations completes any more.
+    /// The device failed. None of its operations completes any more.
     DeviceFatal,
     /// The port carries traffic, for the first time or again.
     PortActive {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// The port does not carry traffic any more. Connections continue if it recovers in time, and otherwise fail by their retries.
+    /// The port does not carry traffic any more. Connections continue if it recovers in time; otherwise they fail after their retries.
     PortError {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// An event of no concern to this crate: of a subnet manager, of paths, of kinds of objects that it does not create.
+    /// An event that this crate does not handle: of a subnet manager, of paths, of kinds of objects that it does not create.
     Other {
         /// Its number in `enum ibv_event_type`.
         event_type: u32,

@@ -1,10 +1,16 @@
 //! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
 //!
-//! One file per format, those of packets in [`roce`]. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and
-//! `parse(&[u8; LEN]) -> Self`; reserved bytes are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and
-//! [`DataWords`], whose fields are decoded one by one. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use
-//! these definitions. The golden bytes in the tests have other sources (`infiniband/mlx5dv.h`, and the bytes that NVIDIA's libmlx5 was seen to
-//! write).
+//! One file per format. A format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved bytes
+//! are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one.
+//!
+//! - WQEs: `ctrl`, `raddr`, `atomic`, `datagram`, `data`; receives: `srq`, `data`.
+//! - `doorbell`: doorbell records, and the bytes of a BlueFlame register.
+//! - Completions: `cqe`, `mini_cqe`. Asynchronous events: `event`.
+//! - Packets: [`roce`].
+//! - Commands: `attributes`, `limits`.
+//!
+//! The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The golden bytes in the tests
+//! have other sources: `infiniband/mlx5dv.h`, and bytes that NVIDIA's libmlx5 wrote.
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 //!
@@ -60,7 +66,7 @@ pub const WQEBB: usize = 64;
 /// Bytes of a segment, the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
-/// Returns the `N` bytes at `at`; zeros if `b` is too short, which no caller passes.
+/// Returns the `N` bytes at `at`. Zeros if `b` is too short, which never occurs.
 #[inline(always)]
 fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     b.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])

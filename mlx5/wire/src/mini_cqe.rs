@@ -4,13 +4,13 @@
 //! `mlx5e_decompress_cqes_start`, `mlx5e_decompress_cqes_cont` and `mlx5e_read_mini_arr_slot`, and DPDK's `mlx5_rx_poll_len` and
 //! `rxq_cq_decompress_v`):
 //!
-//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. The title holds
-//!   the fields that no mini CQE has (opcode, QPN, SRQN, immediate, flags), for all CQEs. Only its op_own tells that the session is
+//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. The title
+//!   holds, for all CQEs, the fields that no mini CQE has (opcode, QPN, SRQN, immediate, flags). Only its op_own shows that the session is
 //!   complete.
 //! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is entry `c + 1`; the others are entries `c +
 //!   8`, `c + 16`, ... ([`mini_array_offset`]), each at the place of the first CQE it describes. In a CQ of 128-byte entries an array is in
 //!   the second half, as a CQE is.
-//! - The session stands for `count` CQEs: the consumer counter passes it by `count`. The device writes only the title and the arrays, so
+//! - The session stands for `count` CQEs, so the consumer counter advances by `count`. The device writes only the title and the arrays. So
 //!   byte 63 of an array entry is data, and the entries between still hold the last lap. On the next lap such a byte may look like a
 //!   written owner bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to a value that the device
 //!   would have left there: the inverse of the next lap's owner bit, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's
@@ -107,7 +107,7 @@ pub const fn mini_array_offset(entry: u32) -> u32 {
     if first == 0 { 1 } else { first }
 }
 
-/// The title's fields about its session; its other fields are those of every CQE of the session.
+/// The fields of the title that describe its session. All other fields are those of every CQE of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TitleCqe {
     /// Number of CQEs that the session stands for.

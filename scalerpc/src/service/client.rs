@@ -83,7 +83,7 @@ pub enum ClientError {
 ///
 /// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot
 /// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with
-/// [`ClientError::NoCredit`], and the next one connects again, which gives all of them up for good.
+/// [`ClientError::NoCredit`], and the next one connects again, which gives up all of them.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;

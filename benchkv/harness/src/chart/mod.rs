@@ -39,9 +39,9 @@ const FILE_STYLE: &str = "text { font: 12.5px system-ui, 'DejaVu Sans', sans-ser
 /// A value, and its spread.
 #[derive(Debug, Clone, Copy)]
 pub struct Point {
-    /// On the x axis.
+    /// Value on the x axis.
     pub x: f64,
-    /// On the y axis.
+    /// Value on the y axis.
     pub y: f64,
     /// Minimum and maximum, on the y axis.
     pub spread: Option<(f64, f64)>,

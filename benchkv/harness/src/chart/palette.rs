@@ -1,10 +1,10 @@
 //! Colours of series, in order. All have a contrast of 3 to 1 with white, and any two can be distinguished with each kind of colour
 //! blindness. Series also differ in their marks, and from the eighth on in their dashes.
 
-/// Colours on white: several of Okabe and Ito's, and others found by a search for the maximum distance to the nearest.
+/// Colours on white: several of Okabe and Ito's, and others found by a search for the maximum distance to the nearest colour.
 pub const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#222222", "#8f39e5", "#cc79a7", "#7f2f1f", "#332288"];
 
-/// Dashes, for that many series in each colour.
+/// Dash patterns. Each colour serves one series with each pattern.
 pub const DASHES: [&str; 3] = ["", "6 3", "2 3"];
 
 /// The style of a series.

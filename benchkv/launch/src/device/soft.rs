@@ -9,27 +9,27 @@ use mlx5::{Faults, Timing};
 const MAX_US: f64 = 100_000.0;
 /// Default seed of the random numbers.
 const DEFAULT_SEED: u64 = 1;
-/// Operations in a thousand that jitter delays.
+/// Number of operations in a thousand that jitter delays.
 const JITTER_PERMILLE: u16 = 500;
 
-/// The timing and the faults of the software device. All devices of a job are alike.
+/// The timing and the faults of the software device. All devices of a job have the same.
 ///
-/// Time is the system's, which all processes share. That excludes everything that depends on other devices: rates of receivers, and
+/// Its clock is the system's, which all processes share. So it cannot model anything that depends on other devices: rates of receivers, and
 /// connections that share a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftDevice {
-    /// Time of a request and its response, in ns: each has its effect half of this after its doorbell, in a poll of its device. 0: in the
-    /// doorbell.
+    /// Time of a request and its response, in ns. Each has its effect half of this after its doorbell, in a poll of its device. 0: the
+    /// effect is in the doorbell.
     pub rtt_ns: u64,
     /// Extra delay of every second operation, at random, in ns.
     pub jitter_ns: u64,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Messages per thousand that find no receive at the first try.
+    /// Messages per thousand whose first attempt finds no receive.
     pub rnr_permille: u16,
     /// Lanes per thousand that are skipped when messages are taken, so that messages of different connections change places.
     pub reorder_permille: u16,
-    /// Number of the first operation from which on no peer answers.
+    /// Number of the operation from which on no peer answers.
     pub drop_after: Option<u64>,
 }
 
@@ -194,7 +194,7 @@ mod tests {
         assert!(matches!(SoftDevice::default().timing(), Timing::Immediate));
         assert_eq!(SoftDevice::default().faults(), Faults { seed: 1, ..Faults::default() });
         let device: SoftDevice = "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30".parse().unwrap();
-        // There and back.
+        // Printed and parsed again.
         assert!(matches!(device.timing(), Timing::Delay { ns: 3_000 }));
         let expected = Faults {
             seed: 9,

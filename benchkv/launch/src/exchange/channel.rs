@@ -1,4 +1,4 @@
-//! Frames over a stream socket that never blocks: neither a stopped launcher nor a stopped rank can hang the other.
+//! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank can hang the other.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -25,7 +25,7 @@ impl Channel {
         Ok(Self { stream, inbound: Vec::new(), outbound: Vec::new(), sent: 0, closed: false })
     }
 
-    /// Returns whether the peer closed its end, and all its bytes have been pulled.
+    /// Returns whether the peer closed its end and all its bytes were pulled.
     pub(crate) const fn is_closed(&self) -> bool {
         self.closed
     }
@@ -42,7 +42,7 @@ impl Channel {
         self.push()
     }
 
-    /// Sends more of the queue. A peer that has gone takes no more, which [`pull`](Self::pull) notices.
+    /// Sends more of the queue. A peer that has exited takes no more, which [`pull`](Self::pull) detects.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {

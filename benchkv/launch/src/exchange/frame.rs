@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Maximum bytes of a part that one rank can give to an all-gather.
+/// Maximum bytes of one rank's part in an all-gather.
 pub const MAX_PART_BYTES: usize = 4 << 20;
 
-/// Maximum number of ranks of one job: with [`MAX_PART_BYTES`] it keeps the gathered frame below 2 GiB.
+/// Maximum number of ranks of one job. With [`MAX_PART_BYTES`] it keeps the gathered frame below 2 GiB.
 pub(crate) const MAX_RANKS: usize = 256;
 
 const MAX_BODY_BYTES: usize = (MAX_PART_BYTES + 16) * MAX_RANKS;
@@ -22,7 +22,7 @@ pub(crate) enum Frame {
     Missing { round: u32, within_ms: u32, ranks: Vec<u32> },
     /// Launcher to rank: a rank ended.
     Died { rank: u32, how: String },
-    /// Launcher to rank: the user wants the job to end.
+    /// Launcher to rank: the user interrupted the job.
     Interrupted,
 }
 

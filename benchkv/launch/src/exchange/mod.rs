@@ -19,13 +19,13 @@ pub use frame::MAX_PART_BYTES;
 pub use mpi::{MpiError, MpiExchange, mpi_library};
 pub use socket::SocketExchange;
 
-/// Maximum bytes of the parts of all ranks in one step of [`Exchange::gather`]: each rank receives them.
+/// Maximum bytes of all parts in one step of [`Exchange::gather`], because each rank receives all of them.
 const GATHERED_BYTES: usize = 64 << 20;
 
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.
 ///
-/// Every wait takes `give_up`, which is called some hundred times per second: a rank that finds by itself that the job is over does not
-/// wait for the message to arrive here. After an error the job is over: later calls return the same error.
+/// Every wait takes `give_up`, which is called some hundred times per second. So a rank that detects the end of the job by itself does not
+/// wait for its message. After an error the job is over: later calls return the same error.
 pub trait Exchange {
     /// Returns this process's rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -33,15 +33,16 @@ pub trait Exchange {
     /// Returns the number of ranks.
     fn size(&self) -> usize;
 
-    /// Gives `part` to every rank and returns the parts of all, by rank.
+    /// Gives `part` to every rank. Returns the parts of all, by rank.
     ///
     /// # Errors
-    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants name the
+    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first caller. The other variants name the rank
+    /// that died.
     /// rank that died.
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Gives `bytes`, of any length, to rank 0. Returns those of all ranks there, by rank, and nothing elsewhere. Takes as many all-gathers
-    /// as the longest needs, each of 64 MiB at most; no rank but the first keeps more than one.
+    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks there, by rank, and nothing elsewhere. Takes as many
+    /// all-gathers as the longest part needs, each of at most 64 MiB. Only rank 0 keeps more than one of them.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather); `within` holds for each.
@@ -54,22 +55,22 @@ pub trait Exchange {
             rest = later;
             let parts = self.all_gather(part, within, give_up)?;
             wholes.iter_mut().zip(&parts).for_each(|(whole, part)| whole.extend_from_slice(part));
-            // All ranks decide by the same parts.
+            // All ranks have the same parts, so all decide the same.
             if parts.iter().all(|part| part.len() < part_bytes) {
                 return Ok(wholes);
             }
         }
     }
 
-    /// Sleeps for `time`, or until it is known that the job is over. Returns early once the user wants it to be over; see
+    /// Sleeps for `time`, or until the job is known to be over. Returns early if the user interrupts the job; see
     /// [`catch_interrupts`](Self::catch_interrupts).
     ///
     /// # Errors
-    /// Why the job is over.
+    /// The reason why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
 
-    /// Sets that an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) is not an error from now on: [`sleep`](Self::sleep) ends early, other
-    /// operations go on, and [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at once.
+    /// Makes an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) no error from now on: [`sleep`](Self::sleep) ends early, other operations
+    /// continue, and [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at once.
     ///
     /// # Errors
     /// The signals cannot be caught.
@@ -77,13 +78,13 @@ pub trait Exchange {
         Ok(())
     }
 
-    /// Returns whether the user wants the job to end. All ranks learn of it, but not at the same time: they have to ask each other before
-    /// they act on it together.
+    /// Returns whether the user interrupted the job. Ranks learn of it at different times, so they must exchange it before they act on it
+    /// together.
     fn is_interrupted(&self) -> bool {
         false
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather).
@@ -92,7 +93,7 @@ pub trait Exchange {
     }
 }
 
-/// Why the ranks can no longer act together.
+/// The reason why the ranks can no longer act together.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ExchangeError {
     /// Another rank ended.
@@ -120,10 +121,10 @@ pub enum ExchangeError {
     /// The launcher ended.
     #[error("the launcher has ended, and the job with it")]
     LauncherGone,
-    /// This rank's own `give_up` ended the wait.
+    /// The `give_up` of this rank ended the wait.
     #[error("this rank gave up")]
     GivenUp,
-    /// The user asked for the end, and interrupts were not caught.
+    /// The user interrupted the job, and interrupts were not caught.
     #[error("interrupted")]
     Interrupted,
     /// The part is larger than the maximum of the exchange.
@@ -132,7 +133,7 @@ pub enum ExchangeError {
         /// Bytes of the refused part.
         bytes: usize,
     },
-    /// The other end of the socket sent bytes that this version does not send.
+    /// The other end of the socket sent bytes that this version never sends.
     #[error("the launcher's socket carries unexpected bytes: {0}")]
     Protocol(String),
     /// Signals cannot be caught.
@@ -152,7 +153,7 @@ pub(crate) fn rank_list(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// One rank of several. The others have these bytes, and give them as a rank of their own would.
+    /// The other ranks of a job: they give these bytes, by the same rules as a rank of their own.
     struct Others {
         rank: usize,
         others: Vec<Vec<u8>>,

@@ -19,26 +19,25 @@ use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
 use crate::sys::Deadline;
 
-/// Maximum number of ranks: the sends of all parts are buffered, in memory that is touched only as far as parts need it.
+/// Maximum number of ranks. The sends of all parts are buffered, in memory that is touched only as far as parts need it.
 const MAX_RANKS: usize = 128;
 /// Bytes of the send buffer that MPI may use for each message, with ample room.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
-/// Exit status of a rank that is interrupted again.
+/// Exit status of a rank after a second interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
-/// Every MPI has at least these tags.
+/// Number of tags that every MPI has.
 const TAGS: i32 = 1 << 15;
-/// Pauses between two checks for messages: the first, and the maximum. A rank that waits for a run to end must not take its core.
+/// Pauses between two checks for messages: the first, and the maximum. A rank that waits for the end of a run must not take its core.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.
 ///
-/// A part travels with a byte after it that says whether its sender is interrupted. A rank that sleeps looks for the parts of the next
-/// operation, so all ranks wake up when one of them was told to end.
+/// A part is followed by a byte that says whether its sender is interrupted. A sleeping rank checks for the parts of the next operation, so
+/// all ranks wake up when one of them is interrupted.
 ///
 /// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so [`ExchangeError::RankDied`] does not occur. A
 /// rank that fails must end the job with [`abort`](Self::abort). After an error of the exchange, its drop does so with status 1, because
-/// `MPI_Finalize` would wait for ranks that do not come. A peer that is stopped while one of its large parts is on the way cannot be
-/// given up.
+/// `MPI_Finalize` would wait for missing ranks. A peer that stops while one of its large parts is in flight cannot be given up.
 pub struct MpiExchange {
     universe: Universe,
     rank: usize,
@@ -48,13 +47,13 @@ pub struct MpiExchange {
     early: Vec<Option<Vec<u8>>>,
     /// Set by signals once they are caught; the next signal ends the process.
     signalled: Arc<AtomicBool>,
-    /// Another rank has reported an interrupt.
+    /// Whether another rank has reported an interrupt.
     told: bool,
-    /// Why the job is over.
+    /// The reason why the job is over.
     over: Option<ExchangeError>,
 }
 
-/// Why MPI cannot be used.
+/// The reason why MPI cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum MpiError {
     /// This process has initialized MPI before.
@@ -98,12 +97,12 @@ impl MpiExchange {
         Ok(Self { universe, rank, size, tag: 0, early: vec![None; size], signalled: Arc::default(), told: false, over: None })
     }
 
-    /// Ends all ranks of the job; the launcher reports `status`.
+    /// Ends all ranks of the job. The launcher reports `status`.
     pub fn abort(&self, status: u8) -> ! {
         self.universe.world().abort(status.into())
     }
 
-    /// Gives `part` to every rank and takes theirs. Sends are buffered, so none is pending here when a rank is given up.
+    /// Gives `part` to every rank and takes theirs. Sends are buffered, so no send is pending when a rank is given up.
     fn swap(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let world = self.universe.world();
         let tag = self.next_tag();
@@ -137,7 +136,7 @@ impl MpiExchange {
         (self.tag + 1) % TAGS
     }
 
-    /// Takes the parts that have arrived and are still missing. Returns whether one of their senders is interrupted.
+    /// Takes arrived parts that were missing. Returns whether one of their senders is interrupted.
     fn take_parts(&self, world: &SimpleCommunicator, tag: i32, parts: &mut [Option<Vec<u8>>]) -> bool {
         let mut interrupted = false;
         let is_missing = |(rank, part): &(usize, &mut Option<Vec<u8>>)| *rank != self.rank && part.is_none();
@@ -155,7 +154,8 @@ impl MpiExchange {
             return Err(ExchangeError::TooLarge { bytes: part.len() });
         }
         let parts = self.swap(part, within, give_up)?;
-        // A large part moves only while its sender calls MPI. With this, no rank continues before all have it, and the buffer is free.
+        // A large part moves only while its sender calls MPI. This exchange keeps every rank here until all have the part, and the buffer
+        // is free.
         self.swap(&[], within, give_up)?;
         Ok(parts)
     }
@@ -179,7 +179,7 @@ impl MpiExchange {
         }
     }
 
-    /// Records why an operation failed.
+    /// Records the error of an operation.
     fn outcome<T>(&mut self, outcome: Result<T, ExchangeError>) -> Result<T, ExchangeError> {
         outcome.inspect_err(|error| self.over = Some(error.clone()))
     }

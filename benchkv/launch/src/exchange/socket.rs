@@ -9,7 +9,7 @@ use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
 use crate::sys::{self, Deadline};
 
-/// Time beyond that of the round that a rank waits for the launcher to name the missing rank.
+/// Time after the end of a round for which a rank waits until the launcher names the missing rank.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// Interval at which a waiting rank checks whether to give up.
@@ -25,7 +25,7 @@ pub struct SocketExchange {
     /// Whether an interrupt is not an error.
     catches: bool,
     interrupted: bool,
-    /// Why the job is over.
+    /// The reason why the job is over.
     over: Option<ExchangeError>,
 }
 
@@ -34,7 +34,7 @@ impl SocketExchange {
         Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, catches: false, interrupted: false, over: None })
     }
 
-    /// Waits up to `time` for one frame. `Ok(None)`: none arrived, or an interrupt ended a wait that is only a sleep.
+    /// Waits up to `time` for one frame. Returns `Ok(None)` if none arrived, or if an interrupt ended a sleep (`is_sleep`).
     fn receive(&mut self, time: Duration, is_sleep: bool, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
         let end = Deadline::after(time);
         loop {
@@ -82,7 +82,7 @@ impl SocketExchange {
         }
     }
 
-    /// Runs one operation, unless the job is over. Records why the job ended.
+    /// Runs one operation, unless the job is over. Records its error.
     fn attempt<T>(&mut self, operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>) -> Result<T, ExchangeError> {
         if let Some(reason) = &self.over {
             return Err(reason.clone());
@@ -108,7 +108,7 @@ impl Exchange for SocketExchange {
         self.attempt(|exchange| exchange.receive(time, true, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
     }
 
-    /// Marks interrupts as expected: the launcher takes the signals and tells all ranks.
+    /// Marks interrupts as expected. The launcher takes the signals and informs all ranks.
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         self.catches = true;
         Ok(())

@@ -1,18 +1,17 @@
 //! Starts the ranks of a job on this host and supervises them to the end.
 //!
-//! The launcher is not a rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
-//! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`). When a rank fails it tells the
-//! others which and how, gives them a grace period to end by themselves, then kills the rest. It does the same when the user interrupts
-//! it, except that ranks may continue to exchange their last parts; a later interrupt kills them. If the launcher is killed, the kernel
-//! kills the ranks.
+//! The launcher is not a rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to the
+//! launcher as standard input. No named object is created. The launcher relays their exchange (`relay`). When a rank fails, the launcher
+//! tells the others the rank and the reason, gives them a grace period to end by themselves, and then kills the rest. It does the same when
+//! the user interrupts it, except that ranks may still exchange their last parts; a later interrupt kills them. If the launcher is killed,
+//! the kernel kills the ranks.
 //!
-//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks and
-//! baselines ignore the signals that end a job in order. `timeout` signals the launcher twice, so a signal shortly after an interrupt
-//! belongs to it.
+//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks and baselines ignore
+//! the signals that end a job in order. `timeout` signals the launcher twice, so a signal shortly after an interrupt belongs to it.
 //!
-//! When a rank is killed, another may notice and end before the launcher sees either. The launcher names the cause: a killed rank before
-//! a failed one, and a rank that failed by itself before one whose status, [`EXIT_FOLLOWS`], says that it follows another. If nothing but
-//! such ranks ended by themselves, it names those that it had to kill: they were stopped, or stuck.
+//! When a rank is killed, another may notice and end before the launcher sees either. The launcher names the cause: a killed rank before a
+//! failed one, and a failed one before one with the status [`EXIT_FOLLOWS`], which followed another. If only ranks with that status ended
+//! by themselves, it names the ranks that it had to kill: they were stopped, or stuck.
 //!
 //! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard error.
 
@@ -40,25 +39,25 @@ use relay::Relay;
 /// Exit status of a rank that ended because another rank, or the job, ended.
 pub const EXIT_FOLLOWS: u8 = 5;
 const FOLLOWS: Ended = Ended::Code(EXIT_FOLLOWS as i32);
-/// Maximum time after the first signal in which another belongs to the same request.
+/// Maximum time after the first signal in which another signal belongs to the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// A job to start.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// Ranks to start, 1 to [`Launch::MAX_RANKS`].
+    /// Number of ranks, 1 to [`Launch::MAX_RANKS`].
     pub ranks: usize,
     /// Arguments of every rank, without the program's name.
     pub args: Vec<OsString>,
-    /// Environment variables of every rank, beside those of this process.
+    /// Environment variables of every rank, in addition to those of this process.
     pub environment: Vec<(&'static str, &'static str)>,
     /// Maximum time of the job; after it the job is ended.
     pub time_limit: Duration,
-    /// Maximum time for ranks to end by themselves after one has failed or the user has interrupted.
+    /// Maximum time for ranks to end by themselves after a failure or an interrupt.
     pub grace: Duration,
 }
 
-/// Why the job did not end well. By the time this is returned no rank is left.
+/// The reason why the job failed. No rank is left when it is returned.
 #[derive(Debug, Error)]
 pub enum LaunchError {
     /// The number of ranks is outside its range.
@@ -75,7 +74,7 @@ pub enum LaunchError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A rank ended with a failure; it was the first, or the cause of the first.
+    /// A rank ended with a failure. It was the first, or the cause of the first.
     #[error("rank {rank} {how}")]
     RankFailed {
         /// The rank.
@@ -125,7 +124,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Returns the exit status for the launcher: 128 + signal when interrupted, as shells report it; a rank's own status if it chose one;
+    /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report it; a rank's own status if it chose one;
     /// else 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -136,7 +135,7 @@ impl LaunchError {
         }
     }
 
-    /// Returns whether this is nearer to the cause than `recorded`, which was seen before it.
+    /// Returns whether this failure is nearer to the cause than `recorded`, which was seen before it.
     fn precedes(&self, recorded: &Self) -> bool {
         let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) = (self, recorded) else { return false };
         let distance = |how: &Ended| match how {
@@ -151,9 +150,9 @@ impl Launch {
     /// Maximum number of ranks of one job.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread, before any other exists: it takes
-    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked, because the process has only to report the end of the job, and a late or
-    /// repeated request to end must not prevent that.
+    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread, before any other exists. It takes
+    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked: after the job the process only reports its end, and a late or repeated signal
+    /// must not prevent that.
     ///
     /// # Errors
     /// The first failure, as [`LaunchError`].
@@ -215,13 +214,13 @@ struct Job {
     signals: EndSignals,
     clock: Clock,
     grace: Duration,
-    /// The signal by which the user asked for the end, before any failure, and its time in ns.
+    /// The signal of the user's interrupt, before any failure, and its time in ns.
     interrupt: Option<(i32, u64)>,
     /// The first failure, or its cause.
     failure: Option<LaunchError>,
-    /// Time at which the ranks still running are killed, in ns; set by an interrupt or failure.
+    /// Time at which the remaining ranks are killed, in ns. Set by an interrupt or failure.
     kill_at_ns: Option<u64>,
-    /// Ranks have been killed here, so a killed rank is not the cause any more.
+    /// Whether the launcher has killed ranks, so that a killed rank is not the cause any more.
     has_killed: bool,
 }
 
@@ -254,7 +253,7 @@ impl Job {
             let now_ns = self.clock.now_ns();
             match (self.interrupt, self.kill_at_ns) {
                 (Some((_, at_ns)), _) if now_ns.saturating_sub(at_ns) < as_ns(SAME_REQUEST) => {}
-                // The user asks again, or asks for the end of a job that is ending: no more grace.
+                // A second interrupt, or one while the job is ending: no more grace.
                 (_, Some(_)) => self.kill_at_ns = Some(0),
                 (_, None) => {
                     self.interrupt = Some((signal, now_ns));
@@ -292,7 +291,7 @@ impl Job {
         Ok(())
     }
 
-    /// Notes which ranks have ended. Of several found at once a killed one is the cause: the others may have ended because of it.
+    /// Notes which ranks have ended. Among several found at once, a killed one is the cause: the others may have ended because of it.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
         for (rank, process) in self.ranks.iter_mut().enumerate().filter(|(_, process)| process.ended.is_none()) {
@@ -315,7 +314,7 @@ impl Job {
         Ok(())
     }
 
-    /// Acts on every time limit that has passed.
+    /// Acts on every expired time limit.
     fn keep_time(&mut self, limit_ns: u64, limit: Duration) {
         let now_ns = self.clock.now_ns();
         if let Some(frame) = self.relay.expire(now_ns) {
@@ -328,7 +327,7 @@ impl Job {
             self.fail(LaunchError::TimeLimit { limit, running: self.running() }, Frame::Interrupted);
         }
         if self.kill_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-            // The others followed a rank that has not ended in the whole grace period: it is the cause.
+            // The others followed a rank that has not ended in the whole grace period, so that rank is the cause.
             let is_consequence = matches!(self.failure, Some(LaunchError::RankFailed { how: FOLLOWS, .. }));
             if is_consequence && !self.has_killed && self.kill_at_ns != Some(0) {
                 self.failure = Some(LaunchError::Missing { ranks: self.running(), within: self.grace });
@@ -349,10 +348,10 @@ impl Job {
         }
     }
 
-    /// Tells every rank why the job ends, and starts the grace period unless it has begun.
+    /// Tells every rank the reason for the end, and starts the grace period unless it has begun.
     fn end_with(&mut self, news: &Frame) {
         self.kill_at_ns.get_or_insert(self.clock.now_ns().saturating_add(as_ns(self.grace)));
-        // A socket that fails belongs to a rank about to be killed.
+        // A socket that fails belongs to a rank that will be killed.
         let _ = self.broadcast(news);
     }
 

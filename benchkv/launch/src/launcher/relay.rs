@@ -1,4 +1,4 @@
-//! The launcher's side of a collective operation, without sockets or clock: parts in, one broadcast out.
+//! The launcher's side of a collective operation, without sockets or clock: it takes parts, and returns one broadcast.
 
 use crate::exchange::MAX_PART_BYTES;
 use crate::exchange::frame::Frame;
@@ -11,7 +11,7 @@ pub(super) struct Relay {
     parts: Vec<Option<Vec<u8>>>,
     /// Time at which the round fails, and its length from the first part; `None` before the first part.
     deadline: Option<(u64, u32)>,
-    /// A round failed: later frames are late.
+    /// Whether a round failed, so that later frames are late.
     failed: bool,
 }
 

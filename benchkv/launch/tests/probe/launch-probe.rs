@@ -1,4 +1,4 @@
-//! A job with nothing to measure: the program of the launcher's tests, and the smallest example of a binary on the harness.
+//! A job without a measurement: the program of the launcher's tests, and the smallest example of a binary on the harness.
 //!
 //! `launch-probe RANKS DEED [RANK]`: each rank gathers its process id and passes a barrier; then RANK does DEED.
 
@@ -75,7 +75,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
             let parts = exchange.all_gather(&part, Duration::from_secs(10), &never)?;
             let intact = parts.iter().enumerate().all(|(rank, part)| part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8));
             println!("rank {me} large parts intact: {intact}");
-            // Of rank 1 more than one part holds.
+            // From rank 1: more than fits into one part.
             let length = |rank| if rank == 1 { 5 << 20 } else { 1000 };
             let wholes = exchange.gather(&vec![me as u8; length(me)], Duration::from_secs(10), &never)?;
             let is_whole = |(rank, whole): (usize, &Vec<u8>)| *whole == vec![rank as u8; length(rank)];
@@ -103,7 +103,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         }
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
-        // Longer than the watchdog of the tests: only a kill ends this in time.
+        // Longer than the watchdog of the tests, so only a kill ends this in time.
         "ignore" | "defy" | "precede-stuck" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));

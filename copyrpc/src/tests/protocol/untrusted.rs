@@ -105,7 +105,7 @@ fn request(blocks: u32, len: u32) -> Header {
     Header { call_id: 77, piggyback: blocks, len }
 }
 
-/// Delivers the batch and returns the error it was punished with, after checking that both calls
+/// Delivers the batch and returns the error of the connection, after checking that both calls
 /// ended once with it.
 fn punished(prepare: impl FnOnce(&Victim) -> (Vec<u8>, u64)) -> ProtocolError {
     let mut victim = Victim::new();

@@ -5,7 +5,7 @@ use mlx5_wire::Syndrome;
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
-/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) says so when there are some.
+/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
 /// Operations are counted from 0 over all queue pairs of the device, in the order of their first attempts. A WQE that only fills the end
 /// of a send queue does not count.
@@ -13,16 +13,16 @@ use crate::{Clock, Hca, Timing};
 pub struct Faults {
     /// Seed of the random numbers: the same seed gives the same faults for the same operations.
     pub seed: u64,
-    /// Operations in a thousand that start this much later.
+    /// Operations in a thousand that start late.
     pub delay_permille: u16,
-    /// How much, in ns of the device's clock.
+    /// Delay of these operations, in ns of the device's clock.
     pub delay_ns: u64,
-    /// Messages in a thousand that find no receive at the first try, posted or not.
+    /// Messages in a thousand whose first attempt finds no receive, even if one is posted.
     pub rnr_permille: u16,
-    /// Lanes in a thousand that are skipped when messages are taken: CQEs of different queue pairs change places; the CQEs of one queue
+    /// Lanes in a thousand that are skipped when messages are taken. So CQEs of different queue pairs change places. The CQEs of one queue
     /// pair stay in order.
     pub reorder_permille: u16,
-    /// The operation with this number fails so.
+    /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
     /// From the operation with this number on, no peer answers. Datagrams need no answer.
     pub drop_peers_after: Option<u64>,
@@ -37,11 +37,11 @@ pub(crate) enum Fate {
     Fails(Syndrome),
 }
 
-/// The faults of one device, under way.
+/// The faults that one device makes.
 pub(crate) struct Injector {
     faults: Faults,
     random: Random,
-    /// Operations started.
+    /// Number of operations started.
     count: u64,
 }
 
@@ -56,7 +56,7 @@ impl Injector {
         self.faults.delay_ns
     }
 
-    /// Returns the fate of the next operation, decided when it is tried first.
+    /// Returns the fate of the next operation. It is decided at the first attempt.
     pub(crate) fn fate(&mut self, takes_receive: bool) -> Fate {
         let number = self.count;
         self.count += 1;
@@ -74,7 +74,7 @@ impl Injector {
         self.faults.drop_peers_after.is_some_and(|n| self.count > n)
     }
 
-    /// Returns whether a lane is passed over.
+    /// Returns whether the lane at hand is skipped.
     pub(crate) fn passes_over(&mut self) -> bool {
         self.random.happens(self.faults.reorder_permille)
     }

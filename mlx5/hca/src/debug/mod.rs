@@ -1,6 +1,6 @@
-//! Finding mistakes of drivers, and of programs under failures.
+//! Detects mistakes of drivers, and makes failures for tests of programs.
 //!
-//! - `strict`: strict mode, which reports what breaks a `rule`. `watch`: its state.
+//! - `strict`: strict mode, which checks the rules in `rule`. `watch`: the state of strict mode.
 //! - `faults`: failures by seed. `trace`: a hash of a run. `vendor`: the texts of vendor syndromes. `testing`: corrupted words, for tests.
 
 pub(crate) mod faults;

@@ -1,13 +1,13 @@
-//! The rules that strict mode checks, and the reports of those that were broken.
+//! The rules that strict mode checks, and the reports of broken rules.
 
 use std::fmt;
 
 use mlx5_wire::SEGMENT;
 
-/// Vendor syndromes of WQEs that failed by a rule begin behind this.
+/// Base of the vendor syndromes of WQEs that failed because of a rule.
 const VENDOR: u8 = 0x40;
 
-/// Makes [`Rule`] of a table: each rule, and the text of the mistake that breaks it.
+/// Makes [`Rule`] from a table: each rule, and the text of the mistake that breaks it.
 macro_rules! rules {
     ($($(#[$doc:meta])* $name:ident: $text:literal,)*) => {
         /// A rule of the interface between driver and device.
@@ -33,7 +33,7 @@ macro_rules! rules {
 }
 
 rules! {
-    /// PRM "Posting a Work Request": first the record, then the register.
+    /// PRM "Posting a Work Request": the record is written before the register.
     RecordBehindRegister: "the doorbell record does not cover the WQE that the register announces: it was not written, or written late",
     /// The record alone starts nothing.
     RegisterNotWritten: "the doorbell record moved and no register was written",
@@ -49,7 +49,7 @@ rules! {
     RecordBeyondRoom: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",
     /// No completion would ever report that the queue has room again.
     NoCompletion: "a whole send queue of WQEs without the completion bit",
-    /// The WQE was not written for this place: it is stale.
+    /// The WQE was written for another place in the queue: it is stale.
     WqeIndex: "the index in the WQE is not its place in the queue: a stale or unposted WQE",
     /// A WQE names its queue pair.
     WqeQueue: "the WQE names another queue pair",
@@ -65,11 +65,12 @@ rules! {
     InlineLength: "inline data reaches beyond the WQE",
     /// The list of a shared receive queue.
     ReceiveLink: "the link of a receive leads to itself, to one that is still posted, or outside",
-    /// Receives overwritten.
+    /// The driver overwrote posted receives.
     ReceiveBeyondRoom: "the receive record is further ahead than the queue has WQEs",
     /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
     ReceiveZeroLength: "a receive with a data segment of length 0 that does not end the list",
-    /// A gathered buffer is the device's until a completion at or after its WQE is visible. Not found in immediate time, nor behind a fence.
+    /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not found in immediate time, nor behind a
+    /// fence.
     SourceChanged: "the source buffer changed between the doorbell and the completion",
     /// CQEs that were not written cannot have been consumed.
     ConsumerAhead: "the consumer record is ahead of the CQEs written",
@@ -78,7 +79,7 @@ rules! {
 }
 
 impl Rule {
-    /// Returns the vendor syndrome of a WQE that failed by this rule.
+    /// Returns the vendor syndrome of a WQE that failed because of this rule.
     pub(crate) const fn vendor(self) -> u8 {
         VENDOR + 1 + self as u8
     }
@@ -90,7 +91,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A queue.
+/// The queue of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
     /// The send queue of this QPN.
@@ -108,7 +109,7 @@ pub struct Violation {
     pub queue: Queue,
     /// Counter or index of the entry.
     pub index: u32,
-    /// The bytes found there: the start of the WQE or of the register, or the record.
+    /// The first bytes of the WQE or of the register, or the record.
     pub bytes: [u8; SEGMENT],
     /// The broken rule.
     pub rule: Rule,

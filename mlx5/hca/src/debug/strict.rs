@@ -1,8 +1,8 @@
-//! Strict mode: detects mistakes of a driver that a NIC would punish silently, by doing nothing or the wrong thing.
+//! Strict mode: detects mistakes of a driver to which a NIC would react silently: it would do nothing, or the wrong thing.
 //!
-//! A doorbell's hook only names the queue pair. The register, the record and the WQEs are read and compared here. Then the register is
-//! poisoned, so that the next store to it can be detected. WQEs that no doorbell announced are found at the next progress. A missing
-//! barrier cannot be found here: a thread sees its own stores in order.
+//! The hook of a doorbell names only the queue pair. The register, the record and the WQEs are read and compared here. Then the register is
+//! poisoned, so that the next store to it can be detected. The next progress finds WQEs that no doorbell announced. A missing barrier
+//! cannot be found here, because a thread sees its own stores in order.
 
 use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
 
@@ -24,8 +24,8 @@ pub(crate) fn poison_register(qp: &SoftQp) {
     }
 }
 
-/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it obeys all rules; if not, the queue pair's next WQE
-/// fails.
+/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it obeys all rules. If not, the next WQE of
+/// the queue pair fails.
 #[cold]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;
@@ -36,7 +36,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let half = usize::from(halves[0][..8] == [POISON; 8]);
     let register = halves[half];
     let producer = qp.sq.producer();
-    // In the error state everything is flushed, whatever it is.
+    // In the error state every WQE is flushed, so none is checked.
     let result = if qp.has_failed() {
         Ok(())
     } else {
@@ -53,9 +53,9 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
-    qp.mode = qp.mode.max(Mode::Odd);
+    qp.mode = qp.mode.max(Mode::Exceptional);
     if qp.sq.producer() == qp.sq_limit {
-        // No WQE is posted that could fail.
+        // No posted WQE could fail in its place.
         qp.break_down(hca);
     }
 }
@@ -76,7 +76,8 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    // The last WQE, or all new ones as a batch. Of one WQE the driver may store the first 8 bytes only: the rest is poison then.
+    // The register holds the last WQE, or all new ones as a batch. A driver may store only the first 8 bytes of a single WQE; the rest is
+    // poison then.
     let announced = announced_bytes(ctrl, producer);
     let compared = if producer == end {
         let is_whole = register[8..SEGMENT] != [POISON; 8];
@@ -143,13 +144,13 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeReserved);
     }
     let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
-    // A NOP may have any length. The bytes behind its control segment have no meaning.
+    // A NOP may have any length. The bytes after its control segment have no meaning.
     if opcode == Opcode::Nop {
         return Ok(());
     }
     let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
-    // An atomic has one result.
+    // An atomic has one result buffer.
     if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
         return Err(Rule::WqeLength);
     }
@@ -164,7 +165,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so that no thread waits forever.
+/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so that no thread waits forever for them.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;
@@ -202,7 +203,7 @@ fn unannounced(qp: &SoftQp) -> Option<Violation> {
     (qp.sq.producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
 }
 
-/// A queue pair goes away.
+/// Reports the WQEs that no doorbell announced, when a queue pair is destroyed.
 pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
     violations.extend(unannounced(qp).filter(|_| !qp.has_failed()));
 }
@@ -230,7 +231,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);
-        // A WQE that was posted before, and is not yet taken.
+        // The receive was posted before and is not taken yet.
         let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
         if receives.is_linked && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
             return found(index, Rule::ReceiveLink);

@@ -1,4 +1,4 @@
-//! Hooks for the tests of drivers: a peer that writes anything, and sleepers that only a wake-up ends.
+//! Hooks for the tests of drivers: a peer that writes random words, and sleepers that only a wake-up ends.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ pub fn sleep_without_end() {
 #[doc(hidden)]
 impl Hca {
     /// Overwrites one word that its peers may write with a random value.
-    pub fn spoil(&self, seed: u64) {
+    pub fn corrupt(&self, seed: u64) {
         let random = &mut Random::new(seed);
         let memory = &self.memory;
         let garbage = match random.below(4) {
@@ -31,14 +31,14 @@ impl Hca {
         };
         match random.below(7) {
             6 => {
-                // A message that asks for an atomic on any memory.
+                // A message that requests an atomic on any memory.
                 let request = &memory.lane(0).atomic;
                 for word in [&request.kind_key, &request.addr, &request.compare, &request.swap] {
                     word.store(garbage, Ordering::Relaxed);
                 }
                 let position = self.state.borrow().queues.qps[0].as_ref().map_or(0, |qp| qp.lane.position());
                 let slots = memory.lane_slots(FIRST_LANE);
-                // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
+                // SAFETY: these are the slots of that lane. Its other producer is this thread too, which is not in the middle of a publish.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };
                 tx.publish(Message { op_own: ATOMIC, imm: garbage as u32, ..Message::default() });
             }
@@ -49,7 +49,7 @@ impl Hca {
             _ => {
                 let word = random.below(LANE_SLOTS as u64 * 8) as usize;
                 let at = memory.lane_slots(FIRST_LANE).as_ptr().cast::<u64>().wrapping_add(word);
-                // SAFETY: a word of the first lane's slots, which no reference is held to: nothing of this thread runs in between.
+                // SAFETY: a word of the slots of the first lane. No reference to it exists: nothing else of this thread runs meanwhile.
                 unsafe { at.write_volatile(garbage) };
             }
         }

@@ -1,10 +1,10 @@
-//! The meanings of the software HCA's vendor syndromes: all of them, in one table.
+//! The meanings of the software HCA's vendor syndromes, in one table.
 //!
-//! | range | what | where |
+//! | range | meaning | type |
 //! |---|---|---|
 //! | 0x01.. | a remote access, or one by key, was refused | [`Fault`] |
-//! | 0x10.. | the WQE cannot be understood | [`Malformed`] |
-//! | 0x20.. | understood, and not possible | [`Limit`] |
+//! | 0x10.. | the WQE cannot be decoded | [`Malformed`] |
+//! | 0x20.. | the WQE was decoded and cannot be executed | [`Limit`] |
 //! | 0x40.. | strict mode: a rule was broken | [`Rule`] |
 
 use crate::debug::rule::Rule;
@@ -33,7 +33,7 @@ const TEXTS: [(u8, &str); 19] = [
     (Limit::OnPurpose as u8, "a fault that was asked for"),
 ];
 
-/// Returns the meaning of `vendor`. `None` for 0 and for numbers that the software HCA does not give.
+/// Returns the meaning of `vendor`. `None` for 0 and for numbers that the software HCA does not use.
 #[must_use]
 pub fn text(vendor: u8) -> Option<&'static str> {
     let listed = TEXTS.iter().find(|(number, _)| *number == vendor).map(|(_, text)| *text);

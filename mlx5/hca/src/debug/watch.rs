@@ -7,12 +7,12 @@ use crate::debug::rule::Rule;
 pub(crate) struct QpWatch {
     /// The record at the last doorbell.
     pub(crate) notified: u16,
-    /// Counter behind the last WQE that gave a CQE.
+    /// Counter after the last WQE that wrote a CQE.
     pub(crate) reported: u16,
-    /// Counter behind the last announced WQE that is to give one.
+    /// Counter after the last announced WQE that asks for a CQE.
     pub(crate) signaled: u16,
     pub(crate) half: Option<usize>,
-    /// A rule was broken: the next WQE fails by it.
+    /// The broken rule, by which the next WQE fails.
     pub(crate) broken: Option<Rule>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct RqWatch {
     pub(crate) checked: u16,
     /// The next WQE to be posted.
     pub(crate) next: u16,
-    /// By WQE, plus 1: number of its last posting.
+    /// By WQE: number of its last posting, plus 1.
     pub(crate) posted: Vec<u64>,
     pub(crate) count: u64,
     pub(crate) broken: bool,

@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT,
-    Service, WQEBB, Writes,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
+    Writes,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -21,7 +21,7 @@ use crate::error::{ConnectError, CreateError, OpenError, check};
 use crate::objects::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
 use crate::options::SoftOptions;
 use crate::queues::cq::SoftCq;
-use crate::queues::in_flight::UnderWay;
+use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
 use crate::queues::qp::{Mode, SoftQp, SqPlace, Transport};
 use crate::random::Random;
@@ -33,10 +33,10 @@ use crate::shared::layout::{
     DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES, qp_index,
 };
 use crate::shared::memory::{DeviceMemory, commit, memory_error, ready_words};
-use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::Receives;
 use crate::shared::remote::Remote;
-use crate::{COMP_VECTORS, DeviceInfo, Hca, Queues, State};
+use crate::{DeviceInfo, Hca, Queues, State};
 
 const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
@@ -45,12 +45,12 @@ const MAX_RECV_STRIDE: u32 = 1024;
 /// Values of the upper 10 bits of a QPN: neither all zeros nor all ones.
 pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 
-/// A place for queue pairs, as the last one left it.
+/// A place for queue pairs, in the state in which the last queue pair left it.
 #[derive(Clone, Copy)]
 pub(crate) struct QpPlace {
-    /// Upper bits of the next one's number, less one.
+    /// Upper bits of the number of the next queue pair, less one.
     pub(crate) tag: u16,
-    /// A peer may still use it, so it is never reused.
+    /// Whether a peer may still use it, so that it is never reused.
     pub(crate) is_quarantined: bool,
     /// [`SoftQp::version`].
     pub(crate) version: u32,
@@ -66,7 +66,7 @@ fn check_alignment(what: &'static str, at: NonNull<u8>, to: usize) -> Result<(),
     if is_legal { Ok(()) } else { Err(CreateError::Illegal { what, value: at.addr().get() as u64, legal: "an aligned address" }) }
 }
 
-/// Checks the sizes of a receive queue in the driver's memory, and its place.
+/// Checks the sizes and the address of a receive queue in the driver's memory.
 fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
     check("the WQEs of a receive queue", memory.wqe_cnt.into(), 1, 1 << 15)?;
     check_power_of_two("the WQEs of a receive queue", memory.wqe_cnt)?;
@@ -84,8 +84,8 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
     entry.generation.store(qp.generation, Ordering::Relaxed);
     entry.peer.store(0, Ordering::Relaxed);
     entry.peer_epoch.store(0, Ordering::Relaxed);
-    entry.told.consumed.store(0, Ordering::Relaxed);
-    entry.told.answered.store(0, Ordering::Relaxed);
+    entry.acks.consumed.store(0, Ordering::Relaxed);
+    entry.acks.answered.store(0, Ordering::Relaxed);
     entry.armed.store(ARMED, Ordering::Relaxed);
     entry.lane.store(qp.lane_place.pack(), Ordering::Relaxed);
     // H1
@@ -93,10 +93,10 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
 }
 
 impl Hca {
-    /// Opens a device: joins its fabric.
+    /// Opens a device, which joins its fabric.
     ///
-    /// # Errors
-    /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all LIDs, or the [`MAX_PORT_SLOT`](crate::MAX_PORT_SLOT) slots of the port, are taken. Nothing is left behind.
+    /// See [`OpenError`]. [`OpenError::NoFreeLid`] if all LIDs are taken, or all [`MAX_VF`](crate::MAX_VF) virtual functions of the port.
+    /// Nothing is left behind.
     pub fn open(options: &SoftOptions) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
@@ -108,7 +108,7 @@ impl Hca {
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
         // The stamp 0 marks a free entry. So the key 0 must not match it.
         memory.mr(0).stamp.store(u64::MAX, Ordering::Relaxed);
-        // The first barrier in a process registers it with the kernel. In a process of several threads that waits for all CPUs: up to
+        // The first barrier in a process registers it with the kernel, which waits for all CPUs if the process has several threads: up to
         // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
@@ -144,27 +144,18 @@ impl Hca {
         })
     }
 
-    /// Returns the device's description, for people, and its counters so far.
+    /// Returns the device's description, and its counters so far.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
+        let name = format!("soft:lid={}", self.membership.lid);
+        let modes = faults::modes(self, state.queues.injector.as_deref());
         DeviceInfo {
-            name: format!("soft:lid={}", self.membership.lid),
-            transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
-            modes: faults::modes(self, state.queues.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            has_atomics: true,
-            numa_node: None,
+            ..DeviceInfo::with_limits_of_formats(name, self.membership.describe(), modes)
         }
     }
 
@@ -180,22 +171,22 @@ impl Hca {
         Address { lid: self.membership.lid, qpn, epoch: self.membership.epoch }
     }
 
-    /// Returns the hash over everything this device did so far, if it keeps one.
+    /// Returns the hash over all events of this device so far. `None` if it is not traced.
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {
         self.trace.as_ref().map(Trace::hash)
     }
 
-    /// Returns the time at which the device has something to do by itself: a retry, a delayed operation. In ns of its clock.
+    /// Returns the time of the next event that the device has to handle by itself, a retry or a delayed operation, in ns of its clock.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        // A lane that was passed over on purpose.
+        // A lane with a fault was skipped.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
         let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
-    /// Makes a protection domain. Returns its number, which is not used again before 2^32 others.
+    /// Makes a protection domain. Returns its number, which repeats after 2^32 calls.
     #[must_use]
     pub fn alloc_pd(&self) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -210,7 +201,7 @@ impl Hca {
     /// A size outside the limits, or a misaligned address.
     ///
     /// # Safety
-    /// The memory stays valid until [`destroy_cq`](Self::destroy_cq), and its driver accesses it as that of a device's queue.
+    /// The memory stays valid until [`destroy_cq`](Self::destroy_cq), and its driver accesses it like a device's queue.
     pub unsafe fn create_cq(&self, memory: &CqMemory) -> Result<u32, CreateError> {
         check("the number of CQ entries", memory.entries.into(), 1, MAX_CQE.into())?;
         check_power_of_two("the number of CQ entries", memory.entries)?;
@@ -237,7 +228,8 @@ impl Hca {
         }
     }
 
-    /// A place for a queue pair with at least so many slots in its lane, its pages committed: the index, and where the slots are.
+    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, its pages committed: the index, and the place of the
+    /// slots.
     fn free_qp(&self, state: &mut State, lane_slots: u32) -> Result<(usize, LanePlace), CreateError> {
         let State { queues: Queues { qps, .. }, qp_places, lane_area, first_tag, .. } = state;
         let free = |(qp, place): (&Option<Box<SoftQp>>, &QpPlace)| qp.is_none() && !place.is_quarantined;
@@ -276,27 +268,28 @@ impl Hca {
         unsafe { self.copy_rq(&mut self.state.borrow_mut(), pd, memory, true) }
     }
 
-    /// A receive queue whose WQEs are copied from the driver's.
+    /// Makes a receive queue whose WQEs are copied from the driver's.
     ///
     /// # Safety
     /// Like [`create_cq`](Self::create_cq).
     unsafe fn copy_rq(&self, state: &mut State, pd: u32, memory: &RqMemory, is_linked: bool) -> Result<u32, CreateError> {
         check_rq(memory)?;
         let RqMemory { buffer, wqe_cnt, stride, record } = *memory;
-        // SAFETY: guaranteed by the caller. Receives may be posted to a shared queue at once, to a queue pair's own from INIT on.
+        // SAFETY: guaranteed by the caller. A driver may post to a shared queue at once, to a queue pair's own queue from INIT on.
         let mirror = unsafe { Mirror::new(buffer, stride as usize, record, is_linked) };
         self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror)).map(|(rqn, _)| rqn)
     }
 
-    /// A receive queue in memory that peers reach: its number, and where the driver finds it, zeroed. It is shared, and then every WQE starts with
-    /// its next segment (`is_shared`), or for one queue pair ([`Receives::OwnInReach`](crate::Receives::OwnInReach)).
+    /// Makes a receive queue in memory that peers map. Returns its number and its zeroed memory. It is either shared (`is_shared`), and
+    /// then every WQE starts with its next segment; or it belongs to one queue pair
+    /// ([`Receives::OwnInReach`](crate::Receives::OwnInReach)).
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
     pub fn create_rq(&self, pd: u32, depth: u32, max_sge: usize, is_shared: bool) -> Result<(u32, RqMemory), CreateError> {
         check("the depth of a receive queue", depth.into(), 1, MAX_RECV_WR.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE.into())?;
-        // In a list one WQE stays unposted, as its end.
+        // One WQE of a list stays unposted, as its end.
         let wqe_cnt = (depth + u32::from(is_shared)).next_power_of_two();
         let segments = max_sge + usize::from(is_shared);
         let stride = (SEGMENT * segments).next_power_of_two().max(if is_shared { 2 * SEGMENT } else { SEGMENT });
@@ -336,11 +329,11 @@ impl Hca {
         result
     }
 
-    /// Returns the mode of a queue pair that nothing has happened to.
+    /// Returns the mode of a new queue pair.
     pub(crate) fn first_mode(&self, injector: Option<&Injector>) -> Mode {
         match (injector, self.is_port_up.get()) {
             (None, true) => self.mode,
-            _ => Mode::Odd,
+            _ => Mode::Exceptional,
         }
     }
 
@@ -353,7 +346,7 @@ impl Hca {
     /// Empties the lane of queue pair `index`, which is at `place`.
     ///
     /// # Safety
-    /// It is committed and no peer accesses it.
+    /// The lane is committed and no peer accesses it.
     pub(crate) unsafe fn clear_lane(&self, index: usize, place: LanePlace) -> LaneRx<Message> {
         let slots = self.memory.lane_slots(place);
         // SAFETY: guaranteed by the caller. Zero bytes are empty slots.
@@ -363,7 +356,7 @@ impl Hca {
         unsafe { LaneRx::new(slots, place.slots.into(), 0) }
     }
 
-    /// A queue pair on existing queues, in the state RESET.
+    /// Makes a queue pair on existing queues, in the state RESET.
     fn place_qp<'a>(&self, state: &'a mut State, memory: &QpMemory, rqn: u32, sq: SqPlace) -> Result<&'a mut SoftQp, CreateError> {
         let no_rq = CreateError::Illegal { what: "the receive queue", value: rqn.into(), legal: "one of this device" };
         let Some(rq) = state.rqs.get(rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
@@ -373,9 +366,9 @@ impl Hca {
         let (index, lane_place) = self.free_qp(state, memory.lane_slots)?;
         let QpPlace { tag, version, .. } = state.qp_places[index];
         let entry = self.memory.qp(index);
-        // SAFETY: committed by `free_qp`. No peer has this place, nor these slots: it never had, or `destroy_qp` waited until it was out.
+        // SAFETY: committed by `free_qp`. No peer has this place or these slots: no peer ever had them, or `destroy_qp` waited for it.
         let lane = unsafe { self.clear_lane(index, lane_place) };
-        // So that nothing is allocated when they have to wait.
+        // Reserved here, so that scheduling allocates nothing.
         let count = state.queues.qps.len();
         state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { sq.capacity() as usize };
@@ -400,8 +393,8 @@ impl Hca {
             receives,
             taken,
             sq,
-            source: Reach::none(),
-            looks: Looks::new(),
+            source: MrCache::none(),
+            lookups: Lookups::new(),
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,
@@ -409,12 +402,12 @@ impl Hca {
             waiting: None,
             lane,
             lane_place,
-            told_every: arrive::told_every(lane_place.slots),
+            ack_mask: arrive::ack_mask(lane_place.slots),
             transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected },
             access: Access::empty(),
             options: ConnectOptions::default(),
             is_watched: false,
-            under_way: UnderWay::with_capacity(later, self.strict),
+            in_flight: InFlight::with_capacity(later, self.strict),
             next_payload: 0,
             watch: QpWatch::default(),
         }));
@@ -466,7 +459,7 @@ impl Hca {
         }
     }
 
-    /// Moves a queue pair to the error state: everything posted is flushed at once, announced or not.
+    /// Moves a queue pair to the error state: every posted WQE is flushed at once, announced or not.
     pub fn fail_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
@@ -477,8 +470,8 @@ impl Hca {
         }
     }
 
-    /// Destroys a queue pair. If the peer is in the middle of a doorbell that it may finish much later, the place and the receive queue
-    /// are not reused: the peer could still take a receive and publish a message. A number that names no queue pair any more is ignored.
+    /// Destroys a queue pair. If the peer is in the middle of a doorbell and does not finish, the place and the receive queue are not
+    /// reused: the peer could still take a receive and publish a message. A number that names no queue pair is ignored.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {
@@ -503,7 +496,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
-        // Messages that have arrived took receives; their CQEs return them.
+        // Arrived messages took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         let place = &mut state.qp_places[index];

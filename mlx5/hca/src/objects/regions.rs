@@ -1,4 +1,4 @@
-//! Memory regions: registering, deregistering, and the entries that peers read.
+//! Memory regions: registers and deregisters them, and writes the entries that peers read.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -16,25 +16,25 @@ use crate::shared::layout::{FOREIGN, MAX_MRS};
 use crate::shared::memory::{commit, foreign_memory_reachable};
 use crate::{Hca, State};
 
-/// Entries below it have no region: keys 0 and 0x100 (`INVALID_LKEY`) would be theirs.
+/// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries before it.
 const FIRST_MR: usize = 2;
-/// Entries that have regions.
+/// Number of entries that can have regions.
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
-/// Entries that are free before one is used again. So a key returns after 256 times as many registrations.
+/// Number of entries that are free before one is used again. So a key returns after 256 times as many registrations.
 const REUSE_DELAY: usize = 1024;
 
 /// The memory regions of a device.
 pub(crate) struct Regions {
     slots: Vec<MrSlot>,
-    /// Slots that had a region, the one that is free for the longest time first.
+    /// Free slots that had a region; the slot that is free for the longest time is first.
     free: VecDeque<usize>,
-    /// [`REUSE_DELAY`].
+    /// [`REUSE_DELAY`], or less in tests.
     pub(crate) reuse_delay: usize,
-    /// Entry of the first slot, less [`FIRST_MR`]: the keys of an earlier device are others, nearly always.
+    /// Entry of the first slot, less [`FIRST_MR`]. It makes the keys of two devices in the same place differ, nearly always.
     first: usize,
 }
 
-/// A region, or the tag of the next key of its entry.
+/// A region, or the tag of the next key of a free entry.
 #[derive(Clone, Copy)]
 struct MrSlot {
     tag: u8,
@@ -54,7 +54,7 @@ impl Regions {
         Self { slots: Vec::new(), free: VecDeque::new(), reuse_delay: REUSE_DELAY, first }
     }
 
-    /// Takes a slot. Returns it and the key of its region. The caller returns the slot if it makes no region.
+    /// Takes a slot. Returns it and the key of its region. The caller gives the slot back if it makes no region.
     fn take(&mut self) -> Result<(usize, u32), RegisterError> {
         let may_grow = self.slots.len() < ENTRIES;
         let oldest = if self.free.len() > self.reuse_delay || !may_grow { self.free.pop_front() } else { None };
@@ -77,7 +77,7 @@ impl Regions {
         self.slots.get(slot).is_some_and(is_there).then_some(slot)
     }
 
-    /// Gives a slot back, under another key.
+    /// Gives a slot back. Its next region has another key.
     fn give(&mut self, slot: usize) {
         self.slots[slot] = MrSlot { tag: self.slots[slot].tag.wrapping_add(1), state: MrState::Free };
         self.free.push_back(slot);
@@ -124,10 +124,10 @@ impl Hca {
     /// See [`RegisterError`].
     ///
     /// # Safety
-    /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
+    /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) has returned `true`.
     pub unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
-        // All memory of a port's queue pairs is reached this way, and so are the receive buffers that their peers fill.
+        // Peers reach all memory of a port's queue pairs this way, also to fill receive buffers.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
@@ -154,7 +154,7 @@ impl Hca {
         Ok(Region { key, addr, len, pages: Pages::Base })
     }
 
-    /// Returns a new stamp for the entry of `key`, whose fields have changed.
+    /// Returns a new stamp for the entry of `key`, after its fields have changed.
     fn stamp(&self, key: u32) -> u64 {
         let registration = self.registrations.get().wrapping_add(1);
         self.registrations.set(registration);
@@ -162,8 +162,8 @@ impl Hca {
     }
 
     /// Invalidates the key, waits for peers that may be copying under it, and frees the memory. Returns `false` if a peer does not finish
-    /// in time (it may be stopped, and resume): then the place of the region stays taken, and another call tries again. A key that names
-    /// no region is ignored.
+    /// in time; it may be stopped, and resume. Then the region keeps its place, and another call tries again. A key that names no region is
+    /// ignored.
     pub fn try_deregister(&self, key: u32) -> bool {
         let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
         let Some(slot) = mrs.find(key) else { return true };
@@ -172,7 +172,7 @@ impl Hca {
             return false;
         }
         if let MrState::Arena { offset, bytes } = mrs.slots[slot].state {
-            // Zero for the next region; pages that cannot be zeroed are not used again.
+            // Zeroed for the next region. Pages that cannot be zeroed are not used again.
             if self.memory.arena().release(offset..offset + bytes).is_ok() {
                 arena.give(offset, bytes);
             }
@@ -181,8 +181,8 @@ impl Hca {
         true
     }
 
-    /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a peer that may have used the old ones
-    /// does not finish in time (50 ms); another call tries again.
+    /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a peer that may be using the old ones does
+    /// not finish in time (50 ms); another call tries again.
     ///
     /// # Errors
     /// [`RegisterError::RemoteWithoutLocalWrite`].
@@ -190,7 +190,7 @@ impl Hca {
         let State { links, stuck, .. } = &mut *self.state.borrow_mut();
         let entry = self.memory.mr(key);
         check_region(entry.len.load(Ordering::Relaxed) as usize, access)?;
-        // A peer may see one of the two changes without the other until `quiesce` returns, and not longer.
+        // A peer may see only one of the two changes until `quiesce` returns.
         entry.pd.store(pd, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
         // H2
@@ -198,7 +198,7 @@ impl Hca {
         Ok(self.quiesce(stuck, links.peers()))
     }
 
-    /// Deregisters for good: memory that a peer may still use is never reused by this device.
+    /// Deregisters without a retry: this device never reuses memory that a peer may still use.
     pub fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             self.state.borrow_mut().quarantined += 1;
@@ -247,7 +247,7 @@ mod tests {
         keys.sort_unstable();
         assert!(keys.iter().map(|key| (key >> 8) as usize).eq(FIRST_MR..MAX_MRS));
         assert!(keys.iter().all(|&key| regions.find(key).is_some()));
-        // Full: the entry that is given back is used at once, under another key.
+        // All entries are taken: the entry that is given back is used at once, under another key.
         let slot = regions.find(first).unwrap();
         regions.give(slot);
         assert_eq!(take(&mut regions), Some(first + 1));

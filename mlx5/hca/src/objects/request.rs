@@ -1,51 +1,51 @@
-//! Queues by address: what a driver's kernel half asks the firmware for (PRM "Commands": CREATE_CQ, CREATE_QP, ..).
+//! Parameters of the firmware commands (PRM "Commands": CREATE_CQ, CREATE_QP, ..), with queues by address.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 
 use mlx5_wire::Service;
 
-/// A completion queue's memory: `entries` (a power of two) CQEs of `cqe_bytes` (64 or 128), every `op_own` with the opcode 0xf, and the
-/// two words of the doorbell record, consumer and arm.
+/// Memory of a completion queue: `entries` CQEs of `cqe_bytes`, and the two words of the doorbell record, consumer and arm. Every `op_own`
+/// begins with the opcode 0xf.
 #[derive(Clone, Copy, Debug)]
 pub struct CqMemory {
-    /// The first entry, 64-aligned.
+    /// The first entry, aligned to 64 bytes.
     pub buffer: NonNull<u8>,
-    /// Entries.
+    /// Number of entries, a power of two.
     pub entries: u32,
-    /// Bytes of each.
+    /// Bytes of an entry, 64 or 128.
     pub cqe_bytes: u32,
     /// Whether CQEs may be compressed.
     pub compression: bool,
-    /// The doorbell record, 8-aligned.
+    /// The doorbell record, aligned to 8 bytes.
     pub record: NonNull<[AtomicU32; 2]>,
 }
 
-/// A receive queue's memory: `wqe_cnt` WQEs (a power of two) of `stride` bytes, and the word that counts what was posted. In a shared
-/// receive queue every WQE starts with its next segment.
+/// Memory of a receive queue: `wqe_cnt` WQEs of `stride` bytes, and the word that counts posted receives. Every WQE of a shared receive
+/// queue starts with its next segment.
 #[derive(Clone, Copy, Debug)]
 pub struct RqMemory {
     /// The first WQE.
     pub buffer: NonNull<u8>,
-    /// WQEs.
+    /// Number of WQEs, a power of two.
     pub wqe_cnt: u32,
-    /// Bytes of each, a power of two of at least 16.
+    /// Bytes of a WQE, a power of two of at least 16.
     pub stride: u32,
     /// The receive word of the doorbell record.
     pub record: NonNull<AtomicU32>,
 }
 
-/// A send queue's memory: `wqe_cnt` WQEBBs of 64 bytes (0, or a power of two), and the word that counts what was posted.
+/// Memory of a send queue: `wqe_cnt` WQEBBs of 64 bytes, and the word that counts posted WQEBBs.
 #[derive(Clone, Copy, Debug)]
 pub struct SqMemory {
     /// The first WQEBB.
     pub buffer: NonNull<u8>,
-    /// WQEBBs.
+    /// Number of WQEBBs, 0 or a power of two.
     pub wqe_cnt: u32,
     /// The send word of the doorbell record.
     pub record: NonNull<AtomicU32>,
-    /// Both halves of the BlueFlame register, 512 bytes and aligned to them, if it is memory: strict mode reads what was stored there, and writes
-    /// a pattern over it.
+    /// Both halves of the BlueFlame register, 512 bytes and aligned to them, if it is memory. Strict mode reads the stored bytes there, and
+    /// overwrites them with a pattern.
     pub register: Option<NonNull<u8>>,
 }
 
@@ -54,15 +54,15 @@ pub struct SqMemory {
 pub enum Receives {
     /// A shared receive queue.
     Shared(u32),
-    /// A queue of its own, in the driver's memory: what is posted is copied, WQE by WQE, into memory that peers reach.
+    /// A queue of its own in the driver's memory. Each posted WQE is copied into memory that peers map.
     Own(RqMemory),
-    /// A queue of its own that [`create_rq`](crate::Hca::create_rq) made in memory that peers reach. It goes with the queue pair.
+    /// A queue of its own that [`create_rq`](crate::Hca::create_rq) made in memory that peers map. It is destroyed with the queue pair.
     OwnInReach(u32),
-    /// Nowhere: messages that need one find the receiver not ready.
+    /// No receives: messages that need a receive find the receiver not ready.
     None,
 }
 
-/// A queue pair to be made.
+/// Parameters of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpMemory {
     /// Its service.
@@ -73,15 +73,15 @@ pub struct QpMemory {
     pub send_cq: u32,
     /// Completion queue of its receives.
     pub recv_cq: u32,
-    /// Its receives.
+    /// Source of its receives.
     pub receives: Receives,
     /// Its send queue.
     pub sq: SqMemory,
-    /// `srqn_uidx` of its CQEs, 24 bits; `None`: the number of its receive queue.
+    /// `srqn_uidx` of its CQEs, 24 bits. `None`: the number of its receive queue.
     pub user_index: Option<u32>,
-    /// Short received data goes into the CQE.
+    /// Whether short received data goes into the CQE.
     pub scatter_to_cqe: bool,
-    /// Messages that may wait for its owner to take them in, 1..=128; rounded up to a power of two.
+    /// Maximum number of messages that wait for its owner to take them, 1..=128; rounded up to a power of two.
     pub lane_slots: u32,
 }
 
@@ -92,16 +92,16 @@ pub struct Region {
     pub key: u32,
     /// Its first byte.
     pub addr: NonNull<u8>,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// The pages under it.
+    /// Kind of the pages under it.
     pub pages: Pages,
 }
 
 /// The kind of pages under a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Ordinary pages, as requested.
+    /// Base pages, as requested.
     Base,
     /// Huge pages, of 2 MiB.
     Huge,
@@ -116,6 +116,6 @@ pub struct Address {
     pub lid: u16,
     /// Its number.
     pub qpn: u32,
-    /// Which incarnation of the device: a LID is used again after its owner died, this number never.
+    /// Incarnation of the device. A LID is used again after its owner died, this number never.
     pub epoch: u64,
 }

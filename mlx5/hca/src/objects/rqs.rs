@@ -1,4 +1,4 @@
-//! Receive queues of this device: making and destroying them.
+//! Receive queues of this device: makes and destroys them.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -21,9 +21,9 @@ pub(crate) struct RqSlot {
     pub(crate) taken: Taken,
     /// State of strict mode.
     pub(crate) watch: RqWatch,
-    /// Posted receives are copied from there.
+    /// The driver's queue that posted receives are copied from.
     pub(crate) mirror: Option<Mirror>,
-    /// A peer may still pop from it: its place is never reused.
+    /// Whether a peer may still pop from it, so that its place is never reused.
     pub(crate) is_quarantined: bool,
 }
 
@@ -35,7 +35,7 @@ impl RqSlot {
 }
 
 impl Hca {
-    /// A receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
+    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
     pub(crate) fn place_rq(
         &self,
         state: &mut State,
@@ -75,8 +75,8 @@ impl Hca {
         Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
     }
 
-    /// Frees a receive queue whose queue pairs are all gone (they keep it alive). If a peer of one of them may still pop, its place and
-    /// its ring stay as they are.
+    /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of one of them may still pop, its place
+    /// and its ring are not reused.
     pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
         let State { rqs, queue_area, repair, .. } = state;
         repair.forget(rqn);

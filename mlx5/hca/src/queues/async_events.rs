@@ -14,7 +14,7 @@ impl Hca {
         self.events.borrow_mut().push_back(event);
     }
 
-    /// Takes the oldest asynchronous event. Those of a destroyed object are gone with it.
+    /// Takes the oldest asynchronous event. The events of an object are removed when it is destroyed.
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         self.events.borrow_mut().pop_front()
@@ -25,17 +25,17 @@ impl Hca {
         self.events.borrow_mut().retain(|event| !of(*event));
     }
 
-    /// Takes the port down or up, and reports it. While it is down, no peer answers this device: its connections retry until their
-    /// retries are used up, and its datagrams are lost. Messages from peers, whose ports are up, still arrive.
+    /// Takes the port down or up, and reports it. While it is down, no peer answers this device: its connections retry until their retries
+    /// are used up, and its datagrams are lost. Messages from peers whose ports are up still arrive.
     pub fn set_port_up(&self, is_up: bool) {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = qp.mode.max(Mode::Odd));
+        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = qp.mode.max(Mode::Exceptional));
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 
-    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. At first it is up.
+    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. Initially it is up.
     #[must_use]
     pub fn is_port_up(&self) -> bool {
         self.is_port_up.get()
@@ -60,7 +60,7 @@ impl SoftQp {
         self.fail(hca);
     }
 
-    /// Takes the result of writing a CQE of a send: without room for it, the queue pair goes to the error state.
+    /// Handles the result of writing a CQE of a send: without room for it, the queue pair goes to the error state.
     #[inline(always)]
     pub(crate) fn wrote_send(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {
@@ -68,7 +68,7 @@ impl SoftQp {
         }
     }
 
-    /// Takes the result of writing a CQE of a receive, in the same way.
+    /// Handles the result of writing a CQE of a receive, in the same way.
     #[inline(always)]
     pub(crate) fn wrote_receive(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {
@@ -76,7 +76,7 @@ impl SoftQp {
         }
     }
 
-    /// Goes to the error state, as one of its CQEs found no room in `cqn`.
+    /// Goes to the error state, because `cqn` had no room for one of its CQEs.
     #[cold]
     pub(crate) fn overran(&mut self, hca: &Hca, cqn: u32, overrun: Overrun) {
         if overrun.is_first {

@@ -13,50 +13,50 @@ use crate::objects::request::CqMemory;
 
 /// A completion queue, as the device sees it.
 ///
-/// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
+/// The op_own of the CQEs given to it holds only the solicited flag. Opcode, format and owner bit are filled in here.
 #[derive(Debug)]
 pub struct SoftCq {
-    /// The first entry's CQE: its last 64 bytes.
+    /// The CQE of the first entry: its last 64 bytes.
     first: NonNull<u8>,
     /// The two words of the doorbell record: consumer, arm.
     record: NonNull<AtomicU32>,
-    /// Entries - 1; they are a power of two.
+    /// Number of entries, a power of two, less one.
     mask: u32,
     /// Bytes of an entry, 64 or 128.
     stride: u32,
     compression: bool,
-    /// Counter behind the entries that are known to be free, and the number of these entries: the difference is the producer. They are on
-    /// one lap, and there are none once the queue has overrun.
+    /// Counter after the entries that are known to be free, and the number of these entries. Their difference is the producer. These
+    /// entries are on one lap. There are none once the queue has overrun.
     limit: u32,
     room: u32,
     /// The CQE at the producer, and the owner bit of its lap, if there is room.
     next: *mut u8,
     owner: bool,
-    /// Counter behind the last CQE that was solicited or an error; or 2^22 less than the producer, on whose 24 bits all comparisons are made.
+    /// Counter after the last CQE that was solicited or an error, but at least the producer minus 2^22. Comparisons are made on 24 bits.
     solicited: u32,
-    /// Counter behind the CQE that gave the last event to another driver; or as above.
+    /// Counter after the CQE of the last event for another driver, with the same minimum.
     announced: u32,
-    /// A CQE was due while the queue was full; nothing is written any more.
+    /// Whether a CQE was due while the queue was full. Nothing is written any more then.
     overrun: bool,
-    /// Strict mode has said so.
+    /// Whether strict mode has reported the overrun.
     is_reported: bool,
 }
 
-/// The CQ is full, or was: on hardware that is fatal to it.
+/// The CQ is full, or was full before. On hardware that is fatal to the CQ.
 #[derive(Clone, Copy, Debug)]
 pub struct Overrun {
-    /// It was not before.
+    /// Whether this is the first overrun.
     pub(crate) is_first: bool,
 }
 
-/// An arm word that no driver writes: the first command, sequence 0 at consumer 0, is all zeros.
+/// An arm word that no driver writes. The first command, sequence 0 at consumer 0, is all zeros.
 const NOT_ARMED: u32 = u32::MAX;
 
 impl SoftCq {
-    /// The queue in `memory`, whose sizes the caller has checked.
+    /// Makes the queue in `memory`, whose sizes the caller has checked.
     ///
     /// # Safety
-    /// It is valid as long as the queue.
+    /// The memory is valid as long as the queue.
     pub unsafe fn new(memory: &CqMemory) -> Self {
         let cq = Self {
             // SAFETY: inside the first entry.
@@ -78,24 +78,24 @@ impl SoftCq {
         cq
     }
 
-    /// For tests: makes it as if `counter` CQEs had been written already.
+    /// Starts, for tests, as if `counter` CQEs had been written and consumed.
     #[doc(hidden)]
     pub fn start_at(&mut self, counter: u32) {
         (self.limit, self.solicited, self.announced, self.room) = (counter, counter, counter, 0);
     }
 
-    /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
+    /// Stops writing CQEs, as after an overrun, when the device itself has failed.
     pub(crate) fn end(&mut self) {
         self.is_reported = true;
         self.stop();
     }
 
-    /// Returns whether it had no room for a CQE. It gets no more then.
+    /// Returns whether the queue had no room for a CQE. It gets no more then.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun
     }
 
-    /// CQEs written so far, modulo 2^32.
+    /// Returns the number of CQEs written so far, modulo 2^32.
     #[inline(always)]
     pub(crate) fn produced(&self) -> u32 {
         self.limit.wrapping_sub(self.room)
@@ -107,12 +107,12 @@ impl SoftCq {
         self.stride as usize
     }
 
-    /// Returns whether sessions may be written.
+    /// Returns whether compressed sessions may be written.
     pub fn compresses(&self) -> bool {
         self.compression
     }
 
-    /// Received bytes that an entry can carry.
+    /// Returns the number of received bytes that an entry can carry.
     pub fn scatter_room(&self) -> usize {
         if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
     }
@@ -125,7 +125,8 @@ impl SoftCq {
         unsafe { self.first.add(index * self.stride()) }
     }
 
-    /// CQEs written and not consumed, as the record says, which has 24 bits: more than there are entries if it claims more than was written.
+    /// Returns the number of CQEs that were written and not consumed, from the 24 bits of the record. Larger than the number of entries if
+    /// the record claims CQEs that were never written.
     fn unconsumed(&self) -> u32 {
         // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
         let record = unsafe { self.record.as_ref() };
@@ -140,13 +141,13 @@ impl SoftCq {
         (self.mask + 1).saturating_sub(self.unconsumed())
     }
 
-    /// Finds `count` free entries at the producer; if there are fewer, this was the last attempt.
+    /// Finds `count` free entries at the producer. Without them, the queue has overrun.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
         if self.room < count { self.find_room(count) } else { Ok(()) }
     }
 
-    /// Looks how many entries are free by now.
+    /// Reads the record again for `count` free entries.
     #[cold]
     #[inline(never)]
     fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
@@ -161,7 +162,7 @@ impl SoftCq {
         self.limit = producer.wrapping_add(self.room);
         self.next = self.cqe(producer).as_ptr();
         self.owner = producer & (self.mask + 1) != 0;
-        // Neither falls behind so far that it seems to be ahead.
+        // Keeps both marks so near that they never seem to be ahead.
         let near = |mark: u32| producer.wrapping_sub(producer.wrapping_sub(mark).min(MAX_CQE));
         (self.solicited, self.announced) = (near(self.solicited), near(self.announced));
         Ok(())
@@ -172,7 +173,7 @@ impl SoftCq {
         (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
 
-    /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)): the one with the owner bit is last.
+    /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)). The word with the owner bit is last.
     #[inline(always)]
     fn store(&mut self, word: impl Fn(usize) -> u64) {
         let at = self.next.cast::<u64>();
@@ -199,7 +200,7 @@ impl SoftCq {
         self.solicited = self.produced();
     }
 
-    /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
+    /// Writes the CQE at the producer: the body first, then the 8 bytes that end with the owner bit.
     #[inline(always)]
     fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
         bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), self.owner);
@@ -220,8 +221,8 @@ impl SoftCq {
         }
     }
 
-    /// Strict mode: the rule broken here, once, and the counter to blame: a consumer record that claims CQEs which were never written, or the
-    /// producer of a queue that overran.
+    /// Strict mode: returns a broken rule, once, and the wrong counter. That is a consumer record that claims CQEs which were never
+    /// written, or the producer of a queue that overran.
     pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
         if self.is_reported {
             return None;
@@ -246,21 +247,22 @@ impl SoftCq {
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
-    /// Returns whether the driver armed the queue and it holds a CQE that it was armed for. Disarms it then.
+    /// Returns whether the driver armed the queue and the queue holds a CQE that it was armed for. Disarms it then.
     pub fn take_event(&mut self) -> bool {
         self.take_due(None).is_some()
     }
 
-    /// Like [`take_event`](Self::take_event), but each CQE gives one event, and each event is for one CQE: the first that the queue is armed for, after
-    /// the consumer and after the CQE of the last event. A NIC writes the event when it writes that CQE, whatever follows, and remembers it as
-    /// `last_notified_index` of the CQ context.
+    /// Like [`take_event`](Self::take_event), but each event is for one CQE, and each CQE gives one event. That CQE is the first that the
+    /// queue is armed for, after the consumer and after the CQE of the last event. A NIC writes the event when it writes that CQE, and
+    /// remembers it as `last_notified_index` of the CQ context.
     pub(crate) fn announce(&mut self) -> bool {
         let due = self.take_due(Some(self.announced));
         self.announced = due.unwrap_or(self.announced);
         due.is_some()
     }
 
-    /// Takes the arm command if there is a CQE that it is for, after that before `announced`. Returns the counter behind the first one.
+    /// Takes the arm command if a CQE that it is for is after the consumer and after `announced`. Returns the counter after the first such
+    /// CQE.
     fn take_due(&self, announced: Option<u32>) -> Option<u32> {
         let word = self.arm_word().load(Ordering::Acquire);
         if word == NOT_ARMED {
@@ -268,7 +270,7 @@ impl SoftCq {
         }
         let armed = CqArm::from_record(word);
         let producer = self.produced();
-        // A 24-bit difference, signed: CQEs after the consumer, of those after the last event.
+        // A signed 24-bit difference: the number of CQEs after the consumer and after the last event.
         let unconsumed = ((producer.wrapping_sub(armed.consumed) << 8) as i32 >> 8).max(0) as u32;
         let new = announced.map_or(unconsumed, |announced| unconsumed.min(producer.wrapping_sub(announced)));
         let newest = if armed.solicited_only { self.solicited } else { producer };
@@ -278,19 +280,20 @@ impl SoftCq {
         let is_for = |at: &u32| !armed.solicited_only || self.is_solicited(*at);
         let in_queue = new.min(self.mask + 1);
         let due = (1..=in_queue).rev().map(|back| producer.wrapping_sub(back)).find(is_for).map_or(newest, |at| at.wrapping_add(1));
-        // A driver in another thread may have armed it again meanwhile, for later CQEs.
+        // A driver in another thread may have armed the queue again meanwhile, for later CQEs.
         self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| due)
     }
 
     /// Returns whether CQE `counter`, which is in the queue, is solicited or an error.
     fn is_solicited(&self, counter: u32) -> bool {
-        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there at the same time, which makes one byte or another.
+        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there at the same time; then either byte is
+        // read.
         let op_own = unsafe { self.cqe(counter).add(OP_OWN_OFFSET).read_volatile() };
         let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
         is_solicited(op_own) || is_error
     }
 
-    /// Writes the CQE of a receive; `op_own` lacks the owner bit only.
+    /// Writes the CQE of a receive. `op_own` lacks only the owner bit.
     #[inline(always)]
     pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, op_own: u8) -> Result<(), Overrun> {
         self.reserve(1)?;
@@ -311,7 +314,7 @@ impl SoftCq {
         Ok(())
     }
 
-    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
+    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes. Its byte count is the length of `data`.
     pub fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
         debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
         self.reserve(1)?;
@@ -322,7 +325,7 @@ impl SoftCq {
             }
             _ => {
                 let half = data.len().min(self.stride() - CQE128_OFFSET);
-                // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
+                // SAFETY: the entry starts `stride - 64` bytes before its CQE; free as in `put`.
                 unsafe {
                     self.cqe(self.produced()).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
                 };
@@ -333,8 +336,8 @@ impl SoftCq {
         Ok(())
     }
 
-    /// Writes the completions of `minis` as a compressed session; what they have in common is `title`'s, and so is the WQE counter of the
-    /// first. A single one is no session on any device and becomes a plain CQE.
+    /// Writes the completions of `minis` as a compressed session. `title` has their common fields, and the WQE counter of the first. A
+    /// single completion becomes a plain CQE, as on every device.
     pub fn write_session(&mut self, mut title: [u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> Result<(), Overrun> {
         let wqe_counter = ResponderCqe::parse(&title).wqe_counter;
         match minis {
@@ -373,7 +376,7 @@ mod tests {
     const ENTRIES: u32 = 8;
     const ARMED: CqArm = CqArm { sequence: 0, solicited_only: false, consumed: 0 };
 
-    /// A queue with its memory, and what is known of its CQEs: by counter, whether it is solicited.
+    /// A queue with its memory, and a model: by counter, whether each CQE is solicited.
     struct Model {
         cq: SoftCq,
         record: Box<[AtomicU32; 2]>,
@@ -385,7 +388,7 @@ mod tests {
     }
 
     impl Model {
-        /// As if `first` CQEs had been written and consumed.
+        /// Makes the state in which `first` CQEs were written and consumed.
         fn new(first: u32) -> Self {
             let mut buffer = vec![[u64::MAX; 8]; ENTRIES as usize].into_boxed_slice();
             let record = Box::new([AtomicU32::new(0), AtomicU32::new(0)]);
@@ -422,13 +425,13 @@ mod tests {
             self.record[CQ_DBREC_ARM].store(CqArm { solicited_only, consumed, ..ARMED }.record(), Ordering::Relaxed);
         }
 
-        /// The CQE that an event is due for, of those that were neither consumed nor had one.
+        /// Returns the CQE that an event is due for: the first that was neither consumed nor had an event.
         fn due(&self, solicited_only: bool) -> Option<usize> {
             (self.consumed.max(self.announced)..self.written.len()).find(|&at| !solicited_only || self.written[at])
         }
     }
 
-    /// Events are those of a NIC that looks when the model does; at all places where a counter begins again.
+    /// Events are the same as those of a NIC that checks when the model does, at all places where a counter wraps.
     #[test]
     fn each_event_is_for_the_first_completion_that_was_armed_for_and_had_none() {
         for first in [0, (1 << 23) - 20, (1 << 24) - 20, u32::MAX - 20] {
@@ -475,14 +478,14 @@ mod tests {
         model.arm(true);
         assert!(model.cq.announce());
         model.consume(1);
-        // One lap after the other, of which only the first CQE is written.
+        // Only the first CQE of each lap is written.
         let lap = 1 << 20;
         (model.cq.mask, model.first) = (lap - 1, 0);
         for counter in (0..=u32::MAX / lap + 1).map(|n| n.wrapping_mul(lap)).skip(1) {
             (model.cq.limit, model.cq.room, model.first) = (counter, 0, counter);
             model.consumed = 0;
             model.consume(0);
-            // The first entry is inside the buffer.
+            // This CQE is in the first entry, which is inside the buffer.
             model.write(false);
             for is_new_only in [true, false] {
                 model.arm(true);

@@ -1,4 +1,4 @@
-//! The work in flight of a queue pair, unless it is executed in the doorbell.
+//! The work in flight of a queue pair whose WQEs are not executed in the doorbell.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use mlx5_wire::{CQE_BYTES, CqeOpcode};
 
 /// The work in flight of a queue pair. Empty in immediate time.
 #[derive(Default)]
-pub(crate) struct UnderWay {
+pub(crate) struct InFlight {
     /// WQEs, or doorbells, whose time has not come.
     pub(crate) announced: VecDeque<Announced>,
     /// Acknowledgements and responses on their way back, in order.
@@ -15,14 +15,14 @@ pub(crate) struct UnderWay {
     pub(crate) acknowledge_ns: u64,
     /// Strict mode: hashes of the source buffers when the doorbell rang.
     pub(crate) sources: VecDeque<Source>,
-    /// The last effect there will be, so that effects are in order.
+    /// Time of the last scheduled effect, so that effects are in order.
     pub(crate) last_effect_ns: u64,
-    /// Time at which the last response is here, for fences.
+    /// Time at which the last response arrives, for fences.
     pub(crate) last_response_ns: u64,
 }
 
-impl UnderWay {
-    /// With room for all of a send queue, so that nothing is allocated later.
+impl InFlight {
+    /// Makes room for a whole send queue, so that nothing is allocated later.
     pub(crate) fn with_capacity(wqes: usize, is_strict: bool) -> Self {
         Self {
             announced: VecDeque::with_capacity(wqes),
@@ -33,7 +33,7 @@ impl UnderWay {
     }
 }
 
-/// The SQ up to `end` may be executed at `at_ns`.
+/// WQEs of the SQ up to `end`, which may be executed at `at_ns`.
 #[derive(Clone, Copy)]
 pub(crate) struct Announced {
     pub(crate) at_ns: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Acknowledged {
     pub(crate) landing: Option<Landing>,
 }
 
-/// A hash of the bytes that a WQE was to send when its doorbell rang.
+/// A hash of the bytes to be sent by a WQE, at the time of its doorbell.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) counter: u16,

@@ -1,6 +1,6 @@
-//! Receive queues that another driver keeps in its own memory. Its receives are copied, WQE by WQE, into the queue that peers map, so
-//! that peers take them with no help from this process. A WQE belongs to the device from its posting to its completion, so it does not
-//! change meanwhile, and its copy is not overwritten while a peer may read it.
+//! Receive queues that another driver keeps in its own memory. Each receive is copied, WQE by WQE, into the queue that peers map, so that
+//! peers take it without help from this process. The device owns a WQE from its posting to its completion. So the WQE does not change
+//! meanwhile, and its copy is not overwritten while a peer may read it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,19 +14,19 @@ pub(crate) struct Mirror {
     buffer: NonNull<u8>,
     stride: usize,
     record: NonNull<AtomicU32>,
-    /// Receives copied.
+    /// Number of receives copied, modulo 2^16.
     copied: u16,
     /// The next WQE to be posted.
     next: u16,
-    /// The queue is polled.
+    /// Whether the queue is polled.
     is_on: bool,
 }
 
 impl Mirror {
-    /// The queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
+    /// Makes the mirror of the queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
     ///
     /// # Safety
-    /// Both are valid as long as the result, `buffer` for as many WQEs as the queue has that they are copied to, and 8-aligned.
+    /// Both are valid as long as the result. `buffer` is 8-aligned, and has as many WQEs as the queue that they are copied to.
     pub(crate) unsafe fn new(buffer: NonNull<u8>, stride: usize, record: NonNull<AtomicU32>, is_on: bool) -> Self {
         Self { buffer, stride, record, copied: 0, next: 0, is_on }
     }
@@ -46,7 +46,7 @@ impl Mirror {
         if !self.is_on {
             return false;
         }
-        // SAFETY: valid as long as this value. Acquire: the WQEs below the record.
+        // SAFETY: valid as long as this value. Acquire: the WQEs before the record.
         let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
         let new = posted.wrapping_sub(self.copied);
         // A driver never posts more than there are WQEs.
@@ -57,7 +57,7 @@ impl Mirror {
             let index = self.next & (to.wqes() - 1);
             let from = usize::from(index) * self.stride;
             for (word, to) in to.wqe_words(index).iter().enumerate() {
-                // SAFETY: inside WQE `index` of the driver's buffer, which it wrote before the record and does not touch now.
+                // SAFETY: inside WQE `index` of the driver's buffer. The driver wrote it before the record, and does not touch it now.
                 to.store(unsafe { self.buffer.add(from).cast::<u64>().add(word).read() }, Ordering::Relaxed);
             }
             self.next = if to.is_linked { self.link(index) } else { index.wrapping_add(1) };
@@ -76,10 +76,10 @@ impl Mirror {
 }
 
 impl Receives {
-    /// Returns the words of WQE `index`, for its owner to write.
+    /// Returns the words of WQE `index`. Only the owner writes them.
     fn wqe_words(&self, index: u16) -> &[AtomicU64] {
         let at = self.wqe(index).cast::<AtomicU64>();
-        // SAFETY: a WQE of the ring, 16-aligned; its owner and its peers access it as words that may change.
+        // SAFETY: a WQE of the ring, 16-aligned. Its owner and its peers access it as atomic words.
         unsafe { core::slice::from_raw_parts(at.as_ptr(), self.stride() / size_of::<u64>()) }
     }
 }

@@ -1,8 +1,8 @@
-//! The device's side of queues: its private state of them, and their memory, which the driver writes.
+//! The device's side of queues: its private state of them, and the memory that the driver writes.
 //!
-//! - `qp`: queue pairs. `in_flight`: their work whose time has not come. `cq`: completion queues. `mirror`: receive queues in memory that peers do
-//!   not reach.
-//! - `async_events`: asynchronous events, and failures that only they report.
+//! - `qp`: queue pairs. `in_flight`: their scheduled work. `cq`: completion queues. `mirror`: receive queues in memory that peers do not
+//!   map.
+//! - `async_events`: asynchronous events, and the failures that cause them.
 
 pub(crate) mod async_events;
 pub mod cq;

@@ -9,34 +9,34 @@ use shm::lane::LaneRx;
 use crate::Hca;
 use crate::debug::watch::QpWatch;
 use crate::objects::request::SqMemory;
-use crate::queues::in_flight::UnderWay;
+use crate::queues::in_flight::InFlight;
 use crate::requester::outcome::WaitFor;
 use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS};
-use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
 
-/// The place of a send queue.
+/// A send queue by address.
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
-    /// Bytes of the buffer, less one WQEBB.
+    /// Length of the buffer in bytes, less one WQEBB.
     mask: usize,
-    /// The BlueFlame register, where it can be read.
+    /// The BlueFlame register, if it can be read.
     pub(crate) register: Option<NonNull<u8>>,
 }
 
 impl SqPlace {
-    /// The queue in `memory`; its WQEBBs are a power of two.
+    /// Makes the place of the queue in `memory`, whose number of WQEBBs is a power of two.
     ///
     /// # Safety
-    /// All of it is valid as long as the result.
+    /// The memory is valid as long as the result.
     pub(crate) unsafe fn new(memory: &SqMemory) -> Self {
         let SqMemory { buffer, wqe_cnt, record, register } = *memory;
         Self { buffer, record, mask: (wqe_cnt as usize - 1) * WQEBB, register }
     }
 
-    /// The producer counter in the doorbell record.
+    /// Returns the producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn producer(&self) -> u16 {
         // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
@@ -44,10 +44,10 @@ impl SqPlace {
         queue_record_index(record.load(Ordering::Acquire))
     }
 
-    /// The WQEBB of a counter.
+    /// Returns the WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        // SAFETY: inside the buffer, where a WQEBB begins.
+        // SAFETY: inside the buffer, at the start of a WQEBB.
         unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
@@ -57,7 +57,7 @@ impl SqPlace {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
     }
 
-    /// WQEBBs.
+    /// Returns the number of WQEBBs.
     pub(crate) fn capacity(&self) -> u32 {
         (self.mask / WQEBB) as u32 + 1
     }
@@ -79,56 +79,56 @@ pub(crate) struct SoftQp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) rqn: u32,
-    /// Receives flushed by an error.
+    /// Number of receives flushed by an error.
     pub(crate) flushed: u32,
-    /// Messages of its lane that took no receive: atomics.
+    /// Number of messages of its lane that took no receive: atomics.
     pub(crate) answered: u32,
-    /// Short received data goes into the CQE.
+    /// Whether short received data goes into the CQE.
     pub(crate) scatters: bool,
-    /// It does, or its receive CQ has compressed sessions.
+    /// Whether it scatters to CQEs, or its receive CQ has compressed sessions.
     pub(crate) is_compact: bool,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
     /// MR cache of the source of plain WRITEs.
-    pub(crate) source: Reach,
-    pub(crate) looks: Looks,
-    /// User index of its CQEs. The number of its receive queue unless a driver gave another.
+    pub(crate) source: MrCache,
+    pub(crate) lookups: Lookups,
+    /// User index of its CQEs: the number of its receive queue unless a driver set another.
     pub(crate) user_index: u32,
-    /// WQEBBs executed.
+    /// Number of WQEBBs executed, modulo 2^16.
     pub(crate) sq_consumer: u16,
-    /// Counter up to which WQEBBs may be executed: the time of their doorbells has come.
+    /// Counter up to which WQEBBs may be executed, because the time of their doorbells has come.
     pub(crate) sq_limit: u16,
     pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
-    /// Mask of a power of two, less one. The requester gets room whenever the position in the lane has none of these bits.
-    pub(crate) told_every: u64,
-    /// Address behind the last payload, where the next one is if payloads go to a ring. For prefetching only.
+    /// Mask, a power of two less one. The owner returns credit to the requester when the position in the lane has none of these bits.
+    pub(crate) ack_mask: u64,
+    /// Address after the last payload. The next payload is there if payloads go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
-    /// Rights of its connected peer, whatever regions allow.
+    /// Rights of its connected peer, whatever the regions allow.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
     /// The HCA polls this doorbell record, because the driver does not announce doorbells.
     pub(crate) is_watched: bool,
-    /// Work whose time has not come.
-    pub(crate) under_way: UnderWay,
+    /// Scheduled work.
+    pub(crate) in_flight: InFlight,
     /// State of strict mode.
     pub(crate) watch: QpWatch,
 }
 
-/// How the WQEs of a send queue are run.
+/// The way in which the WQEs of a send queue are executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// By the fast path, where a WQE is [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
+    /// WQEs take the fast path if they are [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
     Plain,
-    /// By the general path.
+    /// WQEs take the general path.
     Ordinary,
-    /// It broke a rule, the port is down, or there are faults to make.
-    Odd,
-    /// It is in the error state: everything is flushed.
+    /// WQEs take the general path with extra checks: the queue pair broke a rule, the port is down, or the device makes faults.
+    Exceptional,
+    /// The queue pair is in the error state: every WQE is flushed.
     Failed,
 }
 
@@ -136,21 +136,21 @@ pub(crate) enum Mode {
 pub(crate) enum Transport {
     /// Reliable connection.
     Connected(Box<Remote>),
-    /// The same, before it is connected.
+    /// A reliable connection that is not connected yet.
     Unconnected,
     /// Connected to a queue pair that does not exist.
-    Nowhere,
-    /// Unreliable datagrams; receives those that bring this Q_Key.
+    NoPeer,
+    /// Unreliable datagrams. It receives those with this Q_Key.
     Datagram { qkey: u32 },
 }
 
-/// A stopped SQ.
+/// The state of a stopped SQ.
 pub(crate) struct Waiting {
     pub(crate) reason: WaitFor,
     pub(crate) since_ns: u64,
-    /// When it is tried again.
+    /// Time of the next attempt.
     pub(crate) again_ns: u64,
-    /// RNR retries left; 7 is without end.
+    /// RNR retries left; 7 means without limit.
     pub(crate) rnr_left: u8,
 }
 
@@ -158,11 +158,11 @@ impl SoftQp {
     /// Returns the part that its peer reads.
     #[inline(always)]
     pub(crate) fn entry(&self) -> &QpEntry {
-        // SAFETY: in the memory of its device, where it is as long as that; it is made of atomics.
+        // SAFETY: in the memory of its device, which lives as long; it is made of atomics.
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns its identity word once it is connected and receives.
+    /// Returns its identity word in the states in which it is connected and receives.
     pub(crate) fn connected_identity(&self) -> u64 {
         self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
     }
@@ -177,7 +177,8 @@ impl SoftQp {
         self.mode == Mode::Failed
     }
 
-    /// Returns whether the receive queue is this queue pair's alone, and is flushed with it: a ring. Shared ones are lists.
+    /// Returns whether the receive queue belongs to this queue pair alone and is flushed with it. Such a queue is a ring; shared ones are
+    /// lists.
     pub(crate) fn owns_rq(&self) -> bool {
         !self.receives.is_linked
     }
@@ -191,7 +192,7 @@ impl SoftQp {
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
             Transport::Connected(remote) => Some(remote),
-            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer => None,
         }
     }
 
@@ -200,7 +201,7 @@ impl SoftQp {
     pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
         match &mut self.transport {
             Transport::Connected(remote) => Some(remote),
-            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer => None,
         }
     }
 
@@ -216,7 +217,7 @@ impl SoftQp {
     }
 }
 
-/// Returns the start of a WQE.
+/// Returns the first segment of a WQE.
 pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
@@ -227,7 +228,7 @@ pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2
 }
 
-/// Returns the first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
+/// Returns the first `len` bytes of the WQE at `counter`, at most 1,024. The WQE may wrap.
 pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {

@@ -1,10 +1,10 @@
-//! The local buffers of WQEs under way, in any time but the immediate. They belong to the device until a CQE of their WQE, or of a later one,
-//! is visible.
+//! The local buffers of WQEs in flight, in any time but the immediate one. They belong to the device until a CQE of their WQE, or of a
+//! later one, is visible.
 //!
-//! - Sources, in strict mode: whether one stayed as it was from the doorbell to the completion. Until then it may be read for the first time,
-//!   or again for a retransmission. A WQE behind a fence is left out: it may send what the READ before it brings.
-//! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
-//!   holds [`NOT_HERE`].
+//! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the completion. Until then a NIC may read it for the
+//!   first time, or again for a retransmission. A WQE behind a fence is not checked: it may send the result of the READ before it.
+//! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives. Until then the buffer holds
+//!   [`NOT_HERE`].
 
 use mlx5_wire::{Access, CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, WQEBB};
 
@@ -19,7 +19,7 @@ use crate::shared::memory::Fault;
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
 
-/// Remembers the sources of the WQEBBs from `from` to `to`, just announced.
+/// Stores the hashes of the sources of the WQEBBs from `from` to `to`, just announced.
 #[cold]
 pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
@@ -27,21 +27,21 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
         let wqe = bytes_of(qp, counter, 16 * WQEBB);
         let ctrl = CtrlWords::parse(&head(&wqe));
         if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence() == FenceMode::None) {
-            qp.under_way.sources.push_back(Source { counter, hash });
+            qp.in_flight.sources.push_back(Source { counter, hash });
         }
         counter = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(to.wrapping_sub(counter)));
     }
 }
 
-/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs before it. Their buffers go back to the
-/// program.
+/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs before it. Their buffers belong to the
+/// program again.
 #[cold]
 pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded: bool, violations: &mut Vec<Violation>) {
-    while let Some(&Source { counter, hash }) = qp.under_way.sources.front() {
+    while let Some(&Source { counter, hash }) = qp.in_flight.sources.front() {
         if completed.wrapping_sub(counter) > u16::MAX / 2 {
             break;
         }
-        qp.under_way.sources.pop_front();
+        qp.in_flight.sources.pop_front();
         let wqe = bytes_of(qp, counter, 16 * WQEBB);
         if has_succeeded && source_hash(hca, qp, &wqe) != Some(hash) {
             let queue = Queue::Send(qp.qpn);
@@ -50,8 +50,8 @@ pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded:
     }
 }
 
-/// Removes the bytes that the READ or atomic at `counter` fetched; they are placed when its completion is due. Returns `None` for another
-/// WQE.
+/// Removes the bytes that the READ or atomic at `counter` fetched. They are placed when its completion is due. Returns `None` for other
+/// WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let mut bytes = Vec::new();
     each_result(hca, qp, counter, |piece| {
@@ -83,7 +83,7 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     each_piece(hca, qp, wqe, false, |piece| {
         hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
             let mut word = [0u8; 8];
-            // SAFETY: inside the piece, which was just checked against its region. Others may write it, which changes the hash only.
+            // SAFETY: inside the piece, which was just checked against its region. Others may write it, which only changes the hash.
             unsafe { word.as_mut_ptr().copy_from(piece.at.add(at), (piece.len - at).min(8)) };
             u64::from_le_bytes(word)
         })));
@@ -97,8 +97,8 @@ fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> O
     each_piece(hca, qp, &wqe, true, f)
 }
 
-/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if they are not those of a result, or not those of a source, or once one may not be
-/// accessed.
+/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if the WQE has no result (`of_result`) or no source, or as soon as
+/// access to one buffer is refused.
 fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], of_result: bool, mut f: impl FnMut(&Piece)) -> Option<()> {
     let ctrl = CtrlWords::parse(&head(wqe));
     let opcode = Opcode::from_wire(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;

@@ -1,4 +1,4 @@
-//! Completion of a WQE: a CQE, at once or when the acknowledgement would be here.
+//! Completion of a WQE: its CQE is written at once, or when the acknowledgement arrives.
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, Syndrome};
 
@@ -7,11 +7,11 @@ use crate::debug::rule::Violation;
 use crate::debug::trace::What;
 use crate::deferred::Deferred;
 use crate::queues::cq::{Overrun, SoftCq};
-use crate::queues::in_flight::{Acknowledged, UnderWay};
+use crate::queues::in_flight::{Acknowledged, InFlight};
 use crate::queues::qp::{SoftQp, blocks};
 use crate::requester::buffers;
 
-/// No LID: a datagram went to any device.
+/// Stands for all LIDs after a datagram. No device has it.
 pub const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
@@ -24,7 +24,7 @@ pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ct
     qp.wrote_send(hca, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
 }
 
-/// Writes the CQE of [`succeed`].
+/// Writes the CQE for [`succeed`].
 #[inline(always)]
 pub(crate) fn write_success(
     cqs: &mut [Option<SoftCq>],
@@ -37,7 +37,7 @@ pub(crate) fn write_success(
     cq.write(success(user_index, ctrl, byte_count), CqeOpcode::Requester)
 }
 
-/// The parts of a device that a send queue's completions need unless they are simply written.
+/// The parts of a device that the completions of a send queue need if they are not written at once.
 pub(crate) struct Completions<'a> {
     pub(crate) hca: &'a Hca,
     pub(crate) cqs: &'a mut [Option<SoftCq>],
@@ -47,14 +47,14 @@ pub(crate) struct Completions<'a> {
 }
 
 impl Completions<'_> {
-    /// A WQE succeeded: a CQE if it asked for one.
+    /// Completes a WQE that succeeded: with a CQE if it asked for one.
     #[cold]
     pub(crate) fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
         let cqe = ctrl.signaled().then(|| success(qp.user_index, ctrl, byte_count));
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 
-    /// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
+    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in which it neither sends nor receives.
     #[cold]
     pub(crate) fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
         qp.waiting = None;
@@ -74,7 +74,7 @@ impl Completions<'_> {
         qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
     }
 
-    /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.
+    /// Finishes a WQE. Its CQE, if it writes one, is visible when the peer's acknowledgement arrives, and in order.
     fn executed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
         if let Some(trace) = &self.hca.trace {
             trace.record(What::Executed, qp.qpn, ctrl.wqe_index(), ctrl.opcode().into(), opcode as u64);
@@ -87,8 +87,8 @@ impl Completions<'_> {
         if cqe.is_none() && landing.is_none() {
             return;
         }
-        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        // Only the front is read: an acknowledgement waits for the one before it, whatever its time.
+        let InFlight { acknowledge_ns, acknowledged, .. } = &mut qp.in_flight;
+        // Only the oldest is read: an acknowledgement waits for the one before it, whatever its time.
         let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
         let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
         let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
@@ -100,7 +100,7 @@ impl Completions<'_> {
     }
 }
 
-/// Remembers, for a stepper, the device whose memory or queues a WQE changed.
+/// Records, for a stepper, the device whose memory or queues a WQE changed.
 fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
     let lid = match Opcode::from_wire(ctrl.opcode()) {
         None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
@@ -124,7 +124,7 @@ pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], viola
         let status = if opcode == CqeOpcode::Requester { byte_count } else { ErrorCqe::parse(&cqe).raw_syndrome.into() };
         trace.record(What::Completed, qp.qpn, wqe_counter, opcode as u64, status.into());
     }
-    if !qp.under_way.sources.is_empty() {
+    if !qp.in_flight.sources.is_empty() {
         buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {

@@ -1,4 +1,4 @@
-//! The bytes of a message: where a WQE says they are, and putting them where a receive says.
+//! The bytes of a message: gathers them from the buffers of a WQE, and scatters them to the buffers of a receive.
 
 use mlx5_wire::{
     Access, AtomicSegment, DataWords, DatagramSegment, InlineHeader, MAX_MESSAGE_BYTES, Opcode, RaddrSegment, SEGMENT, Syndrome,
@@ -13,11 +13,11 @@ use crate::shared::receives::Receives;
 pub(crate) struct Piece {
     pub(crate) at: *const u8,
     pub(crate) len: usize,
-    /// lkey; `None` for inline data.
+    /// The lkey; `None` for inline data.
     pub(crate) key: Option<u32>,
 }
 
-/// The data segments of a WQE. Nearly all have one part at most, which is parsed once.
+/// The data segments of a WQE. Nearly all WQEs have at most one part, which is parsed once.
 pub(crate) enum Data<'a> {
     None,
     One(Piece),
@@ -25,7 +25,7 @@ pub(crate) enum Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    /// Parses the bytes behind the header segments, a multiple of 16. `None` if an inline part is longer than the WQE.
+    /// Parses the bytes after the header segments, a multiple of 16. `None` if an inline part is longer than the WQE.
     #[inline(always)]
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         match Piece::parse(bytes)? {
@@ -40,7 +40,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// `len` bytes at `at`, as one part.
+    /// Makes one part of the `len` bytes at `at`.
     pub(crate) fn of_memory(at: *const u8, len: usize) -> Data<'static> {
         if len == 0 { Data::None } else { Data::One(Piece { at, len, key: None }) }
     }
@@ -64,7 +64,7 @@ impl<'a> Data<'a> {
 }
 
 impl Piece {
-    /// Returns the first part of `bytes`, and the bytes behind it; `None` if it does not fit.
+    /// Returns the first part of `bytes`, and the bytes after it. `None` if it does not fit.
     #[inline(always)]
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
     fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
@@ -79,7 +79,7 @@ impl Piece {
     }
 }
 
-/// Returns the bytes of the segments between the control segment and the data of a WQE.
+/// Returns the number of bytes between the control segment and the data of a WQE.
 pub(crate) fn header_bytes(opcode: Opcode, is_datagram: bool) -> usize {
     match opcode {
         Opcode::Send | Opcode::SendImm if is_datagram => DatagramSegment::LEN,
@@ -89,7 +89,7 @@ pub(crate) fn header_bytes(opcode: Opcode, is_datagram: bool) -> usize {
     }
 }
 
-/// Returns whether an operation writes its result to its local buffers.
+/// Returns whether an operation writes a result to its local buffers.
 pub(crate) fn has_result(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd)
 }
@@ -99,13 +99,13 @@ pub(crate) fn takes_receive(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm)
 }
 
-/// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.
+/// Returns the number of bytes of a pointer segment. 0 means 2^31 on the wire.
 fn pointer_bytes(segment: DataWords) -> usize {
     if segment.byte_count() == 0 { 1 << 31 } else { segment.byte_count() as usize }
 }
 
-/// Puts the parts of a message into the buffers of receive `index` of the device that owns `memory`, the first at byte `offset` of them.
-/// Fails as the responder does.
+/// Writes the parts of a message into the buffers of receive `index` of the device that owns `memory`, from byte `offset` of the buffers
+/// on. Returns the errors of a responder.
 ///
 /// # Safety
 /// Every part is readable: it was checked against its region, or lies in the WQE.
@@ -117,7 +117,7 @@ pub(crate) unsafe fn scatter(
     data: &Data<'_>,
 ) -> Result<(), (Syndrome, u8)> {
     let mut segments = receives.segments(index);
-    // The rest of the current buffer.
+    // The remainder of the current buffer.
     let (mut key, mut addr, mut room) = (0, 0, 0);
     let mut skip = offset;
     let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);
@@ -134,7 +134,7 @@ pub(crate) unsafe fn scatter(
             let n = left.min(room);
             let local = |fault: Fault| (Syndrome::LocalProtection, fault as u8);
             let span = memory.resolve(key, addr, n as u64, Access::LOCAL_WRITE, receives.pd).map_err(local)?;
-            // SAFETY: the part is readable (caller), the span was resolved for `n` bytes.
+            // SAFETY: the part is readable (caller), and the span was resolved for `n` bytes.
             unsafe { span.write(0, from, n) }.map_err(local)?;
             (addr, room, left) = (addr.wrapping_add(n as u64), room - n, left - n);
             // SAFETY: inside the part.
@@ -142,7 +142,7 @@ pub(crate) unsafe fn scatter(
         }
         Ok(())
     })?;
-    // The bytes before the data need room even where there are no data.
+    // The bytes before the data need room even for a message without data.
     while skip > 0 {
         let Some(segment) = segments.next() else { return Err(too_short) };
         skip -= skip.min(pointer_bytes(segment));

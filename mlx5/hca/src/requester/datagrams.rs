@@ -1,7 +1,7 @@
-//! Unreliable datagrams: the sender. It writes a datagram to a lane in its *own* memory, one for each device it sends to, and sets a
-//! ready bit of the receiver, which maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share
-//! only the ready bits, and a sender that dies leaves nothing half done. A datagram without room, queue pair or receive, or with a wrong
-//! Q_Key, is dropped, as on a network. Under another driver it waits for room, for a bounded time.
+//! The sender of unreliable datagrams. It writes a datagram to a lane in its *own* memory, and sets a ready bit of the receiver. It has one
+//! lane for each device that it sends to. The receiver maps the sender, takes a receive of its own and fills it. So the senders to one
+//! queue pair share only the ready bits, and a sender that dies leaves nothing half done. As on a network, a datagram is dropped if it
+//! finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver it waits for room, for a bounded time.
 
 use std::net::Ipv6Addr;
 
@@ -15,11 +15,11 @@ use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
 use crate::shared::memory::Fault;
 
-/// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
+/// A Q_Key with this bit in a WQE stands for the Q_Key of the sending queue pair.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// The headers in a receive's first bytes: a Global Route Header (InfiniBand specification, "Global Route Header"); or, for a datagram
-/// that came as UDP over IPv4, 20 bytes without meaning and an IPv4 header (annex A17, "RoCEv2").
+/// The headers in the first bytes of a receive: a Global Route Header (InfiniBand specification, "Global Route Header"). For a datagram
+/// that was sent as UDP over IPv4 they are 20 unused bytes and an IPv4 header (annex A17, "RoCEv2").
 struct Grh([u8; GRH_BYTES]);
 
 const BTH_BYTES: usize = 12;
@@ -75,8 +75,8 @@ impl Grh {
     }
 }
 
-/// Time that a datagram under another driver waits for the receiver's device to take earlier ones, in ns: the links of InfiniBand have
-/// flow control, and programs rely on losing nothing there.
+/// Time in ns for which a datagram under another driver waits until the receiver's device has taken earlier ones. The links of InfiniBand
+/// have flow control, and programs rely on losing nothing there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
 /// The sender of a datagram.
@@ -84,11 +84,11 @@ pub(crate) struct Sender {
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
     pub(crate) qkey: u32,
-    /// Since when it waits.
+    /// Time since which it waits.
     pub(crate) since_ns: Option<u64>,
 }
 
-/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, whatever becomes of it.
+/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, even if the datagram is lost.
 #[cold]
 pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, ctrl: CtrlWords, wqe: &[u8]) -> Outcome {
     let cqe_opcode = match opcode {
@@ -125,8 +125,8 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         return if waits { Outcome::Wait(WaitFor::Room) } else { Outcome::Done(0) };
     };
     if let Some(Grh(bytes)) = grh {
-        // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver does not read it before the slot is published
-        // (L1), and is done with its last content (L2, `next_payload`).
+        // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver reads it only after the slot is
+        // published (L1), and has finished with its last content (L2, `next_payload`).
         unsafe {
             to.cast().write(bytes);
             to = to.add(GRH_BYTES);

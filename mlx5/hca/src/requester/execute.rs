@@ -1,7 +1,7 @@
 //! Takes WQEs off a send queue, in order, and completes them on its send CQ.
 //!
-//! Everything happens in the caller's thread, in posting order, with no help from the target's CPU. A WQE that cannot run yet stops its
-//! own send queue only, and is tried again on a later empty poll.
+//! All work happens in the caller's thread, in posting order, without help from the target's CPU. A WQE that cannot run yet stops only its
+//! own send queue, and is tried again on a later empty poll.
 
 use core::ptr::NonNull;
 use std::collections::VecDeque;
@@ -24,9 +24,9 @@ use crate::shared::links::Links;
 use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State};
 
-/// A peer that does not answer is asked again this often.
+/// Time between two requests to a peer that does not answer, in ns.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// The RNR retry count that means "forever".
+/// The RNR retry count that means "without limit".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
@@ -34,7 +34,7 @@ const MAX_WQE: usize = 16 * WQEBB;
 /// Executes the new WQEs of queue pair `index`, whose register was just written.
 #[inline(always)]
 pub(crate) fn doorbell(hca: &Hca, index: usize) {
-    // The rest borrows the state anew, so that its address need not be kept for it.
+    // The state is borrowed again below, so that its address need not be kept across this call.
     let left = plain::rung(hca, &mut hca.state.borrow_mut(), index);
     if let Err(index) = left {
         ring_rest(hca, index);
@@ -64,11 +64,11 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// Schedules WQEs that are not executed at once.
+/// Schedules the WQEs of a doorbell that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return };
-    let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+    let from = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
     if hca.strict {
         buffers::remember(hca, qp, from, qp.sq.producer());
     }
@@ -76,11 +76,11 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     hca.sends.set(hca.sends.get() + sends);
 }
 
-/// Executes everything up to the record, whatever its time; for a queue pair that broke a rule, or is in the error state.
+/// Executes all WQEs up to the record, whatever their time, for a queue pair that broke a rule or is in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {
-        qp.under_way.announced.clear();
+        qp.in_flight.announced.clear();
         qp.sq_limit = qp.sq.producer();
         qp.waiting = None;
         true
@@ -92,7 +92,7 @@ pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
 pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     let now_ns = hca.clock.now_ns();
     let mut any = false;
-    // Queues that schedule themselves again are for the next poll.
+    // Queues that schedule themselves again are left for the next poll.
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else { break };
         let index = qp_index(qpn);
@@ -101,7 +101,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
             continue;
         }
         any = true;
-        while let Some(acknowledged) = due(&mut qp.under_way.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
+        while let Some(acknowledged) = due(&mut qp.in_flight.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
             complete::show(hca, qp, &mut state.queues.cqs, &mut state.violations, &acknowledged);
         }
         run_due(hca, state, index, now_ns);
@@ -113,9 +113,9 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
-            let Some(announced) = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns) else { return };
+            let Some(announced) = due(&mut qp.in_flight.announced, |announced| announced.at_ns <= now_ns) else { return };
             qp.sq_limit = announced.end;
-            qp.under_way.acknowledge_ns = announced.acknowledge_ns;
+            qp.in_flight.acknowledge_ns = announced.acknowledge_ns;
         }
         if qp.waiting.as_ref().is_some_and(|w| w.again_ns > now_ns) {
             return;
@@ -138,19 +138,19 @@ fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     if CtrlWords::parse(&head).fence() == FenceMode::None {
         return;
     }
-    for i in 0..qp.under_way.acknowledged.len() {
-        if let Some(landing) = qp.under_way.acknowledged[i].landing.take() {
+    for i in 0..qp.in_flight.acknowledged.len() {
+        if let Some(landing) = qp.in_flight.acknowledged[i].landing.take() {
             buffers::land(hca, qp, &landing);
         }
     }
 }
 
-/// Takes the first of `queue`, if `is_due` is true of it.
+/// Takes the first entry of `queue` if it is due.
 fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(is_due) { queue.pop_front() } else { None }
 }
 
-/// Runs a send queue up to its limit, if there is such a queue pair and `begin` says so.
+/// Runs a send queue up to its limit, if the queue pair exists and `begin` returns `true`.
 fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQp) -> bool) {
     let State { queues: Queues { qps, cqs, injector }, deferred, links, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
@@ -164,7 +164,7 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.mode >= Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
+        let outcome = match if qp.mode >= Mode::Exceptional { exceptional_outcome(hca, qp, injector, ctrl) } else { None } {
             None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
@@ -219,11 +219,11 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     let is_gone = qp.remote().is_none_or(|r| r.peer.is_gone());
     let waiting = match &mut qp.waiting {
         Some(waiting) if waiting.reason == reason => waiting,
-        // The first attempt, or the reason changed: the clock starts now.
+        // First attempt, or the reason changed: the wait starts now.
         slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
     };
     waiting.again_ns = match reason {
-        // A stepper would never get past a moment that is always due again.
+        // The clock of a stepper would never pass an event that is always due again.
         WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
         WaitFor::Room => now_ns,
         WaitFor::Answer if !is_gone => now_ns,
@@ -250,16 +250,16 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if it is executed normally after all.
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if the WQE is to be executed normally.
 #[cold]
-fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
+fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
     if qp.has_failed() {
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
         return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
     }
-    // Datagrams are lost where they go out.
+    // Datagrams are lost where they are sent.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
@@ -288,7 +288,7 @@ fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<Non
     Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))
 }
 
-/// A driver may let a WQE wrap; the device reads it in two parts.
+/// Executes a WQE that wraps. A driver may let a WQE wrap; the device reads it in two parts.
 #[cold]
 fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, granted: u64) -> Outcome {
     let mut whole = [0; MAX_WQE];

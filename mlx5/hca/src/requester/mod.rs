@@ -1,8 +1,8 @@
 //! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and completes them.
 //!
-//! - `execute`: the doorbell, the order of WQEs, retries. `timing`: when a WQE is executed.
+//! - `execute`: the doorbell, the order of WQEs, retries. `timing`: the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
-//! - `operations`: each verb; `datagrams`: unreliable ones. `data`: gathering and scattering. `outcome`: the results.
+//! - `operations`: each verb. `datagrams`: unreliable datagrams. `data`: gathering and scattering. `outcome`: the results.
 //! - `complete`: writes CQEs to the send CQ. `buffers`: checks that buffers in flight are not touched.
 
 pub(crate) mod buffers;

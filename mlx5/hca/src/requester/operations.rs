@@ -1,4 +1,4 @@
-//! The operations of the requester: the effect of one WQE, verb by verb, on memory and on the lane of the peer.
+//! The operations of the requester: the effect of one WQE, verb by verb, on the memory and the lane of the peer.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,8 +14,8 @@ use crate::shared::memory::{Fault, Span};
 use crate::shared::remote::Remote;
 use crate::{Hca, Links};
 
-/// Executes one WQE, as far as the connected peer `granted` it ([`Remote::granted`]). A queue pair that is gone refuses nothing, even if its
-/// regions are seen to be gone before it is: it does not answer.
+/// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A destroyed queue pair does not answer. So
+/// it refuses nothing, even if its regions disappear first.
 pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
     let outcome = attempt(hca, links, qp, ctrl, wqe, granted);
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
@@ -33,7 +33,7 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
     let remote = match &mut qp.transport {
         Transport::Connected(remote) => remote.as_mut(),
         Transport::Unconnected => return Malformed::NotConnected.into(),
-        Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
+        Transport::NoPeer => return Outcome::Wait(WaitFor::Peer),
         Transport::Datagram { qkey } => {
             let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
             let from = datagrams::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
@@ -103,7 +103,7 @@ fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
 
 fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     let Some(span) = span else { return Outcome::Done(0) };
-    // The effects of the operations before it are visible to the peer before anything is read, as the bus of a NIC keeps them in order.
+    // The effects of earlier operations are visible to the peer before anything is read, like on the bus of a NIC.
     fence(Ordering::SeqCst);
     let mut offset = 0;
     let result = data.each(|piece| {
@@ -118,9 +118,9 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     }
 }
 
-/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order if the copy can fail, so that nothing is undone and
-/// a receive is taken only for a message that will be delivered. Without a receive such a payload is written again at the retry, as by a NIC,
-/// which finds out with the last packet. If the copy cannot fail, the receive comes first, so that without one nothing is written.
+/// WRITE with immediate. If the copy can fail, the order is: room in the lane, payload, receive, message. So nothing is undone, and a
+/// receive is taken only for a message that will be delivered. Without a receive the retry writes such a payload again, like a NIC, which
+/// detects it with the last packet. If the copy cannot fail, the receive comes first, so that nothing is written without one.
 fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
     if !remote.has_room() {
         return Outcome::Wait(WaitFor::Room);
@@ -133,7 +133,7 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     }
     let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
     if is_sure {
-        // Of one part, to mapped memory or of no bytes: this cannot fail.
+        // A single part, to mapped memory or of no bytes, cannot fail.
         let placed = write(span, data);
         debug_assert!(placed.is_ok());
     }
@@ -147,8 +147,8 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     Outcome::Done(0)
 }
 
-/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: an
-/// error message in the lane reports it to the responder.
+/// SEND: takes a receive and fills its buffers. Both ends fail if the message does not fit, or the buffers cannot be written: an error
+/// message in the lane reports it to the responder.
 fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));
@@ -175,8 +175,9 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     }
 }
 
-/// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
-/// also towards its CPU. The old value goes to the pieces, 8 bytes together. On memory that is not mapped here, the peer's owner does it.
+/// Compare and swap, fetch and add: one locked operation on the peer's word. It is also atomic with respect to the peer's CPU, which is
+/// more than `IBV_ATOMIC_HCA` promises. The old value goes to the pieces, together 8 bytes. On memory that is not mapped here, its owner
+/// executes the operation.
 fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
     let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
     let segment = AtomicSegment::parse(segment);
@@ -185,7 +186,7 @@ fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opc
         return Malformed::AtomicLength.into();
     }
     if raddr.addr % 8 != 0 {
-        // "Remote Invalid Request Error": an atomic on an address that is not naturally aligned.
+        // "Remote Invalid Request Error": the address of an atomic is not naturally aligned.
         return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
     }
     let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {

@@ -1,11 +1,16 @@
-//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer that answers. Nearly every WQE of an RPC
-//! is one.
+//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer that answers. Nearly every WQE of an
+//! RPC is plain.
 //!
-//! A plain WQE uses the results of the checks of earlier ones on its queue pair: the peer's queue pair is connected to this one
-//! ([`Remote::granted`]), the places of both regions ([`Reach`]), the receives that are posted
-//! ([`Receives::next_known`](crate::shared::receives::Receives::next_known)), the room in the lane. One word tells of each whether the result still holds;
-//! if not, the check is made again. [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run now, or loses its
-//! receive to another requester.
+//! A plain WQE reuses the checks of earlier ones on its queue pair. For each check, one word shows whether its result still holds; if not,
+//! the check is made again. The results are:
+//!
+//! - the peer's queue pair is connected to this one ([`Remote::granted`](crate::shared::remote::Remote::granted));
+//! - the addresses of both regions ([`MrCache`]);
+//! - the posted receives ([`Receives::next_known`](crate::shared::receives::Receives::next_known));
+//! - the room in the lane.
+//!
+//! [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run now, or loses its receive to another
+//! requester.
 
 use core::ptr::NonNull;
 
@@ -16,15 +21,15 @@ use crate::queues::qp::{Mode, SqPlace, Transport, blocks};
 use crate::requester::complete;
 use crate::shared::layout::Message;
 use crate::shared::memory::place;
-use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::{Hca, Queues, State};
 
-/// Where the remote address is in a WQE, and where its data.
+/// Offsets in a WQE of the remote address, and of the data.
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
-/// Executes the new WQEs of queue pair `index` up to the first that is not plain. Fails with the index if there is one. To be called while the device
-/// is marked as executing (H3), so that all results hold until the end of the doorbell.
+/// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the index if there is one. The caller has
+/// marked the device as executing (H3), so all results hold until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usize> {
     let Queues { qps, cqs, .. } = &mut state.queues;
@@ -61,8 +66,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 return Err(qp.index);
             }
             let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
-                // The WQE is read again, so that nothing of it has to be kept over the call.
-                if look_for_source(hca, &mut qp.source, &mut qp.looks, wqe, qp.pd) {
+                // The WQE is read again, so that none of it has to be kept across the call.
+                if look_up_source(hca, &mut qp.source, &mut qp.lookups, wqe, qp.pd) {
                     continue;
                 }
                 return Err(qp.index);
@@ -71,7 +76,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
         };
         let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
         let Some(to) = remote.find_target(rkey, addr, len) else {
-            if remote.look_for_target(&mut qp.looks, rkey, addr, len) {
+            if remote.look_up_target(&mut qp.lookups, rkey, addr, len) {
                 continue;
             }
             return Err(qp.index);
@@ -84,9 +89,9 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 remote.takes_no_receive();
                 return Err(qp.index);
             };
-            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
-            // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
-            // again: that costs less than to keep it.
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy.
+            // Then the lines of payload and message, both last used by the peer, are fetched at the same time. The needed fields of the WQE
+            // are read again, which costs less than to keep them.
             let ctrl = CtrlWords::parse(&segment(0));
             let message = Message {
                 payload: addr,
@@ -96,7 +101,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
             };
             let filled = remote.lane.fill(message);
-            // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            // SAFETY: both were found to be `len` bytes, or the source is in the WQE; as in `Span::write`.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
             filled.publish();
             remote.note_published();
@@ -118,7 +123,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
     Ok(())
 }
 
-/// Writes the CQE of the WQE at `wqe`. A call: with the one copy of the control segment that this needs, every WQE would decode all of it.
+/// Writes the CQE of the WQE at `wqe`. Not inlined: otherwise every WQE would decode its whole control segment.
 #[inline(never)]
 fn complete_signaled(cqs: &mut [Option<SoftCq>], send_cq: u32, user_index: u32, wqe: NonNull<u8>) -> Result<(), Overrun> {
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
@@ -126,7 +131,7 @@ fn complete_signaled(cqs: &mut [Option<SoftCq>], send_cq: u32, user_index: u32, 
     complete::write_success(cqs, send_cq, user_index, ctrl, 0)
 }
 
-/// Whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
+/// Returns whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
 #[inline(always)]
 fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
@@ -135,15 +140,15 @@ fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
 }
 
 /// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is refused, or no look-up is left in
-/// `looks`.
+/// `lookups`.
 #[cold]
 #[inline(never)]
-fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNull<u8>, pd: u32) -> bool {
-    if !looks.may_look() {
+fn look_up_source(hca: &Hca, source: &mut MrCache, lookups: &mut Lookups, wqe: NonNull<u8>, pd: u32) -> bool {
+    if !lookups.take() {
         return false;
     }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
     let data = DataWords::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
-    let found = Reach::of_own(&hca.memory, data.lkey(), data.addr(), data.byte_count().into(), pd).ok();
+    let found = MrCache::of_own(&hca.memory, data.lkey(), data.addr(), data.byte_count().into(), pd).ok();
     found.map(|found| *source = found).is_some()
 }

@@ -1,5 +1,5 @@
-//! Timing: WQEs are executed at once, later by a constant, or when a model of the network says. A WQE that is executed later is gathered
-//! later: a source buffer that is reused too early is sent wrongly, as by a NIC.
+//! Timing: WQEs are executed at once, after a constant delay, or at the times of a model of the network. A WQE that is executed later is
+//! gathered later. So a source buffer that is reused too early is sent wrongly, as by a NIC.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use mlx5_wire::{CtrlWords, DataWords, FenceMode, InlineHeader, Opcode, SEGMENT, 
 
 use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
-use crate::queues::in_flight::{Announced, UnderWay};
+use crate::queues::in_flight::{Announced, InFlight};
 use crate::queues::qp::SoftQp;
 use crate::requester::data::{has_result, header_bytes, takes_receive};
 
-/// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
+/// The time at which a software HCA executes the WQEs of a doorbell, on the device's [`Clock`](crate::Clock).
 ///
-/// In every kind but the first a WQE is gathered, executed and delivered by the requester's device, in a poll of one of its empty CQs or in
-/// [`Hca::empty_poll`](crate::Hca::empty_poll), and the receiver's CQE is made in a poll of its own: both ends must be polled.
+/// In every kind but the first, the requester's device gathers, executes and delivers a WQE when one of its empty CQs is polled, or in
+/// [`Hca::empty_poll`](crate::Hca::empty_poll). The receiver's CQE is written in a poll of the receiver. So both ends must be polled.
 #[derive(Clone, Debug, Default)]
 pub enum Timing {
-    /// In the doorbell.
+    /// WQEs are executed in the doorbell.
     #[default]
     Immediate,
-    /// This many ns after the doorbell, in the first progress of the device from then on: a fabric of 2 to 6 us on one host.
+    /// WQEs are executed after this delay, in the first progress of the device from then on. A fabric of one host takes 2 to 6 us.
     Delay {
         /// Nanoseconds.
         ns: u64,
     },
-    /// As a model of a network of NICs says; for virtual time, in one thread.
+    /// WQEs are executed at the times of a model of NICs. For virtual time, in one thread.
     Model(Arc<dyn Network>),
 }
 
@@ -38,18 +38,18 @@ impl Timing {
         matches!(self, Self::Model(_))
     }
 
-    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device. Returns the number of WRITEs and SENDs
-    /// among them, for a model only.
+    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device. Returns the number of WRITEs and SENDs among
+    /// them, or 0 without a model.
     #[cold]
     pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
         let mut sends = 0;
         let producer = qp.sq.producer();
-        let mut counter = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let mut counter = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
         match self {
             Self::Immediate => {}
             Self::Delay { ns } => {
                 let at_ns = now_ns.saturating_add(*ns);
-                qp.under_way.announced.push_back(Announced { at_ns, end: producer, acknowledge_ns: 0 });
+                qp.in_flight.announced.push_back(Announced { at_ns, end: producer, acknowledge_ns: 0 });
                 deferred.schedule(at_ns, qp.qpn);
             }
             Self::Model(model) => {
@@ -58,16 +58,16 @@ impl Timing {
                     counter = counter.wrapping_add(load.blocks);
                     sends += u64::from(!load.is_nop && load.response.is_none());
                     let Times { effect_ns, acknowledged_ns } = if load.is_nop {
-                        let ns = qp.under_way.last_effect_ns.max(now_ns);
+                        let ns = qp.in_flight.last_effect_ns.max(now_ns);
                         Times { effect_ns: ns, acknowledged_ns: ns }
                     } else {
                         model.times(&load.request(qp, lid, now_ns))
                     };
-                    qp.under_way.last_effect_ns = effect_ns;
+                    qp.in_flight.last_effect_ns = effect_ns;
                     if load.response.is_some() {
-                        qp.under_way.last_response_ns = acknowledged_ns;
+                        qp.in_flight.last_response_ns = acknowledged_ns;
                     }
-                    qp.under_way.announced.push_back(Announced {
+                    qp.in_flight.announced.push_back(Announced {
                         at_ns: effect_ns,
                         end: counter,
                         acknowledge_ns: acknowledged_ns - effect_ns,
@@ -83,13 +83,13 @@ impl Timing {
 /// The weight of one WQE.
 struct Load {
     blocks: u16,
-    /// Bytes sent.
+    /// Number of bytes sent.
     bytes: u64,
-    /// Bytes that come back.
+    /// Number of bytes returned.
     response: Option<u64>,
     takes_receive: bool,
     is_fenced: bool,
-    /// Never leaves the NIC.
+    /// Whether it is a NOP, which never leaves the NIC.
     is_nop: bool,
 }
 
@@ -123,7 +123,7 @@ impl Load {
     }
 
     fn request<'a>(&self, qp: &'a SoftQp, lid: u16, now_ns: u64) -> Request<'a> {
-        let UnderWay { last_effect_ns, last_response_ns, .. } = qp.under_way;
+        let InFlight { last_effect_ns, last_response_ns, .. } = qp.in_flight;
         let remote = qp.remote();
         Request {
             posted_ns: if self.is_fenced { now_ns.max(last_response_ns) } else { now_ns },

@@ -15,42 +15,42 @@ use crate::{Hca, Queues, State};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// The requester learns of its room once per quarter of the lane, and at least this often, in messages.
+/// Interval at which the requester gets credit, in messages: a quarter of the lane, and at most this number.
 const CONSUMED_EVERY: u32 = 16;
 
-/// [`SoftQp::told_every`] of a lane of so many slots.
-pub(crate) fn told_every(slots: u32) -> u64 {
+/// Returns [`SoftQp::ack_mask`] for a lane of this number of slots.
+pub(crate) fn ack_mask(slots: u32) -> u64 {
     u64::from((slots / 4).min(CONSUMED_EVERY) - 1)
 }
 
-/// One bounded pass over the lanes with traffic. Returns the number of messages taken. `IS_PLAIN` is as in [`Queues::take`].
+/// Makes one bounded pass over the hot lanes. Returns the number of messages taken. `IS_PLAIN` is as in [`Queues::take`].
 #[inline(always)]
 pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
-    let State { queues, hot, ready, polls_to_patrol, .. } = state;
+    let State { queues, hot, ready, polls_to_check, .. } = state;
     let now_ns = || {
-        hca.count_to_patrol(polls_to_patrol, HotSet::PASSES_PER_CLOCK);
+        hca.count_polls(polls_to_check, HotSet::PASSES_PER_CLOCK);
         hca.clock.now_ns()
     };
     hot.pass(ready, queues, |queues, lane, budget| queues.take::<IS_PLAIN>(hca, lane, budget), now_ns)
 }
 
-/// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
+/// Takes all messages in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
-    let State { queues, ready, polls_to_patrol, .. } = state;
-    hca.count_to_patrol(polls_to_patrol, 1);
+    let State { queues, ready, polls_to_check, .. } = state;
+    hca.count_polls(polls_to_check, 1);
     let mut taken = 0;
     ready.drain(|lane| {
         taken += queues.take::<false>(hca, lane, LANE_SLOTS);
         if queues.is_ready(lane) {
-            // It was passed over on purpose.
+            // A fault skipped this lane.
             ready.notify(lane);
         }
     });
     taken
 }
 
-/// Takes everything that is in one queue pair's lane: no more than it has slots, whatever the peer writes meanwhile.
+/// Takes all messages in one queue pair's lane. They are no more than its slots, whatever the peer writes meanwhile.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
     for _ in 0..LANE_SLOTS {
@@ -59,7 +59,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         deliver(hca, qp, cq, message, Sender::Connected);
     }
     // L2
-    qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
 }
 
 impl Queues {
@@ -69,7 +69,7 @@ impl Queues {
         let Self { qps, cqs, injector } = self;
         let Some(Some(qp)) = qps.get_mut(lane) else { return 0 };
         if !IS_PLAIN && injector.as_mut().is_some_and(|injector| injector.passes_over()) {
-            // It counts as seen, so that the lane stays hot.
+            // It counts as having messages, so that the lane stays hot.
             return usize::from(qp.lane.is_ready());
         }
         let qp = &mut **qp;
@@ -80,7 +80,8 @@ impl Queues {
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else {
-                // The peer writes the payload before the message: its lines are fetched while the message's is waited for, and not after it.
+                // The peer writes the payload before the message. So the lines of the payload are fetched together with the message's line,
+                // and not after it.
                 if taken == 0 {
                     prefetch(qp.next_payload as usize);
                     prefetch(qp.next_payload.wrapping_add(LINE) as usize);
@@ -93,9 +94,9 @@ impl Queues {
             }
             deliver(hca, qp, cq, message, Sender::Connected);
             taken += 1;
-            if qp.lane.position() & qp.told_every == 0 {
+            if qp.lane.position() & qp.ack_mask == 0 {
                 // L2
-                qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
+                qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken

@@ -1,5 +1,4 @@
-//! The two ways in which a device saves work on receive completions, both asked for: a compressed session for messages that differ in
-//! little, and short received data inside the CQE.
+//! Two optional savings on receive completions: a compressed session for similar messages, and short received data inside the CQE.
 
 use core::sync::atomic::Ordering;
 
@@ -12,13 +11,13 @@ use crate::responder::deliver::{Sender, arrived, deliver, trace};
 use crate::shared::layout::Message;
 use crate::shared::memory::Span;
 
-/// Longest session this device writes.
+/// Maximum length of a session that this device writes.
 const LONGEST: usize = 64;
-/// Byte that fills, in strict mode, a receive buffer whose data went into the CQE: a NIC does not write it.
+/// Byte that fills, in strict mode, a receive buffer whose data went into the CQE, because a NIC does not write it.
 const UNWRITTEN: u8 = 0xdb;
 
-/// Takes up to `budget` messages of a lane. Messages that follow one another, with the same opcode and immediate and neighbouring
-/// receives, become sessions.
+/// Takes up to `budget` messages of a lane. Consecutive messages with the same opcode and immediate and neighbouring receives become
+/// sessions.
 #[cold]
 pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) -> usize {
     let mut run = [Message::default(); LONGEST];
@@ -37,7 +36,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     }
     complete(hca, qp, cq, &run[..length]);
     // L2
-    qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
     taken
 }
 
@@ -48,7 +47,7 @@ fn follows(last: &Message, message: &Message) -> bool {
         && arrived(message).is_some()
 }
 
-/// CQEs for messages that follow one another.
+/// Writes the CQEs of consecutive messages.
 fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
     match run {
         [] => {}
@@ -80,8 +79,8 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
     bytes
 }
 
-/// Writes the CQE of a message, with the data inside if they are short. The sender has put them into the first buffer of the receive, as
-/// always: only this process may write its completion queue.
+/// Writes the CQE of a message, with the data inside if they are short. The sender has put them into the first buffer of the receive,
+/// because only this process may write its completion queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
     let opcode = arrived(message).and_then(CqeOpcode::from_op_own).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
@@ -96,7 +95,7 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
         return qp.break_down(hca);
     }
     let mut data = [0; CQE_BYTES];
-    // SAFETY: `length` bytes of this device's memory, at most 64, that no reference is held to.
+    // SAFETY: `length` bytes of this device's memory, at most 64, without a reference to them.
     unsafe {
         place.as_ptr().copy_to_nonoverlapping(data.as_mut_ptr(), length);
         if hca.strict {

@@ -13,7 +13,7 @@ use crate::shared::layout::{DATAGRAM_SLOTS, GRH, MAX_MTU, Message, SOLICITED, qp
 use crate::shared::links::Links;
 use crate::{Hca, Queues, State};
 
-/// Takes the datagrams of all devices whose ready bits are set. Returns how many receives completed.
+/// Takes the datagrams of all devices whose ready bits are set. Returns the number of completed receives.
 #[cold]
 pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
     let mut lids = core::mem::take(&mut state.links.ready);
@@ -22,7 +22,7 @@ pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
     for lid in lids.drain(..) {
         received += receive_from(hca, state, lid);
     }
-    // So that nothing is allocated when all that have sent send at once.
+    // Room for all known senders, so that nothing is allocated when all send at once.
     lids.reserve(state.links.incoming.len());
     state.links.ready = lids;
     received
@@ -39,8 +39,8 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
     received + take_all(hca, state, state.links.incoming.len() - 1)
 }
 
-/// Forgets the lanes of devices that are gone, after taking their datagrams: the mappings outlive them. Also forgets lanes that lead to
-/// other devices now.
+/// Forgets the lanes of dead devices after taking their datagrams, since the mappings outlive the devices. Also forgets lanes that now lead
+/// to other devices.
 fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     let mut received = 0;
     while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone() || !i.is_own()) {
@@ -50,18 +50,17 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     received
 }
 
-/// Takes the datagrams in lane `index` of those that are known.
+/// Takes the datagrams in the lane at `index` of the known lanes.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     let State { queues: Queues { qps, cqs, .. }, links, rqs, .. } = state;
     let incoming = &mut links.incoming[index];
     let (mut received, mut is_any) = (0, false);
-    // A sender that obeys `consumed` has no more than these.
+    // A sender that obeys `consumed` has no more datagrams than slots.
     for _ in 0..DATAGRAM_SLOTS {
         let Some((header, payload)) = incoming.pop() else { break };
         is_any = true;
         let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
-        // The sender wrote the header. A datagram with another opcode than those of SENDs is dropped, like one that is not for this
-        // device.
+        // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped, like a datagram for another device.
         let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
         let (Some(qp), Some(opcode)) = (qp, opcode) else { continue };
         let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
@@ -70,12 +69,13 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
         let pop = || qp.receives.pop(&AtomicU64::new(0));
-        // A receive of another driver may have been posted before the datagram was sent and not been copied yet.
+        // Another driver may have posted a receive before the datagram was sent, which was not copied yet.
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };
         let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
         let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
-        // SAFETY: the payload is in the sender's mapping, which `incoming` keeps; the sender may overwrite it, which spoils bytes only.
+        // SAFETY: the payload is in the sender's mapping, which `incoming` keeps. The sender may overwrite it, which only changes the
+        // bytes.
         let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
         let (opcode, imm) = match result {
             Ok(()) => (opcode, header.imm),
@@ -98,7 +98,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     received
 }
 
-/// Finds the lane of device `lid` that is for this device.
+/// Finds the lane of device `lid` that leads to this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     let peer = links.peer_of_lid(&hca.membership, lid).ok()?;
     Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))

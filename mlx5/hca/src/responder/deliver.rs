@@ -10,7 +10,7 @@ use crate::queues::qp::SoftQp;
 use crate::responder::atomics;
 use crate::shared::layout::{ATOMIC, Message, Taking};
 
-/// Records an arrival.
+/// Records an arrival in the trace.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
         let Message { byte_count, imm, taking, op_own, .. } = *message;
@@ -57,10 +57,10 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     qp.wrote_receive(hca, cq.write_receive(&cqe, op_own));
 }
 
-/// Returns op_own of a message that arrived well.
+/// Returns the op_own of a message that arrived without error.
 #[inline(always)]
 pub(crate) fn arrived(message: &Message) -> Option<u8> {
-    // They are 1, 2 and 3: two bits, of which one at least is set.
+    // They are 1, 2 and 3, so at least one of two bits is set.
     const WRITE_IMM: u64 = Message::op_own(CqeOpcode::ResponderWriteImm, false);
     const SEND: u64 = Message::op_own(CqeOpcode::ResponderSend, false);
     const ALL: u64 = Message::op_own(CqeOpcode::ResponderSendImm, true);
@@ -73,8 +73,7 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// Handles every other message: a request for an atomic, or a failed receive, with which the queue pair fails. Any other message is
-/// malformed.
+/// Handles every other message: a request for an atomic, or a failed receive, with which the queue pair fails. All others are malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {

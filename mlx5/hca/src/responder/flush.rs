@@ -1,5 +1,4 @@
-//! Flushing a queue pair that goes to the error state. A send that waits stops waiting. The receives of its own queue are flushed;
-//! receives of a shared queue stay.
+//! Flushing a queue pair that goes to the error state: its waiting send and the receives of its own queue. Receives of a shared queue stay.
 
 use mlx5_wire::Syndrome;
 
@@ -12,8 +11,8 @@ use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
-/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also those that are posted later. Returns
-/// whether there were some.
+/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also those that are posted later. Returns whether
+/// there were some.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
@@ -40,18 +39,18 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     flushed
 }
 
-/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not announced it
-/// yet: either it will, or it is dead and the receive is flushed too.
+/// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are taken. So a receive that the peer took
+/// comes first, even if the peer has not announced it yet. Either it will, or it is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
-    // Before the lane is read: the dead publish no more.
+    // Read before the lane: a dead peer publishes no more.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
     let before = qp.lane.position();
     arrive::drain(hca, qp, cqs);
     let mut flushed = qp.lane.position() != before;
     loop {
         // Datagrams take their receives here, and complete them at once.
-        let told = (qp.lane.position() as u32).wrapping_sub(qp.answered);
-        let next = if qp.is_datagram() { qp.receives.popped() } else { told.wrapping_add(qp.flushed) };
+        let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
+        let next = if qp.is_datagram() { qp.receives.popped() } else { announced.wrapping_add(qp.flushed) };
         if qp.receives.popped() == next {
             if !qp.receives.take(next) {
                 return flushed;

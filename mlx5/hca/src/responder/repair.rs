@@ -1,14 +1,15 @@
-//! Receives that a process took and never tells of, because it died or because its queue pair was destroyed under it: they are given back
-//! to the linked list they came from. (A queue pair's own ring serves one connection, and is flushed with it.)
+//! Repair: returns receives to the linked list they came from, if the process that popped them will never announce them. Either the process
+//! died, or its queue pair was destroyed. (A queue pair's own ring serves one connection, and is flushed with it.)
 //!
-//! A requester names the pop word it is about to exchange in its lane's intent, and clears that after its message is published. So a dead
-//! requester's intent says of at most one receive that it *may* have taken it. It did, exactly if the pop word moved on and nobody else
-//! accounts for that receive under that count; the order in which the owner looks is what makes this sure:
+//! A requester names the pop word that it is about to exchange in its lane's intent, and clears the intent after its message is published.
+//! So a dead requester's intent names at most one receive that it *may* have taken. It took that receive exactly if the pop word moved on
+//! and no other process accounts for the receive under that count. The order in which the owner reads makes this certain:
 //!
-//! 1. the pop word: if it did not move on, the dead one did not take it, and never will;
-//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4, H5), and still has, or has published its message;
+//! 1. the pop word: if it did not move on, the dead requester did not take the receive, and never will;
+//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4, H5), and still has, or has published its
+//!    message;
 //! 3. the lanes: a published message accounts for its receive ([`Taken`](crate::shared::receives::Taken));
-//! 4. only now, whether the receive is accounted for.
+//! 4. last, whether the receive is accounted for.
 
 use core::sync::atomic::Ordering;
 use std::rc::Rc;
@@ -31,8 +32,8 @@ struct Orphan {
     intent: u64,
 }
 
-/// A queue pair that was destroyed while its peer was in the middle of a doorbell. It may still take receives and publish messages, of
-/// which nobody makes CQEs. Its place is never used again.
+/// A queue pair that was destroyed while its peer was in the middle of a doorbell. The peer may still take receives and publish messages,
+/// for which no CQE is written. Its place is never used again.
 struct Leaver {
     index: usize,
     rqn: u32,
@@ -48,7 +49,7 @@ impl Leaver {
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// Takes the messages published since then. Their receives are free again: their takers are done with them.
+    /// Takes the messages published since then. Their receives are free again: the requesters have finished with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
@@ -61,7 +62,7 @@ impl Leaver {
     }
 }
 
-/// Receives and queue pairs to be given back.
+/// The receives and queue pairs to return.
 #[derive(Default)]
 pub(crate) struct Repair {
     orphans: Vec<Orphan>,
@@ -69,7 +70,7 @@ pub(crate) struct Repair {
 }
 
 impl Repair {
-    /// The peer of queue pair `index` is gone: remembers what it was taking.
+    /// Remembers the receive that the peer of queue pair `index` was taking when it died.
     pub(crate) fn peer_died(&mut self, memory: &DeviceMemory, index: usize, rqn: u32) {
         // H5
         let orphan = Orphan { rqn, intent: memory.lane(index).intent.load(Ordering::Acquire) };
@@ -78,7 +79,7 @@ impl Repair {
         }
     }
 
-    /// `qp` is destroyed, and its peer does not finish.
+    /// Remembers `qp`, which is destroyed while its peer does not finish.
     pub(crate) fn leaves(&mut self, qp: SoftQp, peer: Rc<Peer>) {
         let SoftQp { index, rqn, lane, receives, .. } = qp;
         if receives.is_linked {
@@ -87,13 +88,13 @@ impl Repair {
         }
     }
 
-    /// Receive queue `rqn` is destroyed.
+    /// Forgets receive queue `rqn`, which is destroyed.
     pub(crate) fn forget(&mut self, rqn: u32) {
         self.orphans.retain(|orphan| orphan.rqn != rqn);
         self.leavers.retain(|leaver| leaver.rqn != rqn);
     }
 
-    /// Looks after the leavers that are done, or dead.
+    /// Drains the leavers, and forgets those that are done or dead.
     fn follow(&mut self, memory: &DeviceMemory, rqs: &[Option<RqSlot>]) {
         let Self { orphans, leavers } = self;
         leavers.retain_mut(|leaver| {
@@ -118,7 +119,7 @@ fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }
 
-/// Gives back receive `index`, taken as number `count`, unless somebody accounted for it.
+/// Gives back receive `index`, taken as number `count`, unless it is accounted for.
 fn give_back(rq: &RqSlot, count: u32, index: u16) {
     if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(Taking::new(count, index)) {
         rq.receives.give_back(index, &rq.taken);
@@ -126,7 +127,7 @@ fn give_back(rq: &RqSlot, count: u32, index: u16) {
 }
 
 impl Hca {
-    /// Gives back what can be given back now.
+    /// Gives back the receives that can be given back now.
     #[cold]
     pub(crate) fn repair(&self, state: &mut State) {
         let State { queues: Queues { qps, cqs, .. }, repair, rqs, .. } = state;
@@ -140,7 +141,7 @@ impl Hca {
         if repair.orphans.is_empty() {
             return;
         }
-        // 2. A living requester that names the same receive may have taken it, and not have said so yet: look again later.
+        // 2. A living requester that names the same receive may have taken it without having announced it: try again later.
         let Repair { orphans, leavers } = repair;
         let (later, now): (Vec<_>, Vec<_>) = orphans.iter().partition(|orphan| {
             let is_named = |index: usize| memory.lane(index).intent.load(Ordering::Acquire) == orphan.intent;

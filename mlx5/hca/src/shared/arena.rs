@@ -1,8 +1,8 @@
-//! Which pages of a sparse memory segment are in use: first fit over a sorted list of free ranges.
+//! Allocator of the pages of a sparse memory segment: first fit over a sorted list of free ranges.
 
 use std::collections::BTreeMap;
 
-/// Page granularity of everything that is shared.
+/// Page size, the unit of all shared memory, in bytes.
 pub(crate) const PAGE: usize = 4096;
 
 /// Free ranges by offset, in bytes; neighbours are always merged.
@@ -20,7 +20,7 @@ impl Arena {
         self.take_aligned(bytes, PAGE)
     }
 
-    /// Takes `bytes` at a multiple of `align`, a power of two; both are multiples of what the others take and give.
+    /// Takes `bytes` at a multiple of `align`, a power of two. All calls on one arena take and give multiples of one unit.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let gap = |start: usize| start.next_multiple_of(align) - start;
         let (&start, &len) = self.free.iter().find(|&(&start, &len)| len >= gap(start) && len - gap(start) >= bytes)?;
@@ -53,7 +53,7 @@ impl Arena {
     }
 }
 
-/// Returns the first free index, growing the table up to `max`.
+/// Returns the first free index, after growing the table up to `max` if necessary.
 pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, empty: impl FnOnce() -> T) -> Option<usize> {
     if let Some(index) = table.iter().position(is_free) {
         return Some(index);

@@ -14,20 +14,21 @@ use crate::shared::memory::DeviceMemory;
 
 /// Returns the words in which other devices announce datagrams for the owner of `memory`, by their LIDs.
 pub(crate) fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_LIDS; views do not outlive the memory they are made from.
+    // SAFETY: the lanes segment holds the words for MAX_LIDS. Views do not outlive the memory they are made from.
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
 }
 
-/// A lane of this device, towards one other.
+/// A lane of this device, towards one other device.
 pub(crate) struct Outgoing {
     pub(crate) peer: Rc<Peer>,
     pub(crate) tx: LaneTx<DatagramHeader>,
-    /// Number of the last datagram that was sent there.
+    /// Number of the last datagram sent there.
     pub(crate) last: u64,
 }
 
 impl Outgoing {
-    /// Returns the place of the next datagram's payload in `lane`, which is this one: room for a GRH and [`MAX_MTU`] bytes. `None` if the lane is full.
+    /// Returns the address of the next datagram's payload in `lane`, the memory of this lane, with room for a GRH and [`MAX_MTU`] bytes.
+    /// `None` if the lane is full.
     pub(crate) fn next_payload(&mut self, lane: &DatagramLane) -> Option<NonNull<u8>> {
         let slot = self.tx.position() as usize % DATAGRAM_SLOTS;
         let payloads = NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>();
@@ -35,7 +36,7 @@ impl Outgoing {
         self.tx.has_room(&lane.consumed).then(|| unsafe { payloads.add(slot).cast() })
     }
 
-    /// Publishes a datagram of the device with this LID; there is room, and its payload is in place.
+    /// Publishes a datagram of the device with this LID. There is room, and its payload is in place.
     pub(crate) fn publish(&mut self, header: DatagramHeader, own_lid: u16) {
         self.tx.publish(header);
         ready_lids(&self.peer.memory).notify(usize::from(own_lid));
@@ -51,7 +52,7 @@ pub(crate) struct Incoming {
     /// The lane's `target` when it was found.
     target: u64,
     rx: LaneRx<DatagramHeader>,
-    /// Datagrams taken, those lost with earlier receivers included.
+    /// Number of datagrams taken, including those lost with earlier receivers.
     taken: u64,
 }
 
@@ -72,13 +73,13 @@ impl Incoming {
         self.peer.memory.datagram_lane(self.number)
     }
 
-    /// Returns whether the lane is still for this device.
+    /// Returns whether the lane still leads to this device.
     pub(crate) fn is_own(&self) -> bool {
         self.lane().target.load(Ordering::Acquire) == self.target
     }
 
-    /// Takes the next datagram: its header, and the place of its payload, which the sender may overwrite. `None` if there is none, or the lane is
-    /// another device's now.
+    /// Takes the next datagram: its header, and the address of its payload, which the sender may overwrite. `None` if there is none, or the
+    /// lane leads to another device now.
     pub(crate) fn pop(&mut self) -> Option<(DatagramHeader, NonNull<u8>)> {
         let slot = self.rx.position() as usize % DATAGRAM_SLOTS;
         let header = self.rx.pop().filter(|_| self.is_own())?;
@@ -86,7 +87,7 @@ impl Incoming {
         Some((header, NonNull::from(&self.lane().payloads[slot]).cast()))
     }
 
-    /// Gives the sender the room of the datagrams taken.
+    /// Returns the room of the taken datagrams to the sender.
     pub(crate) fn give_room(&self) {
         // L2
         self.lane().consumed.store(self.taken, Ordering::Release);

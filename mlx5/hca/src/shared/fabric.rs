@@ -1,4 +1,4 @@
-//! How devices find each other: a directory of control files, or a table in this process.
+//! Discovery: devices find each other in a directory of control files, or in a table of this process.
 
 use core::ptr::NonNull;
 use std::cell::Cell;
@@ -18,8 +18,8 @@ use crate::shared::memory::DeviceMemory;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
-/// Largest slot of a port: 10 bits of a QPN, all ones excepted.
-pub const MAX_PORT_SLOT: u16 = (1 << 10) - 2;
+/// Maximum virtual function of a port: 10 bits of a QPN, except all ones.
+pub const MAX_VF: u16 = (1 << 10) - 2;
 
 /// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ pub struct LocalFabric {
 #[derive(Debug, Default)]
 struct LocalDevices {
     by_lid: HashMap<u16, LocalDevice>,
-    /// Devices that have joined so far.
+    /// Number of devices that have joined so far.
     joined: u64,
 }
 
@@ -41,17 +41,17 @@ struct LocalDevice {
     life: Arc<AtomicU32>,
 }
 
-/// The word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
+/// The life word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
 const LIVES: u32 = 1;
 
 /// A device's own entry in its fabric; dropping it withdraws the device.
 pub(crate) struct Membership {
-    /// LID, or slot of a port.
+    /// LID, or virtual function of the port.
     pub(crate) lid: u16,
     /// Incarnation of the LID.
     pub(crate) epoch: u64,
-    /// Number for choices that another device of this LID is to make otherwise: at random in a directory, and in the order of joining, which a simulation
-    /// repeats, in a local fabric.
+    /// Number for choices that the next device of this LID is to make differently. It is random in a directory. In a local fabric it
+    /// follows the order of joining, which a simulation repeats.
     pub(crate) seed: u64,
     place: Place,
 }
@@ -62,20 +62,20 @@ enum Place {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID; or under a free slot of a port. All queue pair numbers of the device begin with the
-    /// slot, so a slot in a directory is chosen at random.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_port_slot: bool) -> Result<Self, OpenError> {
-        let max_lid = if is_port_slot { MAX_PORT_SLOT } else { MAX_LID };
+    /// Publishes `memory` under the first free LID, or as a free virtual function of a port. All queue pair numbers of the device begin
+    /// with the virtual function, so a directory chooses it at random.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_vf: bool) -> Result<Self, OpenError> {
+        let max_lid = if is_vf { MAX_VF } else { MAX_LID };
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if is_port_slot { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                let first = if is_vf { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
                 for lid in (first..max_lid).chain(0..first).map(|n| n + 1) {
                     let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
                         if let Some(at) = view.at::<Publication>(0) {
-                            // SAFETY: the place is valid, aligned and not shared yet.
+                            // SAFETY: the address is valid, aligned and not shared yet.
                             unsafe { at.write(publication) };
                         }
                     });
@@ -94,12 +94,12 @@ impl Membership {
         }
     }
 
-    /// Returns whether it was joined to this local fabric.
+    /// Returns whether the device joined this local fabric.
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         matches!(&self.place, Place::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
     }
 
-    /// Returns a description of the fabric, for people.
+    /// Returns a description of the fabric.
     pub(crate) fn describe(&self) -> String {
         match &self.place {
             Place::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
@@ -107,7 +107,7 @@ impl Membership {
         }
     }
 
-    /// Maps the device with `lid`, if it is the incarnation asked for.
+    /// Maps the device with `lid`, if its incarnation is `epoch`.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
         match &self.place {
@@ -147,7 +147,7 @@ fn file_name(lid: u16) -> String {
 }
 
 impl LocalFabric {
-    /// An empty fabric.
+    /// Makes an empty fabric.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -173,7 +173,7 @@ impl LocalFabric {
 }
 
 impl Membership {
-    /// Withdraws a device of a local fabric, for good; another one may have its LID then.
+    /// Withdraws a device of a local fabric. Another one may have its LID then.
     pub(crate) fn leave(&self) {
         if let Place::Local { fabric, life } = &self.place {
             if life.swap(0, Ordering::AcqRel) == LIVES {
@@ -202,41 +202,36 @@ pub(crate) struct Peer {
     /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by `life`.
     word: NonNull<AtomicU32>,
     life: Life,
-    /// The receives that it held when it died have been searched for.
+    /// Whether the receives that it held when it died were searched for.
     noticed: Cell<bool>,
 }
 
 impl Peer {
-    pub(crate) fn was_noticed(&self) -> bool {
-        self.noticed.get()
-    }
-
-    /// Marks it as noticed.
-    pub(crate) fn notice(&self) -> bool {
-        self.noticed.set(true);
-        true
+    /// Returns whether it is gone and this is the first call that finds it gone.
+    pub(crate) fn is_newly_gone(&self) -> bool {
+        !self.noticed.get() && self.is_gone() && !self.noticed.replace(true)
     }
 
     pub(crate) fn may_be_of_another_process(&self) -> bool {
         matches!(self.life, Life::Shared(_))
     }
 
-    /// Returns its `executing` word: odd while it executes a doorbell, another value for each.
+    /// Returns its `executing` word: odd while it executes a doorbell, and different for each doorbell.
     pub(crate) fn executing(&self) -> u64 {
         self.memory.control().header.executing.load(Ordering::Acquire)
     }
 
-    /// Returns whether its process executes a full fence behind its `executing` word, so that a fence here orders the two (H3).
+    /// Returns whether its process executes a full fence after its `executing` word, so that a fence here orders the two (H3).
     pub(crate) fn has_fences(&self) -> bool {
         self.memory.control().header.has_fences.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the word that says whether it may be gone ([`owner_may_be_gone`]). Valid as long as this value.
+    /// Returns the word that says whether the peer may be gone ([`owner_may_be_gone`]). Valid as long as this value.
     pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
         self.word
     }
 
-    /// Returns whether its process is proven to be gone, or closed the device. One load while it is well.
+    /// Returns whether its process is proven dead, or closed the device. Costs one load while the peer lives.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
         // SAFETY: an atomic that `life` keeps.
@@ -264,7 +259,7 @@ mod tests {
 
     const DEVICES: usize = 48;
 
-    /// Descriptors of this process that are this memfd.
+    /// Returns the number of descriptors of this process that are this memfd.
     fn descriptors(memfd: &MemfdId) -> usize {
         let inode = |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
         let own = inode(format!("/proc/self/fd/{}", memfd.fd).as_ref());
@@ -276,7 +271,7 @@ mod tests {
         std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("{:016x}", memfd.token))
     }
 
-    /// All devices of a simulation reach all others, so what each pair needs must be nothing.
+    /// All devices of a simulation reach all others, so a pair of devices must cost no descriptor.
     #[test]
     fn a_device_of_a_local_fabric_takes_three_descriptors_however_many_peers_map_it() {
         let fabric = FabricSpec::Local(LocalFabric::new());
@@ -291,7 +286,7 @@ mod tests {
         let counts = |memory: &DeviceMemory| memory.ids().map(|id| descriptors(&id));
         assert!(devices.iter().all(|(memory, _)| counts(memory) == [1; 3]), "{:?}", counts(&devices[0].0));
 
-        // A device that is gone is noticed, and its memory stays until its peers have let go of it.
+        // A dead device is noticed, and its memory stays until its peers have released it.
         let (memory, membership) = devices.swap_remove(0);
         let segments = memory.ids();
         drop((memory, membership));
@@ -304,22 +299,22 @@ mod tests {
         assert!(devices[0].1.attach(1, None).is_err());
     }
 
-    /// The next process is not to get the messages for one that is gone.
+    /// The next process must not get the messages for a dead one.
     #[test]
     fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
         let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir).unwrap();
         let memory = || DeviceMemory::create(1 << 20).unwrap();
-        let joined = |fabric: &FabricSpec, is_port_slot| {
-            let membership = Membership::join(fabric, &memory(), is_port_slot).unwrap();
+        let joined = |fabric: &FabricSpec, is_vf| {
+            let membership = Membership::join(fabric, &memory(), is_vf).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
             let [first, second] = [(); 2].map(|()| joined(&fabric, false));
             assert!(first.0 == 1 && second.0 == 1 && first.1 != second.1, "{first:?} {second:?}");
         }
-        let slots = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
-        assert!(slots.iter().any(|&slot| slot != slots[0]) && slots.iter().all(|slot| (1..=MAX_PORT_SLOT).contains(slot)), "{slots:?}");
+        let vfs = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
+        assert!(vfs.iter().any(|&vf| vf != vfs[0]) && vfs.iter().all(|vf| (1..=MAX_VF).contains(vf)), "{vfs:?}");
         std::fs::remove_dir_all(dir).unwrap();
         // In a simulation they are the same in every run.
         let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);

@@ -8,14 +8,14 @@
 //! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
 //! | arena | rw | rw | registered memory |
 //!
-//! Its SQs, CQs, UAR and every counter not listed are private to its process. What more than one process writes is single words only:
-//! `Pop::word` (compare and swap), the ready words (fetch_or) and the wakes of `OwnerSleep` (fetch_add); everything else has one writer.
+//! SQs, CQs, UAR and every counter not listed here are private to the process. More than one process writes only single words: `Pop::word`
+//! (compare and swap), the ready words (fetch_or) and the wakes of `OwnerSleep` (fetch_add). Everything else has one writer.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `QpEntry::identity` | owner | requester | **H1** Release/Acquire: the entry's other fields |
-//! | `Told::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
-//! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
+//! | `Acks::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
+//! | `Acks::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
@@ -38,17 +38,18 @@ use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 /// The control file's `kind`. Its last digits change with any change of this file.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC15");
 
-/// Bits of a QPN that index the table; the upper 10 count the queue pairs of a place, so numbers are sparse and a stale one names nothing.
+/// Bits of a QPN that index the table. The upper 10 count the queue pairs of a place, so numbers are sparse and a stale number names no
+/// queue pair.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
-/// Receive queues, shared and own.
+/// Maximum number of receive queues, shared and own.
 pub(crate) const MAX_RQS: usize = 1 << 15;
 /// Longest datagram, in bytes: the largest MTU.
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
-/// Datagrams that may wait from one device to another.
+/// Maximum number of datagrams that wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Devices that can have datagrams of one device that they have not taken yet. Few in tests, which need one more.
+/// Maximum number of devices to which a device has sent datagrams that they have not taken yet. Small in tests, which need one more.
 pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
 pub(crate) const LID_BITS: u32 = 16;
 pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
@@ -56,29 +57,29 @@ pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
 pub(crate) const LANE_SLOTS: usize = 128;
 /// Minimum number of slots of a lane.
 pub(crate) const MIN_LANE_SLOTS: usize = 8;
-/// Address space for receive rings.
+/// Address space for receive rings, in bytes.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 
 /// First page of the control segment.
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    /// Even: idle; odd: the owner executes a doorbell and may be reading or writing memory of its peers.
+    /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its peers.
     pub(crate) executing: AtomicU64,
-    /// Not 0: the owner executes a full fence behind that word, because membarrier(2) does not work in its process. Written before the device has
-    /// peers.
+    /// Not 0 if the owner executes a full fence after that word, because membarrier(2) does not work in its process. Written before the
+    /// device has peers.
     pub(crate) has_fences: AtomicU32,
 }
 
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the changes of this place, also from one queue pair to
-    /// the next: a word that a requester remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation` are unchanged while
-    /// this word is.
+    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the changes of this place, also from one queue
+    /// pair to the next. So a word that a requester remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation`
+    /// are unchanged while this word is.
     pub(crate) identity: AtomicU64,
-    /// The queue pair that may send here: [`QpEntry::pack_peer`].
+    /// The queue pair that may send to this one: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// The incarnation of that queue pair's device, which no other device has.
+    /// The incarnation of that queue pair's device, unique to the device.
     pub(crate) peer_epoch: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
@@ -86,32 +87,32 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
-    /// The version at which the queue pair was made, or last reset. Distinguishes it from others that have had its number.
+    /// The version at which the queue pair was made, or last reset. Distinguishes it from earlier queue pairs with this number.
     pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
-    pub(crate) told: Told,
+    pub(crate) acks: Acks,
 }
 
-/// The words that the owner of a queue pair writes for its requester. In a line of its own: the owner writes it every 16 messages, the
-/// requester reads it once per lap of the lane, and the words of the entry with every doorbell.
+/// The words that the owner of a queue pair writes for its requester. They are on a line of their own, because the owner writes them every
+/// 16 messages and the requester reads them once per lap of the lane. The requester reads the other words of the entry with every doorbell.
 #[repr(C, align(64))]
-pub(crate) struct Told {
-    /// Lane messages consumed.
+pub(crate) struct Acks {
+    /// Number of lane messages consumed.
     pub(crate) consumed: AtomicU64,
-    /// The last atomic that the owner executed: [`Told::pack`].
+    /// The last atomic that the owner executed: [`Acks::pack`].
     pub(crate) answered: AtomicU64,
-    /// The value that this atomic found.
+    /// The old value of that atomic's word.
     pub(crate) old: AtomicU64,
 }
 
-impl Told {
+impl Acks {
     /// Packs the answer to atomic `number` of the connection: the fault, or 0.
     pub(crate) const fn pack(number: u32, fault: u8) -> u64 {
         (number as u64) << 8 | fault as u64
     }
 
-    /// Returns the number and the fault.
+    /// Returns the number and the fault of an answer.
     pub(crate) const fn unpack(word: u64) -> (u32, u8) {
         ((word >> 8) as u32, word as u8)
     }
@@ -145,8 +146,8 @@ impl QpEntry {
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, and an entry after some time; a
-    /// stamp after 2^32 registrations of the device.
+    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, and an entry only after others. A
+    /// stamp is used again after 2^32 registrations of the device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
@@ -158,20 +159,20 @@ pub(crate) struct MrEntry {
     pub(crate) pd: AtomicU32,
 }
 
-/// No arena reaches that far, wherever in the region an access starts.
+/// An offset beyond every arena, wherever in the region an access starts.
 pub(crate) const FOREIGN: u64 = 1 << 63;
 
 /// One receive queue: an SRQ or a queue pair's own.
 #[repr(C, align(64))]
 pub(crate) struct RqEntry {
-    /// WQEs, a power of two; 0 when free.
+    /// Number of WQEs, a power of two; 0 when free.
     pub(crate) wqe_cnt: AtomicU32,
     pub(crate) stride: AtomicU32,
     /// Offset of the ring in the control segment's queue area.
     pub(crate) ring: AtomicU64,
     /// Doorbell record, device format.
     pub(crate) record: AtomicU32,
-    /// Receives that the owner returned after a process died with them: they count as posted.
+    /// Number of receives that the owner returned after a process died with them. They count as posted.
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
@@ -185,12 +186,12 @@ pub(crate) const LINKED: u32 = 1;
 /// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: receives taken (48 bits, of which 32 are compared), and the next WQE of the list.
+    /// `count << 16 | index`: the number of receives taken (48 bits, of which 32 are compared), and the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
 impl Pop {
-    /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
+    /// Adds one to the count of a pop word. An intent is a pop word plus this, so that it is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
     /// Returns the count and the index, which another process may have written.
@@ -198,7 +199,7 @@ impl Pop {
         ((word >> 16) as u32, word as u16)
     }
 
-    /// Returns the word after the receive it names was taken, `next` being its successor.
+    /// Returns the word after the receive that it names was taken; `next` is the successor of that receive.
     pub(crate) const fn taken(word: u64, next: u16) -> u64 {
         word.wrapping_add(Self::ONE) & !0xffff | next as u64
     }
@@ -209,18 +210,18 @@ impl Pop {
     }
 }
 
-/// A receive that was taken: the pop word that named it.
+/// A popped receive: the pop word that named it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub(crate) struct Taking(pub(crate) u64);
 
 impl Taking {
-    /// WQE `index`, popped as number `count`.
+    /// Makes the value for WQE `index`, popped as number `count`.
     pub(crate) const fn new(count: u32, index: u16) -> Self {
         Self((count as u64) << 16 | index as u64)
     }
 
-    /// Its pop count.
+    /// Returns its pop count.
     #[inline(always)]
     pub(crate) const fn count(self) -> u32 {
         Pop::unpack(self.0).0
@@ -233,19 +234,19 @@ impl Taking {
     }
 }
 
-/// One arrived message: everything its CQE needs that the owner does not know better.
+/// One arrived message: all that its CQE needs and the owner does not know.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
-    /// Address of the payload in the owner's memory: for prefetching only, so any value is harmless.
+    /// Address of the payload in the owner's memory. For prefetching only, so any value is harmless.
     pub(crate) payload: u64,
     pub(crate) byte_count: u32,
-    /// Host order.
+    /// Immediate, in host byte order.
     pub(crate) imm: u32,
-    /// The receive this message took.
+    /// The receive that this message took.
     pub(crate) taking: Taking,
-    /// Of its CQE, whatever its lap: [`Message::op_own`]. Or [`ATOMIC`]. As long as others, so that a message has no padding, which would be
-    /// copied too.
+    /// op_own of its CQE on any lap ([`Message::op_own`]), or [`ATOMIC`]. 64 bits, so that a message has no padding, which would be copied
+    /// too.
     pub(crate) op_own: u64,
 }
 
@@ -253,13 +254,13 @@ pub(crate) struct Message {
 pub(crate) const SOLICITED: u32 = 1;
 /// Flag of a datagram: its payload begins with a GRH.
 pub(crate) const GRH: u32 = 2;
-/// In place of op_own: a message that takes no receive and requests the execution of the [`AtomicRequest`] of its lane.
+/// Value of op_own of a message that takes no receive and requests the execution of the [`AtomicRequest`] of its lane.
 pub(crate) const ATOMIC: u64 = 0x80;
 
-/// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
+/// An atomic on memory that peers do not map. There is one at a time, because the requester's send queue waits for the answer.
 #[repr(C)]
 pub(crate) struct AtomicRequest {
-    /// `1 << 32` for fetch-and-add, 0 for compare-and-swap; the rkey.
+    /// `1 << 32` for fetch-and-add, 0 for compare-and-swap; plus the rkey.
     pub(crate) kind_key: AtomicU64,
     pub(crate) addr: AtomicU64,
     pub(crate) compare: AtomicU64,
@@ -288,7 +289,7 @@ pub(crate) struct DatagramHeader {
     pub(crate) qkey: u32,
     pub(crate) source_qpn: u32,
     pub(crate) byte_count: u32,
-    /// Host order.
+    /// Immediate, in host byte order.
     pub(crate) imm: u32,
     /// CQE opcode.
     pub(crate) opcode: u32,
@@ -298,36 +299,36 @@ pub(crate) struct DatagramHeader {
 
 /// Datagrams from the owner of this memory to one other device, which reads them here.
 ///
-/// When that device has taken all of them, or is gone, the lane may become another device's, and goes on where it is. The device that had it takes a
-/// message only if `target` is the same *behind* the message, and writes `consumed` only if it took one.
+/// When that device has taken all of them, or is gone, the owner may give the lane to another device, which continues at the same position.
+/// The earlier device takes a message only if `target` is the same *after* the message, and writes `consumed` only if it took one.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
-    /// `number << LID_BITS | LID` of that device, a new number for each; 0 when unused.
+    /// `number << LID_BITS | LID` of that device, with a new number for each device; 0 when unused.
     pub(crate) target: AtomicU64,
     pub(crate) target_epoch: AtomicU64,
-    /// Datagrams taken, or lost with a device that is gone.
+    /// Number of datagrams taken, or lost with a device that is gone.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
-    /// Payloads of the slots, or a GRH and the payload.
+    /// Payloads of the slots, each perhaps after a GRH.
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
 /// The slots of one lane among those of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LanePlace {
-    /// Number of the first.
+    /// Index of the first slot.
     pub(crate) first: u32,
     /// Number of slots: a power of two.
     pub(crate) slots: u32,
 }
 
 impl LanePlace {
-    /// For [`QpEntry::lane`].
+    /// Packs it for [`QpEntry::lane`].
     pub(crate) const fn pack(self) -> u64 {
         (self.first as u64) << 32 | self.slots as u64
     }
 
-    /// Returns `None` if the word names no lane: another process wrote it.
+    /// Returns `None` if the word, which another process wrote, names no lane.
     pub(crate) fn unpack(word: u64) -> Option<Self> {
         let place = Self { first: (word >> 32) as u32, slots: word as u32 };
         let is_size = place.slots.is_power_of_two() && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
@@ -340,7 +341,7 @@ impl LanePlace {
     }
 }
 
-/// Slots of all lanes together.
+/// Number of slots of all lanes together.
 pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 
 /// The words that the one requester of a queue pair writes, in addition to the lane's slots.
@@ -368,7 +369,7 @@ pub(crate) struct LanesSegment {
     pub(crate) pops: [Pop; MAX_RQS],
     pub(crate) lanes: [Lane; MAX_QPS],
     pub(crate) slots: [Slot<Message>; ALL_LANE_SLOTS],
-    /// By LID: that device has datagrams for this one.
+    /// By LID: whether that device has datagrams for this one.
     pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
     pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
     pub(crate) sleep: OwnerSleep,
@@ -399,7 +400,7 @@ const _: () = {
     use core::mem::offset_of;
     assert!(RIGHTS & (RECEIVES | DATAGRAM) == 0 && RIGHTS <= 0xff);
     assert!(size_of::<Header>() == 64);
-    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, told) == 64);
+    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, acks) == 64);
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);

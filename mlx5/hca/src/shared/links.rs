@@ -13,18 +13,18 @@ use crate::shared::fabric::{Membership, Peer};
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
 use crate::shared::memory::{DeviceMemory, commit};
 
-/// Other devices, mapped, and the exchanges beside the lanes of connections.
+/// The other devices that this one has mapped, and the state of its datagrams.
 #[derive(Default)]
 pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
-    /// Datagram queue pairs of this device exist or existed.
+    /// Whether datagram queue pairs of this device exist or existed.
     pub(crate) has_datagrams: bool,
-    /// By number of the lane.
+    /// Lanes of this device to others, by number.
     pub(crate) outgoing: Vec<Outgoing>,
-    /// Datagrams sent.
+    /// Number of datagrams sent.
     pub(crate) sent: u64,
     pub(crate) incoming: Vec<Incoming>,
-    /// LIDs whose lanes are to be read; empty in between.
+    /// LIDs whose lanes are to be read. Empty between two polls.
     pub(crate) ready: Vec<u16>,
 }
 
@@ -54,18 +54,18 @@ impl Links {
         Ok(peer)
     }
 
-    /// Forgets the devices that nothing refers to.
+    /// Forgets the devices that no object refers to.
     pub(crate) fn forget_unused(&mut self) {
         self.peers.retain(|p| Rc::strong_count(p) > 1);
     }
 
     /// Returns the peers that are gone, each once.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
-        self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
+        self.peers.iter().filter(|peer| peer.is_newly_gone()).cloned().collect()
     }
 
-    /// Returns the number of the lane towards `peer` in `memory`, which is this device's. `None` if all lanes are those of other devices, which have
-    /// not taken all that is there.
+    /// Returns the number of the lane towards `peer` in `memory`, the memory of this device. `None` if every lane belongs to another device
+    /// that has not taken all its datagrams.
     pub(crate) fn lane_to(&mut self, memory: &DeviceMemory, peer: &Rc<Peer>) -> Option<usize> {
         if let Some(index) = self.outgoing.iter().position(|out| Rc::ptr_eq(&out.peer, peer)) {
             return Some(index);
@@ -75,7 +75,7 @@ impl Links {
             // L2
             is_full && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // In this order: the lane of a device that is gone, a new lane, the lane that was not sent to for the longest time.
+        // In this order: the lane of a device that is gone, a new lane, the lane that was unused for the longest time.
         let lanes = self.outgoing.iter().enumerate().filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
         let index = lanes.min_by_key(|(_, out)| out.last).map_or(self.outgoing.len(), |(index, _)| index);
         if index == MAX_DATAGRAM_LANES {
@@ -86,7 +86,7 @@ impl Links {
         match self.outgoing.get_mut(index) {
             Some(out) => out.peer = Rc::clone(peer),
             None => {
-                // SAFETY: the slots live as long as the device; this is the only producing end, and they were never used.
+                // SAFETY: the slots live as long as the device. This is their only producer, and they were never used.
                 let tx = unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0) };
                 self.outgoing.push(Outgoing { peer: Rc::clone(peer), tx, last: 0 });
             }

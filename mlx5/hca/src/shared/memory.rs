@@ -1,4 +1,4 @@
-//! A device's memory as its owner and its peers see it: the three segments, and the check every access by key goes through.
+//! A device's memory as its owner and its peers see it: the three segments, and the check of every access by key.
 
 #[cfg(target_arch = "x86_64")]
 use core::arch::asm;
@@ -17,23 +17,23 @@ use crate::shared::layout::{
     ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
 };
 
-/// Why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
+/// The reason why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Fault {
-    /// No such key, or a region since deregistered.
+    /// No region has this key, or the region was deregistered.
     Key = 1,
-    /// Not inside the region.
+    /// The access is not inside the region.
     Bounds = 2,
-    /// The region does not allow it.
+    /// The region does not allow the access.
     Access = 3,
     /// The region is of another protection domain.
     Domain = 4,
     /// The kernel refused the cross-process copy.
     Copy = 5,
-    /// The process is ending: it has no memory any more, but may not be proven dead yet.
+    /// The process is exiting: it has no memory any more, but may not be proven dead yet.
     Gone = 6,
-    /// The queue pair does not allow it.
+    /// The queue pair does not allow the access.
     QueuePair = 7,
 }
 
@@ -52,7 +52,7 @@ impl Fault {
     }
 }
 
-/// Checked memory of a device.
+/// A checked range of a device's memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Span {
     /// Mapped here.
@@ -79,7 +79,7 @@ impl DeviceMemory {
         })
     }
 
-    /// A peer's segments.
+    /// Maps a peer's segments.
     pub(crate) fn attach(ids: &[MemfdId; 3]) -> Result<Self, MemfdAttachError> {
         let size_is = |id: &MemfdId, bytes: usize| {
             if id.bytes == bytes as u64 { Ok(()) } else { Err(MemfdAttachError::Stale(*id)) }
@@ -89,7 +89,7 @@ impl DeviceMemory {
         Ok(Self { control: Memfd::attach(&ids[0], false)?, lanes: Memfd::attach(&ids[1], true)?, arena: Memfd::attach(&ids[2], true)? })
     }
 
-    /// Makes another handle of the same mappings, for a peer in this process.
+    /// Returns another handle of the same mappings, for a peer in this process.
     pub(crate) fn share(&self) -> Self {
         Self { control: self.control.share(), lanes: self.lanes.share(), arena: self.arena.share() }
     }
@@ -110,7 +110,7 @@ impl DeviceMemory {
         &self.lanes
     }
 
-    /// Returns the control segment. Peers may load, nothing else; other processes have it read-only.
+    /// Returns the control segment. Peers only load from it; other processes have it read-only.
     #[inline(always)]
     pub(crate) fn control(&self) -> &ControlSegment {
         // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics only.
@@ -134,7 +134,7 @@ impl DeviceMemory {
     }
 
     #[inline(always)]
-    /// Returns the slots of a lane at a place that [`LanePlace::unpack`] took.
+    /// Returns the slots of a lane at a place that [`LanePlace::unpack`] accepted.
     pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
         NonNull::from(&self.lanes().slots[place.range()]).cast()
     }
@@ -158,7 +158,7 @@ impl DeviceMemory {
         unsafe { self.lanes.base().add(offset).write_bytes(0, len) };
     }
 
-    /// Wakes the owner if it sleeps; after a ready bit was set.
+    /// Wakes the owner if it sleeps. To be called after a ready bit was set.
     pub(crate) fn wake(&self) {
         // H7
         self.lanes().sleep.0.wake();
@@ -173,7 +173,8 @@ impl DeviceMemory {
         Some((self.control().rqs.get(rqn as usize)?, &self.lanes().pops[rqn as usize]))
     }
 
-    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`: where it starts in the region, and the region.
+    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. Returns the entry of the region, and the offset of
+    /// the access in it.
     #[inline(always)]
     pub(crate) fn check(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(&MrEntry, u64), Fault> {
         let entry = self.mr(key);
@@ -195,8 +196,8 @@ impl DeviceMemory {
         Ok((entry, offset))
     }
 
-    /// Checks the same, and returns the span of the bytes. The entry was written by the device's owner; its range is checked against the
-    /// arena once more, so that a wrong one faults here and not in the copy.
+    /// Checks the same, and returns the span of the bytes. The device's owner wrote the entry. So its range is checked against the arena
+    /// once more, and a wrong range faults here and not in the copy.
     #[inline(always)]
     pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
         let (entry, offset) = self.check(key, addr, len, access, pd)?;
@@ -211,23 +212,23 @@ impl DeviceMemory {
     }
 }
 
-/// Bytes that [`place`] places last.
+/// Number of bytes that [`place`] places last.
 const LAST: usize = size_of::<u64>();
 
-/// Places a part of a WRITE, with immediate or not: its last eight bytes become visible after all others and after all earlier parts, as NICs place
-/// a message in the order of its addresses. A reader that polls the end of a message, and not a CQE, relies on it. If the eight bytes are aligned,
-/// they become visible at once, and such a reader is to read them atomically, with Acquire.
+/// Places a part of a WRITE, with immediate or not. Its last eight bytes become visible after all others and after all earlier parts, since
+/// NICs place a message in the order of its addresses. A reader that polls the end of a message, and not a CQE, relies on it. If the eight
+/// bytes are aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
 ///
 /// # Safety
 /// Like [`copy`](shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
-    /// Places all but the last eight bytes, and reads those: two pieces from the start, one that ends 16 bytes before the end, and the eight bytes
-    /// after it. The first two end before the last eight bytes, and reach the third.
+    /// Places all but the last eight bytes, and returns those. It places four pieces: two from the start, one that ends 16 bytes before the
+    /// end, and the eight bytes after it. The first two end before the last eight bytes, and reach the third.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let (second, third, fourth, last) = (size_of::<T>(), len - 2 * LAST - size_of::<T>(), len - 2 * LAST, len - LAST);
-        // SAFETY: the caller's; all parts are inside the `len` bytes.
+        // SAFETY: guaranteed by the caller; all pieces are inside the `len` bytes.
         unsafe {
             let a = from.cast::<T>().read_unaligned();
             let b = from.add(second).cast::<T>().read_unaligned();
@@ -241,7 +242,7 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
             e
         }
     }
-    // SAFETY: guaranteed by the caller. The last bytes are read first because the two may overlap.
+    // SAFETY: guaranteed by the caller. The last bytes are read first because source and target may overlap.
     unsafe {
         let last = match len {
             40..=64 => most::<u128>(to, from, len),
@@ -253,14 +254,15 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Places the last eight of `len` bytes at `to`, behind all bytes that were placed before.
+/// Places the last eight of `len` bytes at `to`, after all bytes that were placed before.
 ///
 /// # Safety
-/// The bytes are writable, and eight at least.
+/// The bytes are writable, and at least eight.
 #[inline(always)]
 unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
     fence(Ordering::Release);
-    // SAFETY: the caller's; an atomic is aligned. On x86-64 this is one store at any address, which needs no question, and atomic if aligned.
+    // SAFETY: guaranteed by the caller; an atomic is aligned. On x86-64 this is one store at any address, so alignment is not checked
+    // there. It is atomic if aligned.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         asm!("mov qword ptr [{to} + {len} - 8], {last}", to = in(reg) to, len = in(reg) len, last = in(reg) last, options(nostack, preserves_flags));
@@ -282,10 +284,10 @@ unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
 /// Like [`place`].
 #[inline(never)]
 unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's; the last bytes are inside, and are read first because the two may overlap.
+    // SAFETY: guaranteed by the caller. The last bytes are inside, and are read first because source and target may overlap.
     unsafe {
         if len < LAST {
-            // They are the last ones, perhaps of several parts.
+            // The bytes are the last ones, perhaps of several parts.
             fence(Ordering::Release);
             return from.copy_to(to, len);
         }
@@ -304,8 +306,8 @@ impl Span {
     #[inline(always)]
     pub(crate) unsafe fn write(self, offset: u64, from: *const u8, len: usize) -> Result<(), Fault> {
         match self {
-            // SAFETY: resolved by the caller; source and target may overlap (a loopback WRITE), which `place` allows. Other processes may
-            // access the target at the same time, as with any DMA: nothing here reads it back.
+            // SAFETY: resolved by the caller. Source and target may overlap (a loopback WRITE), which `place` allows. Other processes may
+            // access the target at the same time, as with any DMA; nothing here reads it back.
             Self::Mapped(to) => unsafe { place(to.as_ptr().add(offset as usize), from, len) },
             Self::Foreign { pid, addr } => cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?,
         }
@@ -329,7 +331,7 @@ impl Span {
 
 #[inline(always)]
 pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views are not used once the memory they are made from is gone.
+    // SAFETY: the lanes segment holds the words for MAX_QPS lanes. Views do not outlive the memory they are made from.
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
 }
 
@@ -349,13 +351,13 @@ enum Direction {
     Write,
 }
 
-/// Copies with the kernel's cross-process copy: needs nothing of the other process, stopped or not.
+/// Copies with the kernel's cross-process copy. The other process need not do anything, and may be stopped.
 #[cold]
 fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mut u8, len: usize) -> Result<(), Fault> {
     let local = libc::iovec { iov_base: local.cast(), iov_len: len };
     let remote = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len };
-    // SAFETY: both vectors are valid; the local range is the caller's (contract of `read` and `write`), the remote one is checked by the
-    // kernel against the other process.
+    // SAFETY: both vectors are valid. The caller guarantees the local range (contract of `read` and `write`). The kernel checks the remote
+    // range against the other process.
     let copied = unsafe {
         match direction {
             Direction::Read => libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0),

@@ -7,25 +7,25 @@ use mlx5_wire::Access;
 
 use crate::shared::memory::{DeviceMemory, Fault};
 
-/// A region, copied from its entry when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the
-/// next access by that key reads one word of it. Valid as long as the memory of the region's device is mapped.
-pub(crate) struct Reach {
-    /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) then.
+/// A region, copied from its entry when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the next
+/// access by that key reads only the stamp. Valid as long as the memory of the region's device is mapped.
+pub(crate) struct MrCache {
+    /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) at that check.
     stamp: u64,
     entry: NonNull<AtomicU64>,
-    /// Address in the owner.
+    /// Address of the region in the owner.
     start: u64,
     len: u64,
-    /// The same place in this process.
+    /// The same address in this process.
     base: NonNull<u8>,
 }
 
-/// Number of regions that the WRITEs of a queue pair may look up in a row. A peer that changes its region without end has a WRITE
+/// Limit of consecutive look-ups of regions by the WRITEs of a queue pair. A WRITE to a peer that changes its region without end is
 /// executed by the general path, which needs no cache.
-pub(crate) struct Looks(u32);
+pub(crate) struct Lookups(u32);
 
-impl Looks {
-    /// Number of look-ups in a row, plus one.
+impl Lookups {
+    /// Maximum number of look-ups in a row, plus one.
     pub(crate) const MAX: u32 = 128;
 
     pub(crate) const fn new() -> Self {
@@ -33,7 +33,7 @@ impl Looks {
     }
 
     /// Counts a look-up. Returns `false`, and starts again, if no look-up is left.
-    pub(crate) fn may_look(&mut self) -> bool {
+    pub(crate) fn take(&mut self) -> bool {
         self.0 -= 1;
         let may = self.0 > 0;
         if !may {
@@ -43,16 +43,17 @@ impl Looks {
     }
 }
 
-/// The stamp of no region.
+/// A stamp that belongs to no region.
 static NOWHERE: AtomicU64 = AtomicU64::new(0);
 
-impl Reach {
-    /// No region: nothing is found in it.
+impl MrCache {
+    /// Returns the empty cache, in which nothing is found.
     pub(crate) fn none() -> Self {
         Self { stamp: 0, entry: NonNull::from(&NOWHERE), start: 0, len: 0, base: NonNull::dangling() }
     }
 
-    /// Returns the place of `len` bytes, at least one, at `addr` of the owner, if `key` still names this registration and they are inside it.
+    /// Returns the address here of `len` bytes, at least one, at `addr` of the owner. `None` unless `key` still names this registration and
+    /// the bytes are inside the region.
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         // SAFETY: an atomic of mapped memory, or the static one.
@@ -69,27 +70,28 @@ impl Reach {
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Returns the region of this process's own `memory` that `key` names now, if it holds the `len` bytes at `addr` and belongs to domain `pd`.
+    /// Returns the region of this process's own `memory` that `key` names now, if it holds the `len` bytes at `addr` and belongs to domain
+    /// `pd`.
     pub(crate) fn of_own(memory: &DeviceMemory, key: u32, addr: u64, len: u64, pd: u32) -> Result<Self, Fault> {
-        let (reach, _) = Self::look(memory, key, addr, len, Access::empty(), pd)?;
-        let base = NonNull::new(reach.start as *mut u8).ok_or(Fault::Bounds)?;
-        Ok(Self { base, ..reach })
+        let (cached, _) = Self::look_up(memory, key, addr, len, Access::empty(), pd)?;
+        let base = NonNull::new(cached.start as *mut u8).ok_or(Fault::Bounds)?;
+        Ok(Self { base, ..cached })
     }
 
-    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len` bytes at `addr` in domain `pd`, and is mapped
-    /// here as a whole.
+    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len` bytes at `addr` in domain `pd` and all
+    /// of it is mapped here.
     pub(crate) fn of_peer(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Self, Fault> {
-        let (reach, offset) = Self::look(memory, key, addr, len, access, pd)?;
+        let (cached, offset) = Self::look_up(memory, key, addr, len, access, pd)?;
         let arena = memory.arena();
-        if offset > arena.len() as u64 || reach.len > arena.len() as u64 - offset {
+        if offset > arena.len() as u64 || cached.len > arena.len() as u64 - offset {
             return Err(Fault::Bounds);
         }
         // SAFETY: inside the arena's mapping.
-        Ok(Self { base: unsafe { arena.base().add(offset as usize) }, ..reach })
+        Ok(Self { base: unsafe { arena.base().add(offset as usize) }, ..cached })
     }
 
-    /// Returns the region, without its place in this process, and its offset in the arena.
-    fn look(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
+    /// Returns the region, without its address in this process, and its offset in the arena.
+    fn look_up(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
         // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
         let stamp = memory.mr(key).stamp.load(Ordering::Acquire);
         let (entry, _) = memory.check(key, addr, len, access, pd)?;

@@ -7,19 +7,19 @@ use shm::sync::{heavy_barrier, spin_loop, yield_now};
 use crate::shared::fabric::Peer;
 use crate::{Clock, Hca};
 
-/// Time, in ns, that a processor takes at most to make a store visible: for one that runs another process, and that the barrier left out
-/// ([`heavy_barrier`]). No architecture promises any; a store waits for one line at a time, which takes a hundredth.
+/// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it runs another process, makes a store
+/// visible. No architecture promises any; a store waits for one line at a time, which takes a hundredth of this.
 const SETTLE_NS: u64 = 10_000;
 
-/// Maximum time that deregistering and destroying wait for a peer in the middle of a copy. In real time, whatever the device's clock is:
-/// they wait for another process.
+/// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It is real time, whatever the device's
+/// clock is, because they wait for another process.
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {
     /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
     ///
     /// A peer that does not finish is remembered as stuck: its doorbell may touch any object of this device that was valid when it began.
-    /// Objects that only it could touch are not returned, and no later call waits for it, until it has finished that doorbell or is dead.
+    /// Objects that only this peer could touch are not returned. No later call waits for it until it has finished that doorbell or is dead.
     pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
         stuck.retain(Stuck::is_stuck);
         let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
@@ -29,7 +29,7 @@ impl Hca {
         if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) {
             return false;
         }
-        // A full fence too, which is enough where the peers execute theirs.
+        // `heavy_barrier` is a full fence too, which is enough if all peers execute theirs.
         if !heavy_barrier() && !living.iter().all(|peer| peer.has_fences()) {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, and taking receives from them.
+//! Receive queues as their takers see them: the linked list of an SRQ, and the ring of a queue pair's own RQ.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_inde
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
-/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. A receive that a dead process
-/// took without a message is found by its absence. Counts are compared as 32 bits, signed: a WQE that is not taken for 2^31 receives of
-/// its queue may be considered accounted for, and is not found then.
+/// By WQE index: the pop count under which the receive was last taken and *accounted for* by a message. A receive that a dead process took
+/// without a message is the one that is not accounted for. Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives
+/// of its queue may seem to be accounted for, and is not found then.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -22,17 +22,17 @@ impl Taken {
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
 
-    /// Makes it as new.
+    /// Resets it to the state of a new queue.
     pub(crate) fn reset(&self) {
         self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
 
-    /// WQEs of the queue.
+    /// Returns the number of WQEs of the queue.
     pub(crate) fn wqes(&self) -> usize {
         self.0.len()
     }
 
-    /// A message accounts for the receive that it took. `false` if there is no such WQE.
+    /// Accounts for the receive that a message took. Returns `false` if there is no such WQE.
     #[inline(always)]
     pub(crate) fn account(&self, taking: Taking) -> bool {
         self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking.count())).is_some()
@@ -43,7 +43,7 @@ impl Taken {
     }
 }
 
-/// Clears the intent of a taker that takes no receive: the repair waits for the intents of living requesters.
+/// Clears the intent of a taker that takes no receive, because the repair waits for the intents of living requesters.
 #[cold]
 pub(crate) fn gives_up(intent: &AtomicU64) {
     if intent.load(Ordering::Relaxed) != 0 {
@@ -56,11 +56,11 @@ pub(crate) fn gives_up(intent: &AtomicU64) {
 pub struct Receives {
     entry: NonNull<RqEntry>,
     pop: NonNull<Pop>,
-    /// WQEs of `stride` bytes, checked to lie inside the owner's queue area.
+    /// WQEs of `stride` bytes, checked to be inside the owner's queue area.
     ring: NonNull<u8>,
-    /// The bits of a pop word that count: an index is below the number of WQEs, which is a power of two.
+    /// Mask of the significant bits of a pop word: an index is below the number of WQEs, a power of two.
     keeps: u64,
-    /// The distance of two pop words between which all WQEs are taken once.
+    /// Distance of two pop words between which every WQE is taken once.
     span: u64,
     stride: u32,
     pub(crate) pd: u32,
@@ -68,10 +68,11 @@ pub struct Receives {
 }
 
 impl Receives {
-    /// No receive is known to be posted: no pop word is that high.
+    /// A pop word that is never reached: no receive is known to be posted.
     pub(crate) const NONE_KNOWN: u64 = u64::MAX;
 
-    /// Receive queue `rqn` of the device that owns `memory`; everything is checked here, once. The result is valid as long as `memory`.
+    /// Finds receive queue `rqn` of the device that owns `memory`, and checks its whole entry, once. The result is valid as long as
+    /// `memory`.
     pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
         let (entry, pop) = memory.rq(rqn)?;
         let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
@@ -102,7 +103,7 @@ impl Receives {
 
     /// Takes the next receive. `None` if none is posted.
     ///
-    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    /// `intent` names that receive (H5) from before the pop until its owner clears it.
     pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
         loop {
             let word = self.words().1.word.load(Ordering::Acquire);
@@ -111,7 +112,7 @@ impl Receives {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
-                // Only of one and the same moment do the words say that nothing is posted.
+                // The words prove that nothing is posted only if they are of one and the same moment.
                 gives_up(intent);
                 return None;
             }
@@ -120,8 +121,9 @@ impl Receives {
 
     /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None` if none is posted.
     ///
-    /// `known` is the taker's alone, and begins as [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when
-    /// the record was last read. Receives stay posted until they are taken, so the record is read again only when those are used up.
+    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). It is the pop word at which the posted receives end,
+    /// as of the last read of the record. Receives stay posted until they are taken, so the record is read again only when those are used
+    /// up.
     #[inline(always)]
     pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
@@ -131,41 +133,41 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Returns `None` also spuriously; then another
-    /// attempt must follow, or [`gives_up`]. `intent` is called where it is stored to, so that its address is not kept before.
+    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Also returns `None` spuriously; then another attempt
+    /// must follow, or [`gives_up`]. `intent` is called only where it is stored to, so that its address is not kept before.
     #[inline(always)]
     pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
         let next = Pop::taken(taking.0, self.behind(taking.index()));
-        // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
+        // H5: before the pop, so that a peer that finds the pop without a message knows the taker.
         intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
         // H4
         let pop = &self.words().1.word;
         pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
     }
 
-    /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.
+    /// Returns whether the receive that pop word `word` names is posted, given that those up to `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // One at least, and no more than there are WQEs.
+        // At least one, and no more than there are WQEs.
         known.wrapping_sub(word) < self.span
     }
 
-    /// Returns `known` as of now; `word` is the pop word, or was.
+    /// Returns the new value of `known`. `word` is the pop word, or was.
     #[inline(always)]
     fn posted_to(&self, word: u64) -> u64 {
         let (entry, _) = self.words();
         // Acquire: the WQEs and links below the record.
         let posted = queue_record_index(entry.record.load(Ordering::Acquire));
-        // H6. A returned receive that is seen here is in the list of an earlier pop word. So the exchange of a still earlier one fails.
+        // H6. A returned receive that is counted here is in the list of an earlier pop word. So the exchange of a still earlier one fails.
         let returned = entry.returned.load(Ordering::Acquire);
         let popped = word & !0xffff;
-        // Where a pop word has the lower half of its count, so that its upper half comes to nothing.
+        // Shifted to the count of a pop word's lower half, so that overflow of its upper half is dropped.
         let available = (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
         popped.wrapping_add(available.into()).wrapping_sub(1)
     }
 
-    /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
+    /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next one.
     pub(crate) fn take(&self, count: u32) -> bool {
         let (entry, pop) = self.words();
         let word = pop.word.load(Ordering::Acquire);
@@ -194,7 +196,7 @@ impl Receives {
 
     #[inline(always)]
     fn link_word(&self, index: u16) -> &AtomicU64 {
-        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; everybody accesses it through atomics.
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment. All processes access it through atomics.
         unsafe { self.ring.add(usize::from(index) * self.stride as usize).cast::<AtomicU64>().as_ref() }
     }
 
@@ -205,14 +207,14 @@ impl Receives {
         let start = usize::from(index & keeps as u16) * stride;
         (usize::from(is_linked)..stride / SEGMENT)
             .map(move |i| {
-                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it before its
-                // completion. Any bytes are valid.
+                // SAFETY: inside the WQE. Its owner wrote it before the record, and does not touch it before its completion. Any bytes are
+                // valid.
                 DataWords::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
             })
             .take_while(|segment| segment.lkey() != INVALID_LKEY)
     }
 
-    /// Owner: starts again with nothing posted and nothing taken; no requester uses it now.
+    /// Owner: resets the queue: nothing is posted and nothing is taken. No requester uses it now.
     pub(crate) fn reset(&self) {
         let (entry, pop) = self.words();
         entry.record.store(0, Ordering::Relaxed);
@@ -220,17 +222,17 @@ impl Receives {
         pop.word.store(0, Ordering::Release);
     }
 
-    /// Receives posted, as the record says.
+    /// Returns the number of receives posted, as the record says.
     pub(crate) fn posted(&self) -> u16 {
         queue_record_index(self.words().0.record.load(Ordering::Acquire))
     }
 
-    /// Owner: the record of a queue that is copied from elsewhere.
+    /// Owner: writes the record of a queue whose WQEs are copied from a driver's.
     pub(crate) fn set_posted(&self, posted: u16) {
         self.words().0.record.store(mlx5_wire::queue_record(posted), Ordering::Release);
     }
 
-    /// WQEs of the queue, a power of two.
+    /// Returns the number of WQEs, a power of two.
     #[inline(always)]
     pub(crate) fn wqes(&self) -> u16 {
         self.keeps as u16 + 1
@@ -241,19 +243,19 @@ impl Receives {
         self.stride as usize
     }
 
-    /// WQE `index`.
+    /// Returns WQE `index`.
     pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
         // SAFETY: inside the ring.
         unsafe { self.ring.add(usize::from(index & self.keeps as u16) * self.stride()) }
     }
 
-    /// Receives that can be taken.
+    /// Returns the number of receives that can be taken.
     pub(crate) fn available(&self) -> u16 {
         let returned = self.words().0.returned.load(Ordering::Acquire);
         self.posted().wrapping_add(returned as u16).wrapping_sub(self.popped() as u16)
     }
 
-    /// Returns the maximum number of receives posted: one WQE of a list ends it.
+    /// Returns the maximum number of receives posted. One WQE of a list is its end.
     #[must_use]
     pub fn capacity(&self) -> u16 {
         self.wqes() - u16::from(self.is_linked)
@@ -271,21 +273,21 @@ impl Receives {
         (next ^ index.wrapping_add(1)) & self.keeps as u16 == 0
     }
 
-    /// Returns the WQE behind WQE `index`, as its link says; the link is not checked.
+    /// Returns the WQE after WQE `index`, as its link says. The link is not checked.
     #[must_use]
     pub fn successor(&self, index: u16) -> u16 {
         let index = index & self.keeps as u16;
         if self.is_linked { self.link(index) } else { self.behind(index) }
     }
 
-    /// Returns the `wqe_counter` in the CQE of a receive. A WQE of a list has its index; a WQE of a ring has the count, which goes past
-    /// the end of the ring. libmlx5 ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// Returns the `wqe_counter` in the CQE of a receive. For a list it is the index of the WQE; for a ring it is the count, which goes
+    /// past the end of the ring. libmlx5 ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
         if self.is_linked { taking.index() } else { taking.count() as u16 }
     }
 
-    /// Returns the start of WQE `index`, for people.
+    /// Returns the start of WQE `index`, for reports.
     pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
         // SAFETY: a WQE has one segment at least.
         unsafe { self.wqe(index).cast().read() }
@@ -305,11 +307,10 @@ impl Receives {
             let mut segment = [0; 8];
             segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
             self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
-            // H4. The count stays, so this word was never there before and no stale exchange succeeds.
+            // H4. The count stays. This word was never the pop word before, so no stale exchange succeeds.
             match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    // A peer whose intent names the old head under this count did not take it: the next pop under the count takes
-                    // `index`.
+                    // A peer whose intent names the old head under this count did not take it: the next pop under the count takes `index`.
                     taken.account(Taking(word & self.keeps));
                     break;
                 }

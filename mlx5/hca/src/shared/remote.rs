@@ -12,9 +12,9 @@ use shm::region::owner_may_be_gone;
 use shm::sync::LightBarrier;
 
 use crate::shared::fabric::Peer;
-use crate::shared::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
+use crate::shared::layout::{Acks, AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, allows, qp_index};
 use crate::shared::memory::ready_words;
-use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, gives_up};
 
 /// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0 would belong to a destroyed one.
@@ -28,18 +28,19 @@ pub(crate) struct Remote {
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
     atomic: NonNull<AtomicRequest>,
-    /// [`Peer::life_word`], at hand.
+    /// A copy of [`Peer::life_word`].
     life: NonNull<AtomicU32>,
-    /// Atomics that the peer was asked to execute.
+    /// Number of atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
-    /// The last of them is the WQE at the head of the SQ, and not known to be answered.
+    /// Whether the last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// Up to where they are known to be posted ([`Receives::next_known`]).
+    /// The pop word at which the known posted receives end ([`Receives::next_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
-    target: Reach,
-    /// The identity word under which the words beside it were found to name this queue pair, if it grants WRITEs; before that [`UNVERIFIED`].
+    target: MrCache,
+    /// The identity word under which the words next to it were found to name this queue pair, if it grants WRITEs; before that
+    /// [`UNVERIFIED`].
     verified: Cell<u64>,
     qpn: u32,
     /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is connected to this queue pair.
@@ -76,7 +77,7 @@ impl Remote {
             intent: NonNull::from(&lane.intent),
             receives,
             known_receives: Receives::NONE_KNOWN,
-            target: Reach::none(),
+            target: MrCache::none(),
             verified: Cell::new(UNVERIFIED),
             qpn,
             generation: entry.generation.load(Ordering::Relaxed),
@@ -87,7 +88,7 @@ impl Remote {
             own,
             own_epoch,
             pd: entry.pd.load(Ordering::Relaxed),
-            // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
+            // SAFETY: the slots live as long as `peer`. They belong to this queue pair alone once the peer's `peer` word names it, which is
             // checked before every message, and `has_room` before every publish.
             lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
@@ -107,7 +108,7 @@ impl Remote {
         self.qpn
     }
 
-    /// Returns the generation: how often the index was reused.
+    /// Returns its generation.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
@@ -118,12 +119,12 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the
-    /// peer lives, and its queue pair is connected to this one and receives. Valid until the end of the present doorbell: a destroyer of
-    /// a queue pair waits for it (H3).
+    /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the peer
+    /// lives, and its queue pair is connected to this one and receives. The rights hold until the end of the present doorbell, because a
+    /// peer that destroys its queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
-        // H1. While this word is the same, so are the words beside it.
+        // H1. While this word is unchanged, so are the words next to it.
         let identity = self.entry().identity.load(Ordering::Acquire);
         if self.is_gone() {
             return 0;
@@ -146,7 +147,7 @@ impl Remote {
         owner_may_be_gone(life) && self.peer.is_gone()
     }
 
-    /// Does [`granted`](Self::granted) for a new identity word: reads the words beside it.
+    /// Computes [`granted`](Self::granted) for a new identity word, from the words next to it.
     #[cold]
     #[inline(never)]
     fn verify(&self, identity: u64) -> u64 {
@@ -164,7 +165,7 @@ impl Remote {
         identity
     }
 
-    /// Returns whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
+    /// Returns whether the peer's queue pair exists, and has been reset since this one was connected to it.
     pub(crate) fn was_reset(&self) -> bool {
         let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
         is_there && self.entry().generation.load(Ordering::Relaxed) != self.generation
@@ -174,13 +175,13 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: an atomic in the memory of `peer`. L2.
-        let consumed = unsafe { &self.entry.as_ref().told.consumed };
+        let consumed = unsafe { &self.entry.as_ref().acks.consumed };
         self.lane.has_room(consumed)
     }
 
     /// Returns the words that the peer's owner writes for this requester.
-    pub(crate) fn told(&self) -> &Told {
-        &self.entry().told
+    pub(crate) fn acks(&self) -> &Acks {
+        &self.entry().acks
     }
 
     /// Returns the place of the atomic that the peer's owner is to execute.
@@ -189,31 +190,31 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`; `None` unless it is inside the cached region.
+    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`. `None` unless it is inside the cached region.
     #[inline(always)]
     pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         self.target.find(rkey, addr, len)
     }
 
     /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused, the region is not mapped here, or no
-    /// look-up is left in `looks`.
+    /// look-up is left in `lookups`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look_for_target(&mut self, looks: &mut Looks, rkey: u32, addr: u64, len: u64) -> bool {
-        if !looks.may_look() {
+    pub(crate) fn look_up_target(&mut self, lookups: &mut Lookups, rkey: u32, addr: u64, len: u64) -> bool {
+        if !lookups.take() {
             return false;
         }
-        let found = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
+        let found = MrCache::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
         found.map(|found| self.target = found).is_some()
     }
 
-    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
+    /// Takes the next receive of the peer. `None` if none is posted. [`publish`](Self::publish) must follow.
     pub(crate) fn take_receive(&self) -> Option<Taking> {
         self.receives.pop(self.intent())
     }
 
-    /// Takes the next receive of the peer without reading the peer's record, as long as receives are left that were known to be posted.
-    /// Returns `None` also if another requester took one meanwhile; then [`take_receive`](Self::take_receive) or
+    /// Takes the next receive of the peer, without reading the peer's record while receives are left that were known to be posted. Also
+    /// returns `None` if another requester took one meanwhile. Then [`take_receive`](Self::take_receive) or
     /// [`takes_no_receive`](Self::takes_no_receive) must follow.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
@@ -221,12 +222,12 @@ impl Remote {
         self.receives.exchange(word, || self.intent())
     }
 
-    /// Forgets the last attempt to take a receive.
+    /// Gives up the last attempt to take a receive.
     pub(crate) fn takes_no_receive(&self) {
         gives_up(self.intent());
     }
 
-    /// Publishes the message that took the last receive; there is room.
+    /// Publishes the message that took the last receive. There is room.
     #[inline(always)]
     pub(crate) fn publish(&mut self, message: Message) {
         self.lane.publish(message);

@@ -53,7 +53,7 @@ fn a_lane_is_not_used_again_before_its_datagrams_are_taken() {
     assert_eq!(arrived, [vec![1; MAX_DATAGRAM_LANES], vec![0]].concat(), "there was no lane for the last");
     send(&mut from, &to[MAX_DATAGRAM_LANES]);
     assert_eq!(to[MAX_DATAGRAM_LANES].reap().1, 1);
-    // The lane was that of the first, which was not sent to for the longest time; the others have theirs.
+    // The first device has lost its lane, which was unused for the longest time; the others have theirs.
     let lane = |end: &Hand| from.hca.state.borrow().links.outgoing.iter().position(|out| out.peer.lid == end.hca.lid());
     assert_eq!((lane(&to[MAX_DATAGRAM_LANES]), lane(&to[0]), lane(&to[1])), (Some(0), None, Some(1)));
 }
@@ -71,12 +71,12 @@ fn a_device_takes_nothing_from_a_lane_that_is_another_ones_by_now() {
             send(&mut from, end);
         }
         if returns {
-            // The lane of the first is another one now.
+            // The lane of the first device is a new one now.
             assert_eq!(others[0].reap().1, 1);
             others[0].post_receives();
             send(&mut from, first);
         }
-        // As if the sender had set its bit late.
+        // Sets the bit late, as a slow sender would.
         ready_lids(&first.hca.memory).notify(usize::from(from.hca.lid()));
         assert_eq!(first.reap().1, usize::from(returns));
         for (nth, end) in others.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! A sleeper that never looks by itself is woken, and one that nobody told looks by itself.
+//! A sleeper without a time limit is woken. A sleeper whose wake-up is lost wakes by its own time limit.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use shm::sleep::{self, Due, Sleeper};
 
 use super::hand::{Hand, SEND};
 use crate::debug::testing::sleep_without_end;
-use crate::hca::POLLS_PER_PATROL;
+use crate::hca::POLLS_PER_CHECK;
 use crate::shared::memory::ready_words;
 use crate::sleep::Idle;
 
-/// Nothing here takes long.
+/// Watchdog, far above the duration of the test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 #[test]
@@ -23,12 +23,12 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
             let mut hand = Hand::new(false, false, is_datagram);
             for warm in [false, true] {
                 hand.post_receives();
-                // Warm: the lane is being polled. Cold: a sender sets a ready bit, and sees nobody sleeping.
+                // Warm: the lane is polled. Cold: a sender sets a ready bit, and sees no sleeper.
                 for _ in 0..if warm { 3 } else { 1 } {
                     let to = if is_datagram { vec![hand.datagram(7)] } else { vec![] };
                     let wqe = hand.wqe(SEND, true, &to);
                     hand.post(&wqe);
-                    // As if it had been sent right after the last poll.
+                    // Sent as if right after the last poll.
                     sleep::sleep_once(&mut Idle(&hand.hca), Duration::MAX);
                     assert_eq!(hand.reap(), (1, 1));
                 }
@@ -40,12 +40,12 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
     thread.join().unwrap();
 }
 
-/// R4: the announcement of a message is lost, as that of a sender on a processor that the barrier left out.
+/// R4: the announcement of a message is lost, like that of a sender on a processor that the barrier left out.
 #[test]
 fn a_message_that_was_not_announced_is_found() {
     type Find = fn(&Hand);
     let finds: [Find; 3] = [
-        |hand| (0..=POLLS_PER_PATROL).for_each(|_| _ = hand.hca.empty_poll()),
+        |hand| (0..=POLLS_PER_CHECK).for_each(|_| _ = hand.hca.empty_poll()),
         |hand| _ = sleep::wait([&mut Idle(&hand.hca) as &mut dyn Sleeper], Some(WATCHDOG)),
         |hand| _ = hand.hca.wait(Some(5_000_000), &mut Due(Duration::MAX)),
     ];

@@ -1,4 +1,4 @@
-//! Queue pairs and peers that are gone: in the middle of a doorbell, with nonsense in the words that they wrote, or with a receive.
+//! Queue pairs and peers that are gone: in the middle of a doorbell, with corrupt words left behind, or with a popped receive.
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let (hca, index) = (&*hand.hca, qp_index(hand.qpn));
         let State { queues: Queues { qps, .. }, links, .. } = &mut *hca.state.borrow_mut();
         let qp = qps[index].as_deref_mut().unwrap();
-        // The value that the doorbell began with.
+        // The word at the start of the doorbell.
         let granted = qp.remote().unwrap().granted();
         hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
         let refused = operations::execute(hca, links, qp, ctrl, &wqe, granted);
@@ -43,7 +43,7 @@ fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_bus
     assert_eq!(hand.recv_cq.poll().len(), 0, "no receive was taken, and none can be");
 }
 
-/// The repair takes messages out of lanes, so it must say so to the peers that wait for room.
+/// The repair takes messages out of lanes, so it must return credit to the peers that wait for room.
 #[test]
 fn a_full_lane_that_the_repair_drained_has_room_again() {
     const SLOTS: u16 = 8;
@@ -61,7 +61,7 @@ fn a_full_lane_that_the_repair_drained_has_room_again() {
         assert_eq!(hand.send_cq.poll().len(), completed.into());
     }
     {
-        // The peer was about to take the first receive when it died.
+        // The peer was about to pop the first receive when it died.
         let (hca, index, state) = (&*hand.hca, qp_index(hand.qpn), &mut *hand.hca.state.borrow_mut());
         let intent = &hca.memory.lane(index).intent;
         intent.store(Pop::ONE, Ordering::Relaxed);

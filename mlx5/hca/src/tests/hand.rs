@@ -1,5 +1,5 @@
-//! A driver written by hand against the bytes of the device: no queue, doorbell or emitter of this crate, only memory and
-//! numbers. It is correct by default; tests make it do one thing wrong.
+//! A driver written by hand against the bytes of the device: it uses no queue, doorbell or emitter of this crate, only memory and numbers.
+//! It is correct by default; tests make it do one thing wrong.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -22,7 +22,7 @@ pub(super) const FETCH_ADD: u8 = 0x12;
 
 /// WQEBBs of the send queue.
 pub(super) const SQ: u16 = 64;
-/// Receives of the queue, one of which ends the list.
+/// Number of receives of the queue, one of which ends the list.
 pub(super) const RQ: u16 = 8;
 /// Entries of each completion queue.
 pub(super) const CQ: u32 = 64;
@@ -35,12 +35,12 @@ fn leak<T>(bytes: usize, align: usize) -> NonNull<T> {
     NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, align).unwrap()) }).unwrap().cast()
 }
 
-/// One completion queue, by hand.
+/// A completion queue, by hand.
 pub(super) struct HandCq {
     pub(super) cqn: u32,
     memory: CqMemory,
     pub(super) consumed: u32,
-    /// Whether `poll` tells the device what it consumed.
+    /// Whether `poll` writes the consumer counter to the record.
     pub(super) tells: bool,
 }
 
@@ -62,7 +62,7 @@ impl HandCq {
         consumer.store((consumed & 0xff_ffff).to_be(), Ordering::Release);
     }
 
-    /// The CQEs there are.
+    /// Returns the unread CQEs.
     pub(super) fn poll(&mut self) -> Vec<[u8; 64]> {
         let mut got = vec![];
         loop {
@@ -83,7 +83,7 @@ impl HandCq {
     }
 }
 
-/// The opcode of a CQE.
+/// Returns the opcode of a CQE.
 pub(super) fn opcode(cqe: &[u8; 64]) -> u8 {
     cqe[63] >> 4
 }
@@ -92,22 +92,22 @@ pub(super) fn counter(cqe: &[u8; 64]) -> u16 {
     u16::from_be_bytes([cqe[60], cqe[61]])
 }
 
-/// Syndrome and vendor syndrome of an error CQE.
+/// Returns syndrome and vendor syndrome of an error CQE.
 pub(super) fn syndrome(cqe: &[u8; 64]) -> (u8, u8) {
     (cqe[55], cqe[54])
 }
 
-/// A remote address segment for `offset` of `region`.
+/// Makes a remote address segment for `offset` of `region`.
 pub(super) fn raddr(region: &Region, offset: usize) -> Vec<u8> {
     [&(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()[..], &region.key.to_be_bytes(), &[0; 4]].concat()
 }
 
-/// A data segment of `len` bytes at `offset` of `region`.
+/// Makes a data segment of `len` bytes at `offset` of `region`.
 pub(super) fn pointer(region: &Region, offset: usize, len: u32) -> Vec<u8> {
     [&len.to_be_bytes()[..], &region.key.to_be_bytes(), &(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()].concat()
 }
 
-/// A queue pair, connected to itself or to another, with everything it needs.
+/// A queue pair, connected to itself or to another, with all its queues and memory.
 pub(super) struct Hand {
     pub(super) hca: Rc<Hca>,
     pub(super) now_ns: Arc<AtomicU64>,
@@ -122,13 +122,13 @@ pub(super) struct Hand {
     pub(super) send_cq: HandCq,
     pub(super) recv_cq: HandCq,
     pub(super) mr: Region,
-    /// WQEBBs written, rung and known to be done.
+    /// Numbers of WQEBBs written, announced, and known to be complete.
     pub(super) producer: u16,
     pub(super) rung: u16,
     pub(super) done: u16,
     /// First WQEBB of the last WQE.
     pub(super) last: u16,
-    /// By WQEBB: counter behind the WQE that starts there.
+    /// By WQEBB: counter after the WQE that starts there.
     ends: Vec<u16>,
     /// The half of the register for the next doorbell.
     pub(super) half: usize,
@@ -137,7 +137,7 @@ pub(super) struct Hand {
 }
 
 impl Hand {
-    /// Connected to itself, or for datagrams.
+    /// Makes a queue pair that is connected to itself, or for datagrams.
     pub(super) fn new(strict: bool, is_list: bool, is_datagram: bool) -> Self {
         let hand = Self::alone(&LocalFabric::new(), strict, is_list, is_datagram);
         if is_datagram {
@@ -148,7 +148,7 @@ impl Hand {
         hand
     }
 
-    /// A device of its own on `fabric`, and a queue pair that is not connected.
+    /// Makes a device of its own on `fabric`, and a queue pair that is not connected.
     pub(super) fn alone(fabric: &LocalFabric, strict: bool, is_list: bool, is_datagram: bool) -> Self {
         let now_ns = Arc::<AtomicU64>::default();
         let options = SoftOptions {
@@ -209,7 +209,7 @@ impl Hand {
         hand
     }
 
-    /// This end's half of a connection to `peer`.
+    /// Makes this end's half of a connection to `peer`.
     pub(super) fn connect(&self, peer: &Self) {
         let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
         self.hca.connect(self.qpn, &peer.hca.address(peer.qpn), &options, Access::REMOTE).unwrap();
@@ -231,7 +231,7 @@ impl Hand {
         bytes
     }
 
-    /// A whole WQE for the producer's place: header and data segments behind a control segment.
+    /// Makes a whole WQE for the producer's place: header and data segments after a control segment.
     pub(super) fn wqe(&self, opcode: u8, signaled: bool, segments: &[Vec<u8>]) -> Vec<u8> {
         let body: Vec<u8> = segments.concat();
         assert_eq!(body.len() % 16, 0);
@@ -259,7 +259,7 @@ impl Hand {
         [swap_add.to_be_bytes(), compare.to_be_bytes()].concat()
     }
 
-    /// To this queue pair itself.
+    /// Returns the destination of this queue pair itself.
     pub(super) fn datagram(&self, qkey: u32) -> Vec<u8> {
         let mut segment = vec![0; 48];
         segment[..4].copy_from_slice(&qkey.to_be_bytes());
@@ -288,7 +288,7 @@ impl Hand {
         SQ - self.producer.wrapping_sub(self.done)
     }
 
-    /// Puts a WQE, built for the producer's place, there; it may wrap, as the device allows.
+    /// Puts a WQE, built for the producer's place, there. It may wrap, as the device allows.
     pub(super) fn push(&mut self, wqe: &[u8]) {
         self.write_sq(self.producer, wqe);
         self.last = self.producer;
@@ -310,20 +310,20 @@ impl Hand {
         }
     }
 
-    /// The soft device is told of a store, as by the doorbell function, and the other half is next.
+    /// Calls the software HCA after a store, as the doorbell function does. The other half is next.
     pub(super) fn notify(&mut self) {
         self.hca.ring(Hca::register_index(self.qpn));
         self.half ^= 256;
     }
 
-    /// Returns the bytes for the register: the whole WQE if there is one new one that fits, else the start of the last.
+    /// Returns the bytes for the register: the whole WQE if one new WQE fits, else the start of the last one.
     pub(super) fn register_bytes(&self) -> Vec<u8> {
         let whole = usize::from(self.producer.wrapping_sub(self.last)) * 64;
         let fits = self.last == self.rung && whole <= 256;
         self.sq_bytes(self.last, if fits { whole } else { 8 })
     }
 
-    /// The doorbell, as it must be.
+    /// Rings the doorbell correctly.
     pub(super) fn ring(&mut self) {
         self.write_record(self.producer);
         self.write_register(&self.register_bytes());
@@ -366,7 +366,7 @@ impl Hand {
         unsafe { self.rq.record.as_ref() }.store(u32::from(counter).to_be(), Ordering::Release);
     }
 
-    /// Posts receives until the queue is full; each may take 2 x 128 bytes.
+    /// Posts receives until the queue is full. Each may take 2 x 128 bytes.
     pub(super) fn post_receives(&mut self) {
         while self.posted_receives.wrapping_sub(self.received) < RQ - u16::from(self.is_list) {
             let index = self.posted_receives % RQ;
@@ -380,7 +380,7 @@ impl Hand {
 
     // Completions.
 
-    /// Polls both queues and asserts success. Returns how many sends and receives completed.
+    /// Polls both queues and asserts success. Returns the numbers of completed sends and receives.
     pub(super) fn reap(&mut self) -> (usize, usize) {
         self.hca.empty_poll();
         let (sends, receives) = (self.send_cq.poll(), self.recv_cq.poll());
@@ -404,7 +404,7 @@ impl Hand {
         self.now_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Returns the receive record. The words beside it do not matter; the type is the device's.
+    /// Returns the receive record. The words next to it do not matter; the type is the device's.
     pub(super) fn receive_record(&self) -> &AtomicU32 {
         // SAFETY: the record lives as long as the queue.
         unsafe { self.rq.record.as_ref() }

@@ -1,5 +1,5 @@
-//! Makes nonsense of the words that peers can write of a device below a driver of another crate, and of the words that its owner writes
-//! for requesters. Nothing panics or hangs, and nothing outside registered memory changes.
+//! Corrupts the words that peers of a device can write, and the words that its owner writes for requesters, under a driver of another
+//! crate. No thread panics or hangs, and memory outside registered regions is unchanged.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::shared::layout::{ATOMIC, Message, Taking, qp_index};
 use crate::shared::memory::ready_words;
 use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
 
-/// The registered memory is between two parts that are not.
+/// The registered memory is between two parts that are not registered.
 const OUTSIDE: usize = 4096;
 
 fn nonsense(random: &mut Random) -> u64 {
@@ -25,9 +25,9 @@ fn nonsense(random: &mut Random) -> u64 {
     }
 }
 
-/// Spoils the words that any process of the user can write: the lane's slots as they come, or a message that the owner will take next;
+/// Corrupts the words that any process of the user can write: the lane's slots in any order, or a message that the owner will take next;
 /// the request of an atomic; the words of receives and of readiness.
-fn spoil_lanes(end: &End, random: &mut Random) {
+fn corrupt_lanes(end: &End, random: &mut Random) {
     let hca = &end.hca;
     let index = qp_index(end.qpn);
     let (lanes, lane) = (hca.memory.lanes(), hca.memory.lane(index));
@@ -64,7 +64,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
     }
 }
 
-/// Puts a message where the owner looks next, whatever state its queue pair is in.
+/// Puts a message where the owner reads next, whatever the state of its queue pair.
 fn publish(hca: &Hca, index: usize, message: Message) {
     let state = hca.state.borrow();
     let Some(qp) = &state.queues.qps[index] else { return };
@@ -77,16 +77,16 @@ fn publish(hca: &Hca, index: usize, message: Message) {
     ready_words(&hca.memory).notify(index);
 }
 
-/// Spoils the words that the owner writes for those who send to it.
-fn spoil_told(end: &End, random: &mut Random) {
+/// Corrupts the words that the owner writes for its senders.
+fn corrupt_acks(end: &End, random: &mut Random) {
     let memory = &end.hca.memory;
     let entry = memory.qp(qp_index(end.qpn));
     let word = nonsense(random);
     match random.below(12) {
-        0 => entry.told.consumed.store(word, Ordering::Relaxed),
-        1 => entry.told.answered.store(word, Ordering::Relaxed),
-        2 => entry.told.answered.store(entry.told.answered.load(Ordering::Relaxed).wrapping_sub(256), Ordering::Relaxed),
-        3 => entry.told.old.store(word, Ordering::Relaxed),
+        0 => entry.acks.consumed.store(word, Ordering::Relaxed),
+        1 => entry.acks.answered.store(word, Ordering::Relaxed),
+        2 => entry.acks.answered.store(entry.acks.answered.load(Ordering::Relaxed).wrapping_sub(256), Ordering::Relaxed),
+        3 => entry.acks.old.store(word, Ordering::Relaxed),
         4 => entry.identity.store(word, Ordering::Relaxed),
         5 => entry.peer.store(word, Ordering::Relaxed),
         6 => entry.peer_epoch.store(word, Ordering::Relaxed),
@@ -98,8 +98,8 @@ fn spoil_told(end: &End, random: &mut Random) {
     }
 }
 
-/// Spoils the own queues as a broken driver might: records that jump, links that lead anywhere.
-fn spoil_queues(end: &mut End, random: &mut Random) {
+/// Corrupts the own queues as a broken driver might: records that jump, links to any place.
+fn corrupt_queues(end: &mut End, random: &mut Random) {
     match random.below(8) {
         0 => end.set_record(nonsense(random) as u16),
         1 => end.ring_receives(nonsense(random) as u16),
@@ -132,8 +132,8 @@ fn post(from: &mut End, to: &End, service: Service, random: &mut Random) {
     };
 }
 
-/// A sender writes nonsense into the lane of its datagrams.
-fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
+/// Makes a sender write random bytes into the lane of its datagrams.
+fn corrupt_datagrams(from: &End, to: &End, random: &mut Random) {
     use crate::shared::layout::DatagramHeader;
     let header = DatagramHeader {
         qpn: if random.below(4) == 0 { nonsense(random) as u32 } else { to.qpn },
@@ -172,11 +172,11 @@ fn run(seed: u64, service: Service, is_shared: bool, is_connected: bool) {
         a.ring();
         if step > 10 {
             match random.below(6) {
-                0 => spoil_lanes(&b, random),
-                1 => spoil_told(&b, random),
-                2 => spoil_queues(&mut b, random),
-                3 => spoil_queues(&mut a, random),
-                4 if is_datagram => spoil_datagrams(&a, &b, random),
+                0 => corrupt_lanes(&b, random),
+                1 => corrupt_acks(&b, random),
+                2 => corrupt_queues(&mut b, random),
+                3 => corrupt_queues(&mut a, random),
+                4 if is_datagram => corrupt_datagrams(&a, &b, random),
                 _ => {}
             }
         } else if step == 0 {
@@ -198,7 +198,7 @@ fn run(seed: u64, service: Service, is_shared: bool, is_connected: bool) {
         a.try_poll();
         b.try_poll();
     }
-    // The dead are looked for once in 1,024 polls.
+    // Dead peers are searched for once in 1,024 polls.
     drop(a);
     (0..1100).for_each(|_| _ = b.hca.poll());
     for outside in [0, BYTES - OUTSIDE] {
@@ -217,13 +217,13 @@ fn nonsense_from_a_peer_of_an_hca_below_another_driver_is_contained() {
     }
 }
 
-/// Atomics that nobody may ask for, in every state of a queue pair: nothing outside of what is registered for them changes, and who says so is
-/// told why.
+/// Forbidden atomics, in every state of a queue pair: memory outside the regions registered for atomics is unchanged, and the requester
+/// gets the reason.
 #[test]
 fn an_atomic_is_executed_only_where_its_key_allows() {
     let world = World::default();
     let end = End::new_inside(&world, Service::Connected, true, ALL, OUTSIDE);
-    // A queue pair lets nobody do anything before it is connected.
+    // A queue pair grants no access before it is connected.
     end.hca.connect_by_number(end.qpn, end.qpn, ALL).unwrap();
     let (hca, index) = (&end.hca, qp_index(end.qpn));
     let ask = |addr: u64, kind_key: u64, number: u32| {
@@ -233,7 +233,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
         request.swap.store(1, Ordering::Relaxed);
         publish(hca, index, Message { op_own: ATOMIC, imm: number, ..Message::default() });
         end.hca.poll();
-        crate::shared::layout::Told::unpack(hca.memory.qp(index).told.answered.load(Ordering::Acquire))
+        crate::shared::layout::Acks::unpack(hca.memory.qp(index).acks.answered.load(Ordering::Acquire))
     };
     let (add, key) = (1 << 32, u64::from(end.key));
     assert_eq!(ask(end.addr(OUTSIDE), add | key, 1), (1, 0));
@@ -248,7 +248,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     assert_eq!(end.data.get(OUTSIDE), 1u64.to_ne_bytes());
 }
 
-/// An invalid word of an owner ends the atomic: the owner is not asked again and again.
+/// An invalid word of an owner ends the atomic, so the owner is not asked again without end.
 #[test]
 fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
     for fault in [6, 8, 0xff] {
@@ -257,15 +257,16 @@ fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
         a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
         a.ring();
         a.hca.poll();
-        let told = &b.hca.memory.qp(qp_index(b.qpn)).told;
-        told.answered.store(crate::shared::layout::Told::pack(1, fault), Ordering::Release);
+        let acks = &b.hca.memory.qp(qp_index(b.qpn)).acks;
+        acks.answered.store(crate::shared::layout::Acks::pack(1, fault), Ordering::Release);
         a.hca.poll();
         let (opcode, syndrome) = (CqeOpcode::RequesterError, Syndrome::RemoteAccess);
         assert_eq!(a.poll(), [super::driver::Done::Failed { opcode, wqe: 0, syndrome }], "{fault}");
     }
 }
 
-/// The driver posts a receive behind the device's back, between the check of its queues and the arrival that needs one. No hardware misses that.
+/// The driver posts a receive between the device's check of its queues and the arrival that needs a receive. No hardware misses that
+/// receive.
 #[test]
 fn a_datagram_finds_a_receive_that_was_posted_since_the_last_look() {
     for is_shared in [false, true] {
@@ -286,7 +287,7 @@ fn a_datagram_finds_a_receive_that_was_posted_since_the_last_look() {
     }
 }
 
-/// A peer that wants memory back waits for an even word.
+/// A peer that deregisters memory waits for an even word.
 #[test]
 fn a_panic_that_is_caught_leaves_the_device_marked_as_idle() {
     let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 4096, ..SoftOptions::default() };

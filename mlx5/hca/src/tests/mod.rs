@@ -1,4 +1,4 @@
-//! Tests that look inside: strict mode by mutation, and peers that write anything.
+//! Tests of the inside: strict mode by mutation, and peers that write random words.
 
 mod datagrams;
 #[path = "../../tests/foreign/driver.rs"]

@@ -1,4 +1,4 @@
-//! Everything that a plain WRITE takes from the one before it changes between two of them, one thing at a time.
+//! Every cached result that a plain WRITE uses changes between two WRITEs, one result at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,15 +8,15 @@ use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode,
 use crate::random::Random;
 use crate::requester::plain;
 use crate::shared::layout::{Pop, Taking, qp_index};
-use crate::shared::mr_cache::Looks;
+use crate::shared::mr_cache::Lookups;
 use crate::{Access, ConnectOptions, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 const KINDS: [u8; 2] = [WRITE, WRITE_IMM];
-/// More than the device waits for a peer that does not answer, or has died.
+/// More than the time that the device waits for a peer that does not answer, or has died.
 const LONG_NS: u64 = 10_000_000_000;
 
-/// Two devices, each with a queue pair connected to that of the other.
+/// Two devices with one queue pair each, connected to each other.
 fn pair(is_list: bool) -> [Hand; 2] {
     let fabric = LocalFabric::new();
     let ends = [(); 2].map(|()| Hand::alone(&fabric, false, is_list, false));
@@ -40,7 +40,7 @@ fn fill(region: &Region, byte: u8) {
     unsafe { region.addr.write_bytes(byte, region.len) };
 }
 
-/// The doorbell of what was pushed, as far as it is plain. Returns whether all of it was.
+/// Rings for the pushed WQEs as far as they are plain. Returns whether all of them were.
 fn ring_plainly(hand: &mut Hand) -> bool {
     hand.write_record(hand.producer);
     hand.rung = hand.producer;
@@ -54,7 +54,7 @@ fn is_plain(hand: &mut Hand, kind: u8, segments: &[Vec<u8>]) -> bool {
     ring_plainly(hand)
 }
 
-/// The device's outcome of the WQE that was left over.
+/// Returns the device's outcome of the WQE that was left.
 fn error(hand: &mut Hand) -> Option<u8> {
     hand.notify();
     for _ in 0..3 {
@@ -64,7 +64,7 @@ fn error(hand: &mut Hand) -> Option<u8> {
     hand.send_cq.poll().iter().find(|cqe| opcode(cqe) == 13).map(|cqe| syndrome(cqe).0)
 }
 
-/// Asserts that what is behind a plain WRITE is refused with `expected`, after `change`: of each kind, from a buffer and out of the WQE.
+/// Asserts that WQEs of each kind after a plain WRITE are refused with `expected`, after `change`: from a buffer, and with inline data.
 fn assert_refused(expected: Syndrome, from_buffer: &[bool], change: impl Fn(&Hand, &Hand, &Region, &Region)) {
     for (kind, &is_from_buffer) in KINDS.into_iter().flat_map(|kind| from_buffer.iter().map(move |is| (kind, is))) {
         let [mut a, mut b] = pair(true);
@@ -118,12 +118,12 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
         assert!(b.hca.reset_qp(b.qpn));
         b.connect(a);
     });
-    // The same generation too: to itself now.
+    // The same generation too. It is connected to itself now.
     assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.connect(b));
     assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.destroy_qp(b.qpn));
 }
 
-/// Destroys the queue pair of `hand`, and makes and destroys others until one has its number. Returns how many.
+/// Destroys the queue pair of `hand`, and makes and destroys others until one has its number. Returns their number.
 fn until_its_number_returns(hand: &Hand) -> u32 {
     let mut qpn = hand.qpn;
     (1..)
@@ -141,7 +141,7 @@ fn a_queue_pair_that_got_the_number_of_one_that_is_gone_is_not_written_to() {
         assert_eq!(until_its_number_returns(b), 1022, "all numbers of the place come in turn");
         b.connect(b);
     });
-    // Neither by a requester that it is connected to, if that is connected to the one that is gone.
+    // Nor by a requester whose connection leads to the destroyed one.
     assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, b, _, _| {
         until_its_number_returns(b);
         b.connect(a);
@@ -293,7 +293,7 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
         b.post_receives();
         let regions = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| {
             let old = region(end, 4096, access);
-            // Behind it, so that a longer one has no place there.
+            // Behind the old region, so that a longer one does not fit its place.
             region(end, 4096, access);
             old
         });
@@ -306,7 +306,7 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
         assert!(from.addr != source.addr && to.addr != target.addr);
         fill(&from, 2);
         if is_old_tried {
-            // Where the old one was is nothing.
+            // The place of the old region is empty.
             assert!(!is_plain(&mut a, kind, &[raddr(target, 0), pointer(&from, 0, 64)]));
             assert_eq!(error(&mut a), Some(Syndrome::RemoteAccess as u8));
             continue;
@@ -321,9 +321,9 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
 
 #[test]
 fn so_many_regions_are_looked_up_in_a_row_and_the_rest_is_left_to_the_other_path() {
-    // Each WRITE needs another source and another target than the one before it, so 64 of them need 128 look-ups, of which 127 in a row are made.
-    // One, with 2, and 63 whose first source is known, need 127. Which doorbell they are in does not matter.
-    assert_eq!(Looks::MAX, 2 * u32::from(SQ));
+    // Each WRITE needs another source and another target than the one before it. So 64 WRITEs need 128 look-ups, of which 127 in a row are
+    // made. One WRITE with 2 look-ups and 63 whose first source is known need 127. The doorbell of each does not matter.
+    assert_eq!(Lookups::MAX, 2 * u32::from(SQ));
     for (is_first_known, count) in [(true, SQ - 1), (false, SQ)] {
         let [mut a, b] = pair(true);
         let [from, to] = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| [(); 2].map(|()| region(end, 4096, access)));
@@ -372,7 +372,7 @@ fn every_length_is_kept_inside_the_region_by_its_first_and_by_each_later_write()
     }
 }
 
-/// Another queue pair takes a receive of the queue of `hand`, whose message is never sent.
+/// Makes another queue pair pop a receive of the queue of `hand`, whose message is never sent.
 fn taken_by_another(hand: &Hand) -> Option<Taking> {
     let state = hand.hca.state.borrow();
     state.queues.qps[qp_index(hand.qpn)].as_ref().unwrap().receives.pop(&AtomicU64::new(0))
@@ -388,7 +388,7 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
         // Past the wrap of the record and of the low half of the pop word.
         for round in 0..200_000_u32 {
             match random.below(4) {
-                // The owner posts again what was taken, in the order in which it was.
+                // The owner posts the taken receives again, in the same order.
                 0 => {
                     let most = RQ - u16::from(is_list) - posted.wrapping_sub(taken);
                     posted = posted.wrapping_add(random.below(u64::from(most) + 1) as u16);
@@ -404,7 +404,7 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
                     a.push(&wqe);
                     assert!(!ring_plainly(&mut a), "round {round}");
                     assert_ne!(bytes(&target, 0, 4), (!round).to_ne_bytes(), "no receive, no payload");
-                    // It is not announced any more.
+                    // The queue pair is not announced any more.
                     a.producer = a.last;
                     a.write_record(a.producer);
                 }
@@ -441,7 +441,7 @@ fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
         let is_late = receives.exchange(taken.0, || &b.hca.memory.lane(qp_index(b.qpn)).intent).is_none();
         assert!(is_late && intent() != 0, "another took it before");
     }
-    // The next attempt finds none, and so ends like that of a queue pair that is to wait.
+    // The next attempt finds no receive, and ends like that of a waiting queue pair.
     while taken_by_another(&b).is_some() {}
     assert!(!is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]));
     assert_eq!(intent(), 0);
@@ -456,7 +456,7 @@ fn a_receive_that_was_given_back_is_taken_by_the_next() {
     for _ in 0..3 {
         assert!(write(&mut a));
     }
-    // A receive that another requester took and never used, while this requester knows of the others.
+    // A receive that another queue pair popped and never used, while this one knows of the others.
     let lost = taken_by_another(&b).unwrap();
     {
         let state = b.hca.state.borrow();
@@ -481,7 +481,7 @@ fn a_pop_word_that_a_peer_spoiled_stops_the_queue_pair_and_nothing_else() {
         let segments = [raddr(&target, 0), Hand::inline(b"ping")];
         assert!(is_plain(&mut a, WRITE_IMM, &segments));
         b.hca.memory.rq(b.rqn).unwrap().1.word.store(garbage, Ordering::Relaxed);
-        // Whether it finds a receive or none, all indices are those of the queue.
+        // Whether it finds a receive or none, all indices are valid in the queue.
         if !is_plain(&mut a, WRITE_IMM, &segments) {
             assert_eq!(error(&mut a), Some(Syndrome::RnrRetryExceeded as u8), "{garbage:x}");
         }
@@ -502,7 +502,7 @@ fn what_is_not_plain_ends_a_run_and_is_executed_in_order() {
             (READ, vec![raddr(&target, 0), a.pointer(64, 4)]),
             (WRITE, vec![raddr(&target, 0), Hand::inline(b"two!")]),
             (READ, vec![raddr(&target, 0), a.pointer(68, 4)]),
-            // The data of the READs, of two parts, of one, and none.
+            // The results of the READs, of two parts, of one, and of none.
             (WRITE, two),
             (WRITE_IMM, vec![raddr(&target, 128), a.pointer(64, 8)]),
             (WRITE_IMM, vec![raddr(&target, 0)]),
@@ -554,7 +554,7 @@ fn a_lane_that_is_armed_and_one_that_is_polled_both_show_what_is_written_plainly
         b.post_receives();
         assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(&round.to_ne_bytes())]));
         assert_eq!((a.reap().0, b.reap().1), (1, 1), "round {round}");
-        // Now and then for so long that the lane is not polled any more.
+        // Sometimes for so long that the lane is not polled any more.
         if round % 100 == 0 {
             for _ in 0..64 {
                 b.pass_ns(LONG_NS);

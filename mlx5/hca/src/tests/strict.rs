@@ -1,12 +1,12 @@
-//! Strict mode, by mutation: a driver that does everything right is told nothing, and each of its mistakes is named: queue, place, bytes,
-//! rule. No mistake hangs it, and no garbage crashes the device.
+//! Strict mode, by mutation: a correct driver causes no report, and each mistake is reported with queue, place, bytes and rule. No mistake
+//! hangs the device, and no random bytes crash it.
 
 use mlx5_wire::Syndrome;
 
 use super::hand::*;
 use crate::{Access, Hca, Queue, Region, Rule, Violation};
 
-/// One operation of each kind in turn, of one to five WQEBBs; those that complete a receive give `true`.
+/// Operations of each kind in turn, of one to five WQEBBs. `true` marks those that complete a receive.
 fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
     let bytes: Vec<u8> = (0..220).map(|i| (i + number) as u8).collect();
     match number % 10 {
@@ -23,7 +23,7 @@ fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
     }
 }
 
-/// Runs `operations`, some in batches, some alone, every third with a completion.
+/// Runs `operations`, some in batches, some alone, every third one with a completion.
 fn run(hand: &mut Hand, operations: usize) {
     let (mut number, mut arriving) = (0, 0);
     while number < operations {
@@ -92,7 +92,7 @@ fn write(hand: &Hand) -> Vec<u8> {
     hand.wqe(WRITE, true, &[hand.raddr(0), Hand::inline(&[9; 28])])
 }
 
-/// Posts a WQE that was spoilt, with a doorbell that repeats it.
+/// Posts a WQE after `spoil` changed it, with a doorbell that repeats it.
 fn post_spoilt(hand: &mut Hand, rule: Rule, spoil: impl FnOnce(&mut Vec<u8>)) -> Expected {
     let mut wqe = write(hand);
     spoil(&mut wqe);
@@ -101,7 +101,7 @@ fn post_spoilt(hand: &mut Hand, rule: Rule, spoil: impl FnOnce(&mut Vec<u8>)) ->
     (rule, at, wqe)
 }
 
-/// Makes the mistake, and says what must be found.
+/// Makes the mistake. Returns the expected report.
 fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
     let at = hand.producer;
     let wqe = write(hand);
@@ -132,7 +132,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             hand.push(&wqe);
             hand.write_record(hand.producer);
             hand.notify();
-            // The filling of an inspected register reads as this index.
+            // An inspected register is filled with bytes that read as this index.
             (Rule::RegisterNotWritten, 0xdbdb, vec![0xdb; 16])
         }
         Mistake::RegisterBytes => {
@@ -167,7 +167,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             (Rule::RegisterNotLast, at, wqe)
         }
         Mistake::Overwrites => {
-            // No receive is posted, so the first of these waits, and so do the others.
+            // No receive is posted, so the first of these waits, and the others wait behind it.
             for _ in 0..SQ {
                 let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
                 hand.push(&wqe);
@@ -195,7 +195,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             (Rule::WqeIndex, at + 1, stale)
         }
         Mistake::StaleIndex => {
-            // The WQE of the last lap.
+            // The index of the last lap.
             post_spoilt(hand, Rule::WqeIndex, |wqe| wqe[1..3].copy_from_slice(&at.wrapping_sub(SQ).to_be_bytes()))
         }
         Mistake::OtherQueue => post_spoilt(hand, Rule::WqeQueue, |wqe| wqe[4..7].copy_from_slice(&(qpn + 1).to_be_bytes()[1..])),
@@ -260,7 +260,7 @@ struct Error {
     vendor: u8,
 }
 
-/// Error completions of the send queue within a bounded number of polls.
+/// Returns the error completions of the send queue within a bounded number of polls.
 fn errors(hand: &mut Hand) -> Vec<Error> {
     let mut got = vec![];
     for _ in 0..200 {
@@ -281,7 +281,7 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             let mut hand = Hand::new(true, true, false);
             run(&mut hand, warm_up);
             while hand.producer != hand.done {
-                // So that nothing else completes, and the next index is known to be free.
+                // Nothing else completes then, and the next index is known to be free.
                 let nop = hand.wqe(0, true, &[]);
                 hand.post(&nop);
                 hand.reap();
@@ -300,7 +300,7 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             let (rule, index, bytes) = make(&mut hand, mistake);
             let mut found = hand.violations();
             if matches!(mistake, Mistake::RecordFarAhead | Mistake::Overwrites) {
-                // All that it claims is flushed, which is more than the queue holds.
+                // All WQEs that the record claims are flushed, which are more than the queue holds.
                 assert_eq!(found.pop().unwrap().rule, Rule::CompletionOverrun);
             }
             let [violation] = found[..] else { panic!("{mistake:?} after {warm_up}: {found:?}") };
@@ -310,9 +310,9 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             assert!(text.contains(&format!("send queue of QPN {:#x}, index {index}: {}", hand.qpn, rule.text())), "{text}");
             let errors = errors(&mut hand);
             match mistake {
-                // The device was told of nothing that could fail.
+                // The doorbell was not rung, so no WQE could fail.
                 Mistake::RecordNotWritten => assert_eq!(errors, []),
-                // Told too late: it is flushed.
+                // The consumer record moves too late: the WQE is flushed.
                 Mistake::RecordLate => assert_eq!(errors[0].syndrome, Syndrome::WorkRequestFlushed),
                 // They have all run already.
                 Mistake::NoCompletionBit => {}
@@ -349,7 +349,7 @@ fn only(found: &[Violation]) -> Violation {
     *violation
 }
 
-/// The only violation, which names the receive queue.
+/// Returns the only violation, which names the receive queue.
 fn of_receives(hand: &Hand) -> (Rule, u32, Vec<u8>) {
     let violation = only(&hand.violations());
     assert_eq!(violation.queue, Queue::Receive(hand.rqn));
@@ -363,11 +363,11 @@ fn a_zero_link_is_found_at_whichever_receive_it_is() {
         hand.link(broken, 0);
         hand.post_receives();
         hand.hca.empty_poll();
-        // The first leads to itself, the others to the first, which is posted.
+        // The first receive leads to itself, the others to the first, which is posted.
         assert_eq!(of_receives(&hand), (Rule::ReceiveLink, broken.into(), hand_bytes(&hand, broken)));
         assert_eq!(hand.violations(), []);
     }
-    // One at a time: nothing else is posted that it could lead to.
+    // One at a time, so that no other posted receive exists that it could lead to.
     let mut hand = Hand::new(true, true, false);
     hand.link(0, 0);
     let segments = [hand.pointer(4096, 128), hand.pointer(4224, 128)];
@@ -376,7 +376,7 @@ fn a_zero_link_is_found_at_whichever_receive_it_is() {
     assert_eq!(of_receives(&hand).0, Rule::ReceiveLink);
 }
 
-/// The first 16 bytes of receive `index`.
+/// Returns the first 16 bytes of receive `index`.
 fn hand_bytes(hand: &Hand, index: u16) -> Vec<u8> {
     // SAFETY: inside the ring.
     unsafe { hand.rq.buffer.add(usize::from(index) * hand.rq.stride as usize).cast::<[u8; 16]>().read() }.to_vec()
@@ -394,7 +394,7 @@ fn a_receive_record_beyond_the_room_and_a_receive_of_length_zero_are_found() {
             of_receives(&hand),
             (Rule::ReceiveBeyondRoom, (hand.posted_receives % RQ).into(), hand_bytes(&hand, hand.posted_receives % RQ))
         );
-        // An operation that finds more receives than there are is not ready, and that ends.
+        // An operation that finds more receives than the queue has is not ready, and its retries end.
         let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
         hand.post(&wqe);
         let errors = errors(&mut hand);
@@ -419,7 +419,7 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
     let violation = only(&hand.violations());
     assert_eq!((violation.rule, violation.queue, violation.index), (Rule::ConsumerAhead, Queue::Completion(hand.send_cq.cqn), ahead));
     assert_eq!(violation.bytes[..4], ahead.to_be_bytes());
-    // As on hardware: nothing is written there any more.
+    // As on hardware, no more CQEs are written there.
     let wqe = write(&hand);
     hand.post(&wqe);
     hand.hca.empty_poll();
@@ -465,7 +465,7 @@ fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
         (errors[0].syndrome, crate::vendor_text(errors[0].vendor)),
         (Syndrome::LocalProtection, Some("not inside the memory region"))
     );
-    // The result of a READ inside the WQE, and a queue pair that is not connected: only hands write those.
+    // The result of a READ inside the WQE, and a queue pair that is not connected: only a driver by hand can post those.
     let mut hand = Hand::new(false, true, false);
     let wqe = hand.wqe(READ, true, &[hand.raddr(0), Hand::inline(&[0; 8])]);
     hand.post(&wqe);
@@ -490,7 +490,7 @@ impl Random {
     }
 }
 
-/// One step of a driver that has gone mad.
+/// Makes one random step of a broken driver.
 fn garbage(hand: &mut Hand, random: &mut Random) {
     let counter = |random: &mut Random, near: u16| match random.below(4) {
         0 => random.below(1 << 16) as u16,
@@ -547,7 +547,7 @@ fn garbage(hand: &mut Hand, random: &mut Random) {
     hand.recv_cq.poll();
 }
 
-/// A region of another domain, filled, that nothing may touch.
+/// A region of another domain with known content, which must stay unchanged.
 fn guard(hca: &Hca) -> Region {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let guard = hca.alloc_registered(hca.alloc_pd(), 4096, access, false).unwrap();

@@ -1,4 +1,4 @@
-//! A driver of its own, as small as can be: queues in this process' heap, doorbells that are plain stores.
+//! A minimal driver of its own: queues in the heap of this process, doorbells that are plain stores.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -16,10 +16,10 @@ pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0
 /// 127.0.0.1.
 pub(crate) const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
-/// A port of InfiniBand.
+/// An InfiniBand port.
 pub(crate) const INFINIBAND: Port = Port { lid: 1, gids: &[Gid { bytes: GID, kind: GidKind::InfiniBand }] };
 
-/// A port as a RoCE port is.
+/// A RoCE port.
 pub(crate) const ROCE: Port = Port {
     lid: 0,
     gids: &[
@@ -29,7 +29,7 @@ pub(crate) const ROCE: Port = Port {
         Gid { bytes: IPV4, kind: GidKind::RoceV2 },
     ],
 };
-/// Entries of every queue.
+/// Number of entries of every queue.
 pub(crate) const ENTRIES: u32 = 16;
 /// Bytes of a receive WQE.
 const STRIDE: usize = 64;
@@ -57,7 +57,7 @@ impl Pages {
     }
 
     pub(crate) fn put<const N: usize>(&self, offset: usize, bytes: [u8; N]) {
-        // SAFETY: inside (`at`); nobody holds a reference.
+        // SAFETY: inside (`at`); no code holds a reference.
         unsafe { self.at::<[u8; N]>(offset).write(bytes) };
     }
 
@@ -79,7 +79,7 @@ impl Drop for Pages {
     }
 }
 
-/// The space and time of a test: one fabric, and a clock that the test moves unless processes share the fabric.
+/// The fabric and the time of a test. The test moves the clock, unless processes share the fabric.
 #[derive(Clone)]
 pub(crate) struct World {
     fabric: FabricSpec,
@@ -125,7 +125,7 @@ impl World {
     }
 }
 
-/// One completion, as the bytes say.
+/// The decoded fields of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
     Sent { wqe: u16, bytes: u32 },
@@ -133,7 +133,7 @@ pub(crate) enum Done {
     Failed { opcode: CqeOpcode, wqe: u16, syndrome: Syndrome },
 }
 
-/// A queue pair with everything it needs. The HCA's objects go before the memory.
+/// A queue pair with its queues and memory. The HCA's objects are dropped before the memory.
 pub(crate) struct End {
     pub(crate) hca: Hca,
     pub(crate) qpn: u32,
@@ -165,7 +165,7 @@ impl End {
         Self::new_inside(world, service, is_shared, access, 0)
     }
 
-    /// Of whose memory so many bytes at the start and at the end are not registered.
+    /// Like `new`, with this number of unregistered bytes at the start and at the end of the memory.
     pub(crate) fn new_inside(world: &World, service: Service, is_shared: bool, access: Access, outside: usize) -> Self {
         let (hca, options) = (world.hca(), world.options);
         let pages = |bytes| Pages::new(bytes);
@@ -217,7 +217,7 @@ impl End {
         }
     }
 
-    /// A connected pair.
+    /// Makes a connected pair.
     pub(crate) fn pair(world: &World, is_shared: bool, access: Access) -> [Self; 2] {
         let ends = [(); 2].map(|()| Self::new(world, Service::Connected, is_shared, access));
         ends[0].connect(ends[1].qpn);
@@ -229,14 +229,14 @@ impl End {
         self.connect_with(qpn, ALL);
     }
 
-    /// Lets the peer do this.
+    /// Grants the peer this access.
     pub(crate) fn connect_with(&self, qpn: u32, access: Access) {
         self.hca.initialize(self.qpn);
         let _nobody = self.hca.connect_by_number(self.qpn, qpn, access);
         self.hca.start_sending(self.qpn, &self.options);
     }
 
-    /// One more queue pair on the shared receive queue and the completion queue, which sends nothing.
+    /// Makes one more queue pair on the shared receive queue and the completion queue, which sends nothing.
     pub(crate) fn add_receiver(&mut self) -> u32 {
         let receives = Receives::Shared(self.srqn.unwrap());
         let sq = SqMemory { buffer: self.sq.at(0), wqe_cnt: 0, record: self.records.at(256), register: None };
@@ -278,12 +278,12 @@ impl End {
         DataSegment { byte_count, lkey: self.key, addr: self.addr(offset) }.emit()
     }
 
-    /// Where a peer reads or writes.
+    /// Returns the remote address segment of byte `offset`.
     pub(crate) fn remote(&self, offset: usize) -> [u8; SEGMENT] {
         RaddrSegment { addr: self.addr(offset), rkey: self.key }.emit()
     }
 
-    /// Posts a signaled WQE, without telling.
+    /// Posts a signaled WQE, without moving the doorbell record.
     pub(crate) fn post(&mut self, opcode: Opcode, imm: u32, segments: &[[u8; SEGMENT]]) -> u16 {
         let ds = 1 + segments.len();
         let wqe_index = self.producer;
@@ -312,7 +312,7 @@ impl End {
         wqe
     }
 
-    /// The doorbell record, and no more.
+    /// Stores only the doorbell record.
     pub(crate) fn ring(&self) {
         self.set_record(self.producer);
     }
@@ -321,7 +321,7 @@ impl End {
         self.records.word(QP_RECORD + 4).store(queue_record(producer), Ordering::Release);
     }
 
-    /// Writes receive WQE `index`: one buffer; `next` in a shared queue.
+    /// Writes receive WQE `index` with one buffer; `next` is for a shared queue.
     pub(crate) fn write_receive(&self, index: u16, next: u16, buffer: [u8; SEGMENT]) {
         let mut at = usize::from(index) * STRIDE;
         if self.srqn.is_some() {
@@ -340,20 +340,20 @@ impl End {
         self.ring_receives(offsets.len() as u16);
     }
 
-    /// `count` more receives are posted.
+    /// Posts `count` more receives.
     pub(crate) fn ring_receives(&mut self, count: u16) {
         self.posted = self.posted.wrapping_add(count);
         let at = if self.srqn.is_some() { SRQ_RECORD } else { QP_RECORD };
         self.records.word(at).store(queue_record(self.posted), Ordering::Release);
     }
 
-    /// Returns the completions. All of them are of its queue pairs.
+    /// Returns the completions, all of which belong to its queue pairs.
     pub(crate) fn poll(&mut self) -> Vec<Done> {
         let (user_index, qpns) = (self.user_index, [&[self.qpn][..], &self.receivers].concat());
         self.take(|index, qpn| assert!(index == user_index && qpns.contains(&qpn)))
     }
 
-    /// Returns the completions, of any queue pair.
+    /// Returns the completions of any queue pair.
     pub(crate) fn try_poll(&mut self) -> Vec<Done> {
         self.take(|_, _| ())
     }
@@ -384,7 +384,7 @@ impl End {
         }
     }
 
-    /// Both ends look a few times; what completed here.
+    /// Polls both ends some times. Returns the completions of this end.
     pub(crate) fn exchange(&mut self, with: &mut Self) -> (Vec<Done>, Vec<Done>) {
         for _ in 0..4 {
             self.hca.poll();
@@ -393,10 +393,10 @@ impl End {
         (self.poll(), with.poll())
     }
 
-    /// Back to RESET, and what a driver does then.
+    /// Moves the queue pair back to RESET, and does what a driver does then.
     pub(crate) fn reset(&mut self) {
         assert!(self.hca.reset_qp(self.qpn));
-        // Late, as rdma-core does it: nothing may be looked at meanwhile.
+        // Late, as in rdma-core: the device must not poll the queues meanwhile.
         self.hca.poll();
         self.records.word(QP_RECORD).store(0, Ordering::Release);
         self.set_record(0);
@@ -408,7 +408,7 @@ impl End {
         self.records.word(CQ_RECORD + 4).store(arm.record(), Ordering::Release);
     }
 
-    /// The counter of the next WQE.
+    /// Returns the counter of the next WQE.
     pub(crate) fn next_wqe(&self) -> u16 {
         self.producer
     }

@@ -1,5 +1,4 @@
-//! `mlx5_hca`: the software HCA below a driver that is not this crate's, whose queues are in its own memory and whose doorbells nobody
-//! announces.
+//! `mlx5_hca` under a driver of another crate, whose queues are in its own memory and whose doorbells are not announced.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod driver;
@@ -66,7 +65,7 @@ fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
     assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
 }
 
-/// The condition that `uct_ud_mlx5_iface_poll_rx` of UCX checks.
+/// Checks the condition of `uct_ud_mlx5_iface_poll_rx` in UCX.
 #[test]
 fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
     for service in [Service::Connected, Service::Datagram] {
@@ -76,7 +75,7 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
             if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
         }
         let header = if service == Service::Datagram { datagram(AddressVector::local(1, 0), b.qpn).to_vec() } else { vec![] };
-        // One more is flushed.
+        // One more receive is flushed.
         for count in 0..40 {
             b.write_receive(count % 16, 0, b.sge(4096, 128));
             b.ring_receives(1);
@@ -169,7 +168,7 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
 }
 
-/// One operation of each kind that needs a right of the peer's queue pair, and the right. The one of no bytes touches no memory.
+/// One operation of each kind that needs a right from the peer's queue pair, and the right. The operation of no bytes touches no memory.
 fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
     let operands = AtomicSegment { swap_add: 1, compare: 0 }.emit();
     [
@@ -220,7 +219,7 @@ fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too
     b.hca.allow(b.qpn, Access::REMOTE_ATOMIC);
     add(&mut a, &b);
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
-    // Asked for when it was allowed, and executed by the owner when it is not.
+    // Requested while it was allowed, and executed by the owner when it is not.
     add(&mut a, &b);
     a.hca.poll();
     b.hca.allow(b.qpn, Access::REMOTE_READ);
@@ -260,7 +259,7 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let plain = AddressVector::local(1, 0);
-    // The message of another port is lost.
+    // The datagram of the other port is lost.
     for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
         let [first, second, third] = datagram(vector, b.qpn);
         a.post(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
@@ -284,7 +283,7 @@ fn on_roce_a_datagram_goes_out_from_a_gid_to_one_of_its_kind_and_brings_that_kin
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let to = |source, gid| AddressVector::local(0, 0).with_grh(source, 0, 64, 0x5c, gid);
-    // Of the five, no port is at the other's address, and no GID at index 4.
+    // Of the five, no port is at the other's address, and no GID is at index 4.
     for vector in [to(0, GID), to(3, [7; 16]), to(1, IPV4), to(4, GID), to(3, IPV4)] {
         let [first, second, third] = datagram(vector, b.qpn);
         a.post_now(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
@@ -295,7 +294,7 @@ fn on_roce_a_datagram_goes_out_from_a_gid_to_one_of_its_kind_and_brings_that_kin
     assert_eq!(arrived, [0, 1, 2].map(arrival));
     let headers: [[u8; 40]; 3] = [0, 1, 2].map(|i| b.data.get(4096 + i * 128));
     assert_eq!((&headers[0][8..24], &headers[0][24..]), (&GID[..], &GID[..]));
-    // A link-local GID and one of IPv4 have no IPv4 header between them.
+    // Between a link-local GID and a GID of IPv4 there is no IPv4 header.
     assert_eq!((&headers[1][8..24], &headers[1][24..]), (&GID[..], &IPV4[..]));
     // Version and words, class, length (20 + 8 + 12 + 8 + 32 + 4), identification, flags, time to live, UDP.
     let ipv4 = &headers[2][20..];
@@ -320,7 +319,7 @@ fn who_connects_to_nobody_is_told_when_the_retries_are_over() {
 }
 
 #[test]
-fn a_queue_pair_of_a_slot_that_was_given_up_does_not_answer() {
+fn a_queue_pair_of_a_virtual_function_that_was_given_up_does_not_answer() {
     let (world, [mut a, b]) = pair();
     let to = b.remote(0);
     drop(b);
@@ -342,7 +341,7 @@ fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
         let (done, arrived) = a.exchange(&mut b);
         assert_eq!((done, arrived), (vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]), "round {round}");
         b.reset();
-        // Only one end is new: the other's connection leads nowhere now.
+        // Only one end is new, so the other's connection leads to no queue pair now.
         b.connect(a.qpn);
         b.receive_at(&[4096], 32);
         let late = a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
@@ -365,7 +364,7 @@ fn an_error_flushes_what_was_posted_on_both_sides() {
     let (_, [mut a, mut b]) = pair();
     b.receive_at(&[0], 32);
     let posted = b.post(Opcode::RdmaWrite, 0, &[a.remote(0), b.sge(0, 32)]);
-    // Not rung when the state changes, and not looked at.
+    // Not rung when the state changes, and not polled.
     b.ring();
     b.hca.fail_qp(b.qpn);
     let (_, mut flushed) = a.exchange(&mut b);
@@ -395,11 +394,11 @@ fn an_armed_queue_gives_one_event() {
     a.hca.poll();
     let events = [(); 2].map(|()| a.hca.take_event(a.cqn()));
     assert_eq!(events, [true, false]);
-    // As perftest does it: armed again before the queue is polled. The completion had its event.
+    // As in perftest: armed again before the queue is polled. The completion has had its event.
     a.arm();
     assert!(!a.hca.take_event(a.cqn()));
     assert_eq!(a.poll(), [sent(0)]);
-    // The next one has its own, also if it comes before the queue is armed.
+    // The next completion has its own event, even if it comes before the queue is armed.
     let write = |a: &mut End| {
         a.post_now(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
         a.hca.poll();
@@ -412,7 +411,7 @@ fn an_armed_queue_gives_one_event() {
     assert!(!a.hca.take_event(a.cqn()));
 }
 
-/// As ibverbs-tests and perftest do it: each event is taken for one completion.
+/// As in ibverbs-tests and perftest: each event is taken for one completion.
 #[test]
 fn a_completion_behind_the_one_that_gave_the_event_gives_its_own() {
     let (_, [mut a, b]) = pair();
@@ -423,7 +422,7 @@ fn a_completion_behind_the_one_that_gave_the_event_gives_its_own() {
         }
         a.ring();
         a.hca.poll();
-        // Armed behind each event, and nothing is polled.
+        // Armed after each event, without a poll.
         let events = [(); 4].map(|()| {
             let has_event = a.hca.take_event(a.cqn());
             a.arm();
@@ -439,7 +438,7 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     let world = World::default();
     let [mut a, b] = datagrams(&world);
     let segments = datagram(AddressVector::local(1, 0), b.qpn);
-    // How many leave before one waits.
+    // Number of datagrams that leave before one waits.
     let fill = |a: &mut End| {
         let leaves = |a: &mut End| {
             a.post_now(Opcode::Send, 0, &segments);
@@ -486,7 +485,7 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
         assert_eq!(a.exchange(&mut b).0, [sent(0)]);
         a.reset();
         if is_b_late {
-            // It finds the other end as it was.
+            // It finds the other end unchanged.
             a.connect(b.qpn);
         }
         b.reset();
@@ -516,7 +515,7 @@ fn an_atomic_is_not_asked_for_again_because_its_owner_was_reset() {
     let (world, [mut a, mut b]) = pair();
     a.post_now(Opcode::AtomicFetchAdd, 0, &add_one(&a, &b));
     a.hca.poll();
-    // It comes to the message, and takes the answer away.
+    // The owner takes the message, and its answer is dropped.
     b.reset();
     b.connect(a.qpn);
     let (done, _) = a.exchange(&mut b);

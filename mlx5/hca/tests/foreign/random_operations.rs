@@ -1,4 +1,4 @@
-//! Random operations of one queue pair, looked at in any order by both devices, against a model that does them one after another.
+//! Random operations of one queue pair, polled in any order by both devices, against a model that executes them in sequence.
 
 use super::driver::{ALL, Done, ENTRIES, End, World};
 use mlx5_hca::wire::*;
@@ -8,25 +8,25 @@ mod random;
 
 use random::Random;
 
-/// Bytes that operations read and write, and of a receive's buffer.
+/// Size of the area that operations read and write, and of a receive's buffer, in bytes.
 const AREA: u32 = 2048;
 const BUFFER: u32 = 128;
-/// Where receives have their buffers, behind the area.
+/// Offset of the receives' buffers, after the area.
 const BUFFERS: usize = 4096;
-/// Where results go at the end that posts.
+/// Offset of the results, at the end that posts.
 const RESULTS: usize = 8192;
-/// At most two WQEBBs each.
+/// WQEs take at most two WQEBBs each.
 const MOST: usize = ENTRIES as usize / 2 - 1;
 
 /// The completion that the model expects next.
 struct Expected {
     wqe: u16,
     bytes: u32,
-    /// Where the result is, and what.
+    /// Place of the result, and its expected value.
     result: Option<(usize, Vec<u8>)>,
 }
 
-/// The whole run: both ends, and what is to come.
+/// The whole run: both ends, and the expected completions.
 struct Run {
     random: Random,
     ends: [End; 2],
@@ -34,12 +34,12 @@ struct Run {
     area: Vec<u8>,
     expected: std::collections::VecDeque<Expected>,
     arriving: std::collections::VecDeque<(CqeOpcode, u32, Vec<u8>)>,
-    /// WQEs of the receive queue in the order of their posting, and those that are free.
+    /// WQEs of the receive queue in the order of their posting, and the free ones.
     posted: std::collections::VecDeque<u16>,
     free: std::collections::VecDeque<u16>,
     next_imm: u32,
     is_shared: bool,
-    /// Receives completed.
+    /// Number of receives completed.
     received: u16,
 }
 
@@ -53,7 +53,7 @@ impl Run {
             expected: Default::default(),
             arriving: Default::default(),
             posted: Default::default(),
-            // One of a list stays unposted.
+            // One WQE of a list stays unposted.
             free: (0..ENTRIES as u16).collect(),
             next_imm: 0,
             is_shared,
@@ -61,7 +61,7 @@ impl Run {
         }
     }
 
-    /// Posts a receive into the WQE that is free for the longest time; the one behind it is its link's.
+    /// Posts a receive into the WQE that is free for the longest time. Its link names the next one.
     fn post_receive(&mut self) {
         if self.free.len() < 2 {
             return;
@@ -89,7 +89,7 @@ impl Run {
         let at = self.random.below(AREA - n) as usize;
         let word = at / 8 * 8;
         let [from, to] = &mut self.ends;
-        // Each outstanding operation has places of its own.
+        // Each outstanding operation has its own places.
         let place = usize::from(from.next_wqe() % ENTRIES as u16) * BUFFER as usize;
         let (source, slot) = (place, RESULTS + place);
         data.iter().enumerate().for_each(|(i, byte)| from.data.put(source + i, [*byte]));

@@ -1,7 +1,7 @@
-//! A process with an `mlx5_hca::Hca` is single-stepped through one `poll`, and stopped, or killed, after every instruction: as the one that
-//! asks for an atomic and sends into a queue that is copied, as the one that takes the answer, and as the owner that copies receives, answers
-//! atomics and makes CQEs. Whatever it was doing, third parties go on; an atomic is executed once if who asked lives, and at most once if not;
-//! no receive is lost or comes twice; and a stopped owner stops those who want its atomics, nobody else.
+//! A process with an `mlx5_hca::Hca` is single-stepped through one `poll`, and stopped, or killed, after every instruction. It plays three
+//! roles: the requester of an atomic that also sends into a copied queue; the requester that takes the answer; and the owner that copies
+//! receives, answers atomics and makes CQEs. At every instruction third parties continue. An atomic is executed once if its requester
+//! lives, and at most once otherwise. No receive is lost or arrives twice. A stopped owner stops only the requesters of its atomics.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
 
@@ -23,25 +23,25 @@ use support::{scale, watchdog};
 
 const DIR: &str = "MLX5_TEST_HCA_DIR";
 const ROLE: &str = "MLX5_TEST_HCA_ROLE";
-/// Nothing here takes long; this only ends a hang.
+/// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(240);
-/// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
+/// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.
 const SECONDS: u64 = 2;
-/// Receives that a target keeps posted: one WQE of a list is its end.
+/// Number of receives that a target keeps posted: one WQE of a list is its end.
 const RECEIVES: usize = ENTRIES as usize - 1;
-/// The word of atomics, where WRITEs go, and where receives have their buffers.
+/// Offsets of the word of atomics, of the target of WRITEs, and of the receives' buffers.
 const WORD: usize = 64;
 const AREA: usize = 1024;
 const BUFFERS: usize = 4096;
 const BUFFER: usize = 64;
-/// In the immediate of a third party's message.
+/// Bit in the immediate of a third party's message.
 const OF_THIRD: u32 = 1 << 31;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Sends, and asks for an atomic.
+    /// Sends, and requests an atomic.
     Asker,
-    /// Takes the answer of one.
+    /// Takes the answer of an atomic.
     Taker,
     /// Copies receives, answers an atomic, makes CQEs.
     Owner,
@@ -71,7 +71,7 @@ impl Receives {
         end.ring_receives(n as u16);
     }
 
-    /// The message's immediate, whose buffer has it too.
+    /// Returns the message's immediate, which is in the buffer too.
     fn take(&mut self, end: &End, wqe: u16, imm: u32) {
         assert!(!self.free.contains(&wqe), "receive {wqe} came twice");
         assert_eq!(u32::from_ne_bytes(end.data.get(BUFFERS + usize::from(wqe) * BUFFER)), imm, "what message {imm:#x} brought");
@@ -79,7 +79,7 @@ impl Receives {
     }
 }
 
-/// Posts message `imm` from `from`, not told yet. Its bytes are a place of its own.
+/// Posts message `imm` from `from`, without moving the doorbell record. Its bytes have their own place.
 fn post_send(from: &mut End, imm: u32) {
     let place = 2048 + (imm as usize % 32) * 8;
     from.data.put(place, imm.to_ne_bytes());
@@ -104,7 +104,7 @@ fn numbers(line: &str) -> Vec<u64> {
     line.split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
 
-/// Not a test of its own: the process that the tests below stop and kill.
+/// Runs the process that the tests below stop and kill. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
@@ -127,7 +127,7 @@ fn new_dir(name: &str) -> PathBuf {
     dir
 }
 
-/// The next HCA cleans up what the killed ones left; then nothing is there.
+/// Checks that the next HCA cleans up after the killed ones, and that nothing is left then.
 fn remove_dir(dir: &Path) {
     drop(World::shared(dir).hca());
     assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
@@ -140,7 +140,7 @@ fn helper(dir: &Path, role: Role) -> Helper {
     Helper::start(&[(DIR, dir.as_os_str()), (ROLE, number.as_ref())])
 }
 
-/// Does `work` until it says that it is done.
+/// Does `work` until it returns `true`.
 fn until(what: &str, mut work: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !work() {

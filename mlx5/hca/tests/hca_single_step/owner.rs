@@ -1,9 +1,9 @@
-//! The owner is stepped; those who want something of it are in this process.
+//! The owner is stepped. The processes that need it are played by this process.
 
 use super::requester::Target;
 use super::*;
 
-/// An owner in another process, one device that wants its atomics, and one that sends to it.
+/// An owner in another process, one device that requests atomics of it, and one device that sends to it.
 struct Users {
     dir: PathBuf,
     /// `None` while an owner is alive.
@@ -42,7 +42,7 @@ impl Users {
         self.asker.hca.poll();
     }
 
-    /// Each of the verbs that need no owner: done at once, or a receive is lost.
+    /// Does each of the verbs that need no owner. Each is complete at once, or a receive is lost.
     fn traffic(&mut self, owner: &[u64], sends: u32) {
         let (place, result) = (self.third.sge(512, 8), self.third.sge(520, 8));
         self.third.data.put(512, u64::from(self.sent).to_ne_bytes());
@@ -80,7 +80,7 @@ impl Users {
         n
     }
 
-    /// The owner is dead: the atomic was answered before, or ends with an error.
+    /// Checks that with a dead owner the atomic was answered before, or ends with an error.
     fn end_of_asker(&mut self) -> bool {
         let mut end = None;
         until("the end of the atomic", || {
@@ -138,7 +138,7 @@ pub(crate) fn stop() {
 pub(crate) fn kill() {
     watchdog(WATCHDOG * 4 * scale());
     let mut users = Users::new(new_dir("kill-owner"));
-    // Others of the fabric, who have nothing to do with it.
+    // Other devices of the fabric, which have no connection to it.
     let bystander = new_dir("kill-owner-bystander");
     let mut others = Target::new(bystander.clone());
     let instructions = users.instructions();
@@ -151,13 +151,13 @@ pub(crate) fn kill() {
         tracee.stand("go");
         tracee.step(point);
         users.traffic(&owner, 3);
-        // A peer that is dead has not answered, whatever it said before.
+        // A dead peer has not answered, whatever its words say.
         let is_answered = (0..100).any(|_| users.atomic().is_some());
         users.helper = Some(tracee.kill());
         kills += 1;
         others.traffic();
         answered += u32::from(is_answered || users.end_of_asker());
-        // And what is asked now.
+        // The same for a request from now on.
         post_send(&mut users.third, OF_THIRD);
         users.third.ring();
         until("the end of a SEND", || {

@@ -9,7 +9,7 @@ fn polled_between_markers(end: &End) {
     marker();
 }
 
-/// Each line is an operation, the first is where to.
+/// Runs the requester. Each line is an operation; the first line is the target.
 pub(crate) fn ask(world: &World, role: Role) {
     let mut end = End::new(world, Service::Connected, false, ALL);
     hello(&describe(&end, end.qpn));
@@ -39,7 +39,7 @@ pub(crate) fn ask(world: &World, role: Role) {
     }
 }
 
-/// The first line is who asks and who sends; each other line: something of theirs is there.
+/// Runs the owner. The first line names the requester and the sender; each other line announces work from them.
 pub(crate) fn own(world: &World) {
     let mut end = End::new(world, Service::Connected, true, ALL);
     let receiver = end.add_receiver();
@@ -64,7 +64,7 @@ pub(crate) fn own(world: &World) {
             }
             end.hca.poll();
         }
-        // Later bytes are for the next time.
+        // Later work is for the next round.
         marker();
     }
 }

@@ -1,11 +1,11 @@
-//! The requester, which sends and takes answers, is stepped; its target and a third party are in this process.
+//! The requester, which sends and takes answers, is stepped. Its target and a third party are in this process.
 
 use super::*;
 
 /// A target in this process, whose receives a third party and the stepped process share.
 pub(crate) struct Target {
     dir: PathBuf,
-    /// Of those that are stepped; `None` while one is alive, and before the first.
+    /// The process that forks the stepped ones. `None` while one is alive, and before the first.
     helper: Option<Helper>,
     target: End,
     third: End,
@@ -79,7 +79,7 @@ impl Target {
         self.third.hca.poll();
     }
 
-    /// The third party uses more receives than there are, and atomics on the word beside.
+    /// The third party uses more receives than the queue has, and atomics on the next word.
     pub(crate) fn traffic(&mut self) {
         for _ in 0..RECEIVES + 3 {
             self.third_sends();
@@ -97,7 +97,7 @@ impl Target {
         });
     }
 
-    /// Receives, of the full number, that messages cannot use.
+    /// Returns the number of receives that messages cannot use, of the full number.
     fn receives_lost(&mut self) -> usize {
         self.poll(true);
         self.poll(true);
@@ -116,7 +116,7 @@ impl Target {
         lost
     }
 
-    /// As often as the device takes to look for the dead.
+    /// Polls as often as the device needs to check for dead peers.
     fn sweep(&mut self) {
         (0..1100).for_each(|_| _ = self.target.hca.poll());
         self.poll(true);
@@ -130,7 +130,7 @@ impl Target {
     }
 }
 
-/// Returns the number of instructions of the stepped poll; nothing is lost by it.
+/// Returns the number of instructions of the stepped poll. Nothing is lost by counting.
 fn instructions(world: &mut Target, role: Role) -> usize {
     let (mut tracee, receiver) = world.start(role);
     tracee.stand("go");
@@ -202,7 +202,7 @@ pub(crate) fn kill(role: Role) {
         world.helper = Some(tracee.kill());
         kills += 1;
         world.traffic();
-        // Found by the sweep, or when the queue pair is destroyed.
+        // Found by the check of the peers, or when the queue pair is destroyed.
         if kills % 2 == 0 {
             world.sweep();
             assert_eq!(world.receives_lost(), 0, "killed at instruction {point}");

@@ -29,9 +29,9 @@ pub(crate) mod number {
 }
 
 structures! {
-    /// At the start of every command; lengths in words of 4 bytes, or of 8 in an extended command.
+    /// Header at the start of every command, with lengths in words of 4 bytes, or of 8 in an extended command.
     struct CommandHeader = "ib_uverbs_cmd_hdr": 8 { 0 command: u32, 4 in_words: u16, 6 out_words: u16 }
-    /// After the header, in an extended command.
+    /// Second header, of an extended command.
     struct ExtendedHeader = "ib_uverbs_ex_cmd_hdr": 16 {
         0 response: u64, 8 provider_in_words: u16, 10 provider_out_words: u16, 12 cmd_hdr_reserved: u32,
     }

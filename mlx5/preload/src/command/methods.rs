@@ -62,9 +62,9 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Returns the errno of its refusal: `EPROTONOSUPPORT`, as of a kernel without the method, upon which libibverbs writes the command. For
-    /// methods of regions and of device memory that have no command `EOPNOTSUPP`, as of a kernel whose driver cannot do it: manuals name it,
-    /// and programs look for it.
+    /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method; libibverbs then writes the command.
+    /// Methods of regions and of device memory without a command get `EOPNOTSUPP`, as from a kernel whose driver does not support them:
+    /// manuals name it, and programs check for it.
     pub(crate) fn refusal(self) -> Errno {
         const MR: u16 = 7;
         const MR_DESTROY: u16 = 1;

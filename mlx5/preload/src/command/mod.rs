@@ -1,8 +1,8 @@
 //! Framing of the write() commands: header, request, the driver's part of it, and the address of the response.
 //!
-//! Plain: `CommandHeader` (lengths in words of 4 bytes, the header included), then the request, which starts with the address of the
-//! response if there is one, followed by the driver's part; the response has its driver's part in the same place. Extended: the header's
-//! words have 8 bytes and count the request alone; `ExtendedHeader` has the address, and the lengths of the driver's parts.
+//! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the request, which starts with the address
+//! of the response if there is one. The driver's part follows the request, and in the response too. In an extended command the header's
+//! words have 8 bytes and count only the request; `ExtendedHeader` has the address, and the lengths of the driver's parts.
 
 pub(crate) mod methods;
 
@@ -14,7 +14,7 @@ use crate::abi::verbs::{CommandHeader, ExtendedHeader};
 use crate::options::errno::Errno;
 use crate::system::sys;
 
-/// The result of a command that has to wait: the thread tries it again. No command ends with it.
+/// The result of a command that has to wait. The thread tries it again, so no command ends with it.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
 /// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
@@ -22,7 +22,7 @@ const EXTENDED: u32 = 1 << 31;
 /// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
 const NUMBER: u32 = 0xff;
 
-/// An upper bound of a command's length: both headers, and two lengths of 16 bits in words of 8 bytes.
+/// An upper bound of a command's length: both headers, and two 16-bit lengths in words of 8 bytes.
 const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
 /// The longest response, QUERY_DEVICE with the driver's part, rounded up.
 const LONGEST_RESPONSE: usize = 512;
@@ -140,8 +140,8 @@ impl Call {
         if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
     }
 
-    /// Checks that the response can be written. Call it before an object is created that no program would know of. Room beyond the longest
-    /// response is not checked.
+    /// Checks that the response can be written. Call it before an object is created, which would otherwise be unknown to the program. Room
+    /// beyond the longest response is not checked.
     ///
     /// # Errors
     /// `EFAULT`: the response cannot be written.

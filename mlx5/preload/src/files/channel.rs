@@ -1,9 +1,9 @@
-//! Event channels: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue, or of
+//! Event channels: a pipe of events. Each is an `ib_uverbs_comp_event_desc`, with the program's own name for a completion queue, or an
 //! `ib_uverbs_async_event_desc`, which starts with the program's name for an object.
 //!
-//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel reports how many of its events the program has
-//! *read*, and libibverbs waits until that many are acknowledged. The kernel also takes back the events that were not read. So reading is
-//! interposed: it counts, and skips events that were taken back.
+//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns the number of its events that the
+//! program has *read*, and libibverbs waits until that many are acknowledged. The kernel also removes the unread events. So reading is
+//! interposed: it counts, and skips removed events.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -65,7 +65,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Counts an event that the program read. Returns `false` if it was taken back meanwhile: then the program must not see it.
+    /// Counts an event that the program read. Returns `false` if it was removed meanwhile; then the program must not see it.
     pub(crate) fn received(&self, event: &[u8]) -> bool {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&name_of(event)) else { return true };
@@ -77,7 +77,7 @@ impl Channel {
         true
     }
 
-    /// Forgets a destroyed object: the program reads no more of its events. Returns how many of them it has read.
+    /// Forgets a destroyed object: the program reads no more of its events. Returns the number of its events that were read.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&user_handle) else { return 0 };

@@ -2,7 +2,7 @@
 //!
 //! The interposed calls run for every descriptor of the program, so the first check is one load from a table. The file of such a descriptor
 //! is behind a lock. An entry is trusted only while the number still names the same file, because a program may close it in ways that are
-//! not interposed, and only in the process that opened it, because the child of a fork has the files but not the threads.
+//! not interposed. It is trusted only in the process that opened it, because the child of a fork has the files but not the threads.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -17,7 +17,7 @@ use crate::system::held::{self, MAX_FD};
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
-/// Returns whether a descriptor is one that the program does not know of and may not close. Children have their own.
+/// Returns whether a descriptor is unknown to the program, which must not close it. Children have their own.
 pub(crate) fn is_held(fd: c_int) -> bool {
     held::is_held(fd) && files().is_some()
 }
@@ -58,7 +58,7 @@ struct Files {
     by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
 }
 
-/// The files of this process. In the child of a fork the map is replaced and never freed: a thread that the child does not have may hold
+/// The files of this process. In the child of a fork the map is replaced and never freed, because a thread that the child lacks may hold
 /// its lock.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -100,7 +100,7 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Returns whether the descriptor may be one of these files: the whole check for all other descriptors.
+/// Returns whether the descriptor may be one of these files. For all other descriptors this is the whole check.
 #[inline]
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize).is_some_and(|ours| ours.load(Ordering::Relaxed))
@@ -115,7 +115,7 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     }
     let gone = forget(&mut files, fd);
     drop(files);
-    // Closing a context waits for its thread, which takes the lock.
+    // Outside the lock: closing a context waits for its thread, which takes the lock.
     drop(gone);
     None
 }

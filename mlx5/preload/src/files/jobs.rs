@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use crate::command::Call;
 use crate::options::errno::Errno;
 
-/// A command on the way to the thread. If it is dropped without an answer, the HCA has failed.
+/// A command on the way to the thread. A drop without an answer means that the HCA has failed.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// The command.
@@ -19,9 +19,9 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Lets the waiting thread go on with this result.
+    /// Sends this result to the waiting thread.
     pub(crate) fn answer(self, result: Result<(), Errno>) {
-        // It waits, and there is room for one answer.
+        // The thread waits, and the channel has room for one answer.
         let _ = self.answer.send(result);
     }
 }
@@ -54,7 +54,7 @@ impl Device {
     pub(crate) unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
         let (answer, result) = sync_channel(1);
         if let Some(jobs) = &self.jobs {
-            // A thread that has failed drops the job, and so the sender of the answer.
+            // A thread that has failed drops the job, and with it the sender of the answer.
             let _ = jobs.send(Job { call, answer });
         }
         result.recv().unwrap_or(Err(Errno(libc::EIO)))

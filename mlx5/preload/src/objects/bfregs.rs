@@ -1,7 +1,7 @@
 //! BlueFlame registers, assigned to queue pairs as the kernel's mlx5 driver does.
 //!
-//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number 0 means no BlueFlame. Registers of the
-//! last pages are dedicated to one queue pair each, and libmlx5 takes no lock there; the others are shared.
+//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number 0 means no BlueFlame. Each register of
+//! the last pages is dedicated to one queue pair, and libmlx5 takes no lock there; the others are shared.
 
 use crate::options::errno::Errno;
 
@@ -16,12 +16,12 @@ const MAX: u32 = 512;
 pub(crate) struct Bfregs {
     /// Number of queue pairs of each register, without the registers that are never assigned.
     users: Vec<u32>,
-    /// First dedicated register: from here on each register has one queue pair.
+    /// First dedicated register. Each register from here on has one queue pair.
     first_dedicated: usize,
 }
 
 impl Bfregs {
-    /// Makes the number of registers that a driver asks for, `dedicated` of them for one queue pair each.
+    /// Makes as many registers as a driver requests, `dedicated` of them for one queue pair each.
     ///
     /// # Errors
     /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
@@ -44,8 +44,8 @@ impl Bfregs {
         self.users.len() as u32
     }
 
-    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with the fewest users. Returns its number as
-    /// libmlx5 counts.
+    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with the fewest users. Returns its number,
+    /// in libmlx5's numbering.
     pub(crate) fn take(&mut self) -> u32 {
         let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
         let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);

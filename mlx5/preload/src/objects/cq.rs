@@ -97,7 +97,7 @@ impl Objects {
         Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported }).note(note))
     }
 
-    /// Sends the events of armed queues that hold a completion they were armed for. Returns whether there were any.
+    /// Sends the events of armed queues that hold a completion that they were armed for. Returns whether there were any.
     pub(crate) fn send_events(&self) -> bool {
         let mut any = false;
         for cq in self.cqs.iter() {

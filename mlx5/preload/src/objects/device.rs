@@ -45,7 +45,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let GetContext { .. } = call.request::<_, GetContextResp>()?;
     let request: AllocUcontextReq = call.driver();
     if request.flags & ALLOC_UCTX_DEVX != 0 {
-        // libmlx5 asks for DEVX first, and then without it.
+        // libmlx5 requests DEVX first, and then repeats the request without it.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let bfregs = Bfregs::new(request.total_num_bfregs, request.num_low_latency_bfregs)?;
@@ -55,7 +55,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
-        // This makes libmlx5 map the registers now, and name them by number.
+        // With this number, libmlx5 maps the registers now, and names them by number.
         tot_bfregs: bfregs.total(),
         // The distance between two doorbell records.
         cache_line_size: 64,

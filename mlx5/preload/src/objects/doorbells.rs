@@ -2,8 +2,8 @@
 //! acts on the register. The software HCA reads the doorbell record, so a driver with a wrong register works here and hangs on a NIC (PRM,
 //! "Posting a Work Request" and "BlueFlame").
 //!
-//! Registers are memory of the driver's process. They are read between two commands or polls of the HCA, so not every doorbell is seen: a
-//! doorbell followed by another on the same register since the last check is counted as overtaken.
+//! Registers are memory of the driver's process. They are read between two commands or polls of the HCA, so not every doorbell is seen. If
+//! another doorbell on the same register follows before the next check, the first one is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -45,7 +45,7 @@ impl Registers {
         memmap2::MmapOptions::new().map_raw(file.as_raw_fd()).map(Self).map_err(|_| Errno(libc::ENOMEM))
     }
 
-    /// Returns half `half` of register `number`, as libmlx5 counts.
+    /// Returns half `half` of register `number`, in libmlx5's numbering.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
         let at = number / PER_PAGE * PAGE + REGISTERS_AT + number % PER_PAGE * 2 * HALF + half * HALF;
@@ -103,19 +103,19 @@ struct Watched {
     announced: Option<Announced>,
 }
 
-/// A record that moved, while its register was not yet seen.
+/// A record that moved, whose register was not seen yet.
 #[derive(Debug)]
 struct Announced {
     since: Instant,
     /// The register before the record moved.
     before: [Half; 2],
-    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if that is longer.
+    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if it is longer.
     tail: Half,
     /// Counter of the first WQE of `tail`.
     first: u16,
     /// Counter of the last WQE.
     last: u16,
-    /// The register held the first 8 bytes of the last WQE: all of the announcement, or the first store of a longer one.
+    /// Whether the register held the first 8 bytes of the last WQE: the whole announcement, or the first store of a longer one.
     is_word: bool,
 }
 
@@ -123,7 +123,7 @@ struct Announced {
 enum Found {
     Block,
     Word,
-    /// The first 8 bytes of the last WQE, and something else behind them.
+    /// The first 8 bytes of the last WQE, and other bytes after them.
     Part,
     Nothing,
 }
@@ -239,7 +239,7 @@ impl Watched {
         is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last, is_word: false })
     }
 
-    /// Counts the announcement, if it was not seen in whole, by its present state: the next one is in the other half.
+    /// Counts the announcement by its present state if the whole was not seen, because the next one is in the other half.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else { return };
         match announced.find(self.producer, halves) {
@@ -265,7 +265,7 @@ impl Watched {
         let announced = self.announced.as_mut()?;
         match announced.find(producer, &halves) {
             Found::Block => counts.blocks += 1,
-            // Or the first store of a block: the next check may find it.
+            // It may also be the first store of a block, which the next check may find.
             Found::Word if now - announced.since < patience => {
                 announced.is_word = true;
                 return None;
@@ -286,17 +286,17 @@ impl Watched {
 }
 
 impl Announced {
-    /// Tells whether a register announces all WQEs before `producer`.
+    /// Returns how far a register announces the WQEs before `producer`.
     fn find(&self, producer: u16, halves: &[Half; 2]) -> Found {
         let mut found = (0..2).map(|half| self.find_in(producer, &halves[half], &self.before[half]));
         found.find(|found| !matches!(found, Found::Nothing)).unwrap_or(Found::Nothing)
     }
 
-    /// The same of half a register. `before` is its content before the record moved.
+    /// Returns how far half a register announces them. `before` is its content before the record moved.
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
-        // The last WQE, or in a batch an earlier one.
+        // The last WQE, or an earlier one of a batch.
         let is_among = offset <= usize::from(self.last.wrapping_sub(self.first));
         if !is_among || half[0] != self.tail[offset * WQEBB / 8] {
             return Found::Nothing;

@@ -38,18 +38,18 @@ pub(crate) struct Objects {
     pub(crate) bfregs: Bfregs,
     /// Protection domains: their numbers.
     pub(crate) pds: Table<u32>,
-    /// Address handles, whose contents libmlx5 defines: their protection domains.
+    /// Address handles, whose contents libmlx5 defines: the protection domain of each.
     pub(crate) ahs: Table<u32>,
     pub(crate) mrs: Table<Mr>,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) qps: Table<Qp>,
-    /// Open as long as the device, so that reading blocks.
+    /// Kept open as long as the device, so that reading blocks.
     pub(crate) async_events: Arc<Channel>,
     pub(crate) opened: Instant,
     /// The queue pairs whose doorbells are checked, if the launcher asked for it.
     pub(crate) doorbells: Option<Doorbells>,
-    /// Number of the settings' changes that were made.
+    /// Number of changes from the settings that were made.
     pub(crate) changes_made: usize,
 }
 
@@ -88,14 +88,14 @@ impl Objects {
         })
     }
 
-    /// Checks the registers of the queue pairs, if that was asked for.
+    /// Checks the registers of the queue pairs, if the launcher asked for it.
     pub(crate) fn check_doorbells(&mut self) {
         if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::check) {
             self.end_by(&broken);
         }
     }
 
-    /// Logs a broken rule, which a NIC would answer with silence or a wrong result, and fails the queue pair.
+    /// Logs a broken rule, to which a NIC would react silently or with a wrong result, and fails the queue pair.
     pub(crate) fn end_by(&self, broken: &Violation) {
         log::error(self.settings, format_args!("{broken}"));
         if let Queue::Send(qpn) = broken.queue {
@@ -125,7 +125,7 @@ impl Drop for Objects {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    /// `None`: its memory was to be replaced, and the new memory was refused.
+    /// The key. `None` if its memory was to be replaced, and the new memory was refused.
     pub(crate) key: Option<u32>,
     pub(crate) start: u64,
     pub(crate) length: u64,
@@ -145,9 +145,9 @@ pub(crate) struct Qp {
     pub(crate) service: Service,
     /// The state that its driver set; the HCA may have moved it to the error state since.
     pub(crate) state: State,
-    /// Attributes as QUERY_QP returns them, but for the state: those that MODIFY_QP set, and the capacities.
+    /// Attributes as QUERY_QP returns them, except the state: those that MODIFY_QP set, and the capacities.
     pub(crate) attributes: QueryQpResp,
-    /// The same of the queue pair in RESET: the capacities.
+    /// The same attributes in RESET: only the capacities.
     pub(crate) in_reset: QueryQpResp,
     /// The register assigned by the context.
     pub(crate) bfreg: Option<u32>,

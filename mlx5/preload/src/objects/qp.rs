@@ -35,7 +35,7 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     if !is_count(request.sq_wqe_count) || !is_count(request.rq_wqe_count) || request.rq_wqe_shift > 9 {
         return Err(INVALID);
     }
-    // Receives first, sends after them; the record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    // Receives come first, sends after them. The record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
@@ -64,7 +64,7 @@ impl Objects {
         if request.comp_mask != 0 || request.create_flags != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        // The two structures have the same fields, from the second of one and the first of the other on.
+        // The two structures share their fields, from the second field of one and the first field of the other on.
         const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
         let mut base = CreateQp::new_zeroed();
         base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..].copy_from_slice(&request.as_bytes()[..SHARED]);
@@ -107,16 +107,16 @@ impl Objects {
         // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the queue pair is destroyed, as for a
         // device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
-        // A driver that names a register has it from another source.
+        // A register that the driver names comes from another source.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
-        // No driver has a send queue that does not start at a WQEBB.
+        // Every driver's send queue starts at a WQEBB, so another one is not checked.
         let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
         if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
         }
         let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
-        // For receives these are the sizes that the driver derived from the request, as in the kernel (`set_rq_size`); for sends libmlx5
-        // itself tells the program.
+        // For receives, the sizes that the driver derived from the request, as in the kernel (`set_rq_size`). For sends, libmlx5 itself
+        // tells the program.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let in_reset = QueryQpResp {
             max_send_wr,

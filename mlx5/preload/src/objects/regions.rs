@@ -17,10 +17,10 @@ use crate::options::log;
 use crate::system::sys;
 use crate::system::sys::Use;
 
-/// Time that deregistering or changing a region waits for peers that are in the middle of a copy.
+/// Maximum time for which a command on a region waits for peers in the middle of a copy.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// `IB_ACCESS_*` that need no support of the HCA: huge pages, memory windows (whose allocation is refused), and optional access.
+/// `IB_ACCESS_*` that the HCA need not support: huge pages, memory windows (whose allocation is refused), and optional access.
 const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
 
 /// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
@@ -125,7 +125,7 @@ impl Objects {
         }
     }
 
-    /// Checks the memory of a region, and that the HCA can name it.
+    /// Checks the memory of a region, and that the HCA can represent its addresses.
     fn check_translation(&self, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
         if start != hca_va {
             log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
@@ -143,10 +143,11 @@ impl Objects {
         Ok(Mr { pd, key: Some(key), start, length, access_flags })
     }
 
-    /// Invalidates the key of a region. The region is gone if this succeeds.
+    /// Invalidates the key of a region. On success the region is gone.
     ///
     /// # Errors
-    /// [`LATER`]: a peer is in the middle of a copy, and the command has waited since `since`. `EBUSY`: for too long; the region is as before.
+    /// [`LATER`]: a peer is in the middle of a copy, and the command has waited since `since`. `EBUSY`: it has waited for too long; the
+    /// region is unchanged.
     fn deregister(&self, mr: &Mr, since: Instant) -> Result<(), Errno> {
         match mr.key {
             Some(key) if !self.hca.try_deregister(key) => Err(self.not_quiet(mr, key, since)),
@@ -160,7 +161,7 @@ impl Objects {
         }
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
-            // The key is valid again for operations that begin now. That waits for no peer.
+            // Makes the key valid again, for operations that begin now. That waits for no peer.
             let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)
@@ -176,7 +177,7 @@ impl Objects {
     }
 
     /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
-    /// mlx5 driver does. If the new region is refused, the old one is gone: no program uses either (ibv_rereg_mr(3)).
+    /// mlx5 driver does. If the new region is refused, the old one is gone; ibv_rereg_mr(3) says that a program must not use either.
     pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;

@@ -4,7 +4,7 @@ use slab::Slab;
 
 use crate::options::errno::Errno;
 
-/// Objects of one kind. A handle is reused only when it is free.
+/// Objects of one kind, by handle. Only a free handle is reused.
 #[derive(Debug)]
 pub(crate) struct Table<T>(Slab<T>);
 

@@ -41,7 +41,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns the GID table of the port, which has no empty entries. On RoCE the kernel makes two entries of each address of the network
+    /// Returns the GID table of the port, without empty entries. On RoCE the kernel makes two entries for each address of the network
     /// device, in this order.
     pub(crate) const fn gids(self) -> &'static [Gid] {
         match self {
@@ -55,7 +55,7 @@ impl Link {
         }
     }
 
-    /// Returns the port. All devices of a fabric have this one.
+    /// Returns the port, which all devices of a fabric share.
     pub(crate) const fn port(self) -> Port {
         Port { lid: if matches!(self, Self::InfiniBand) { LID } else { 0 }, gids: self.gids() }
     }

@@ -1,4 +1,4 @@
-//! Faults on request, `--fault KEY=VALUE`. The launcher parses them, and applies those in the tree; the library applies the others.
+//! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of the tree. The library applies the others.
 
 use super::errno::Errno;
 use super::names;
@@ -34,7 +34,7 @@ pub(crate) enum Fault {
         number: u8,
         /// The error.
         errno: Errno,
-        /// Number of commands that succeed before.
+        /// Number of commands that succeed before the first failure.
         after: u32,
     },
 }

@@ -1,5 +1,5 @@
-//! The log: one line per write(2), to a file that is opened for each line, so that nothing is lost when a program closes descriptors it
-//! does not know.
+//! The log: one line per write(2), to a file that is opened for each line, so that no line is lost when a program closes unknown
+//! descriptors.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -7,7 +7,7 @@ use std::io::Write;
 
 use crate::options::settings::{LogTarget, Settings};
 
-/// Logs a line in any case: without a log it goes to standard error.
+/// Logs a line in any case: without a log it is written to standard error.
 pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
     write(settings.log.as_ref().unwrap_or(&LogTarget::StandardError), line);
 }

@@ -7,7 +7,7 @@ const WRITE: &str = "\
     query_qp modify_qp destroy_qp post_send post_recv attach_mcast detach_mcast create_srq modify_srq query_srq destroy_srq \
     post_srq_recv open_xrcd close_xrcd create_xsrq open_qp";
 
-/// Number of the first command that exists only in the extended form (`IB_USER_VERBS_CMD_THRESHOLD`), and those commands.
+/// Number of the first command that exists only in the extended form (`IB_USER_VERBS_CMD_THRESHOLD`), and the names from there on.
 const THRESHOLD: usize = 50;
 const EXTENDED: &str = "create_flow destroy_flow create_wq modify_wq destroy_wq create_rwq_ind_tbl destroy_rwq_ind_tbl modify_cq";
 

@@ -73,7 +73,7 @@ pub(crate) fn get() -> Option<&'static Settings> {
 }
 
 impl Settings {
-    /// Reads the variables. A variable that is missing, or that no launcher would set, counts as without a launcher.
+    /// Reads the variables. Returns `None` if one is missing, or has a value that no launcher sets.
     fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
         let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;

@@ -1,5 +1,5 @@
-//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close them: their numbers would then name
-//! other files of the program when the HCA uses or closes them.
+//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close them: later their numbers would name
+//! other files of the program, which the HCA would use or close.
 
 use core::cell::Cell;
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ thread_local! {
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code of the library: descriptors that it opens are held, and its closes close them.
+/// Runs code of the library: descriptors that it opens are held, and it may close held ones.
 pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
     struct Back(bool);
     impl Drop for Back {
@@ -35,7 +35,7 @@ pub(crate) fn opened(fd: c_int) -> c_int {
     fd
 }
 
-/// Prepares to close a descriptor: code of the library does not hold it any more.
+/// Prepares to close a descriptor: it is not held any more if code of the library closes it.
 pub(crate) fn closing(fd: c_int) {
     if IS_OURS.get() {
         hand_over(fd);

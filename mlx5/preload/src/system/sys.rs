@@ -1,4 +1,4 @@
-//! System calls that bypass the C library's symbols: they need none, or the symbol is interposed by this library.
+//! System calls that bypass the C library: it has no symbol for them, or this library interposes the symbol.
 
 use core::mem::MaybeUninit;
 use std::ffi::CStr;
@@ -42,7 +42,7 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
     }
 }
 
-/// Makes the device file: memory that is 0, has a fixed size, and can be mapped at any page, by the driver that writes doorbells and by any
+/// Makes the device file: zeroed memory of a fixed size that can be mapped at any page, by the driver that writes doorbells and by any
 /// other code.
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     let name: &CStr = c"uverbs0";
@@ -99,7 +99,7 @@ pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
     let (start, end) = (addr / page_bytes * page_bytes, (addr + len).next_multiple_of(page_bytes));
     let advice = if what_for == Use::Write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: populates the pages that an access would populate, and changes none; for 0 pages it only tells whether the kernel knows the
+    // SAFETY: populates the pages that an access would populate, and changes none. For 0 pages it only shows whether the kernel knows the
     // advice (Linux 5.14).
     let populate = |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
     populate(end - start) || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
@@ -123,7 +123,7 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
 /// Checks that the system lets a process copy by `process_vm_readv(2)` and `process_vm_writev(2)`.
 ///
 /// # Errors
-/// `EPERM`: a filter of a container refuses one of them, with whatever error.
+/// `EPERM`: a filter of a container refuses one of them, with any error.
 pub(crate) fn check_copies() -> Result<(), Errno> {
     let mut byte = [0];
     let at = (&raw mut byte).addr() as u64;
@@ -150,12 +150,11 @@ pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
 type CrossProcess =
     unsafe extern "C" fn(libc::pid_t, *const libc::iovec, libc::c_ulong, *const libc::iovec, libc::c_ulong, libc::c_ulong) -> libc::ssize_t;
 
-/// Copies across processes, with this process as the other: the call checks that the program's memory is mapped.
+/// Copies within this process by the cross-process call, which checks that the program's memory is mapped.
 fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
     let own = libc::iovec { iov_base: own.cast(), iov_len: len };
     let of_program = libc::iovec { iov_base: of_program as *mut libc::c_void, iov_len: len };
-    // SAFETY: the first range is the caller's slice, which only a read writes. The kernel checks the second range, and the program has
-    // given it.
+    // SAFETY: the first range is the caller's slice, which only a read writes. The program gave the second range, and the kernel checks it.
     let copied = unsafe { call(libc::getpid(), &raw const own, 1, &raw const of_program, 1, 0) };
     if copied == len as libc::ssize_t { Ok(()) } else { Err(Errno(libc::EFAULT)) }
 }

@@ -1,9 +1,9 @@
 //! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell records, because the driver's doorbells are
-//! plain stores without any notification.
+//! plain stores without a notification.
 //!
-//! It never spins. A program that polls its completion queue makes no system call, so on a machine with few cores a thread that spun or
-//! yielded would get its core only at the scheduler's tick, milliseconds later. It sleeps between polls; the sleep grows with the idle
-//! time.
+//! It never spins. A program that polls its completion queue makes no system call. So on a machine with few cores, a thread that spins or
+//! yields would get its core only at the scheduler's tick, milliseconds later. This thread sleeps between polls; the sleep grows with the
+//! idle time.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,7 @@ const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
-/// Starts the thread, which checks doorbells if it is given `registers`. It takes no signals, which are the program's.
+/// Starts the thread, which checks doorbells if it has `registers`. It takes no signals: they belong to the program.
 pub(crate) fn spawn(jobs: Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
     let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -60,8 +60,8 @@ fn serve(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Re
         }
         let mut next = jobs.recv_timeout(pace.after(polls > 0));
         while let Ok(job) = next {
-            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process that was stopped behind the answer to its
-            // command. So the doorbells that were rung before a command take effect before the answer.
+            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process that stops after the answer to its
+            // command. So doorbells that were rung before a command take effect before its answer.
             session.progress();
             session.execute(job);
             pace = Pace::default();

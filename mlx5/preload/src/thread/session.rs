@@ -19,7 +19,7 @@ pub(crate) struct Session {
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
-    /// The commands that wait for a peer, and since when.
+    /// The commands that wait for a peer, and the times since when they wait.
     waiting: Vec<(Job, Instant)>,
 }
 
@@ -28,7 +28,7 @@ impl Session {
         Self { settings, registers, objects: None, waiting: Vec::new() }
     }
 
-    /// Lets the HCA work, sends the events that are due, and tries the commands that wait. Returns whether anything happened.
+    /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether anything happened.
     pub(crate) fn progress(&mut self) -> bool {
         core::mem::take(&mut self.waiting).into_iter().for_each(|(job, since)| self.attempt(job, since));
         let Some(objects) = &mut self.objects else { return false };

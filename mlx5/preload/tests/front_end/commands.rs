@@ -70,7 +70,7 @@ trait WriteShort {
 }
 
 impl WriteShort for &fs::File {
-    /// No command.
+    /// A number without a command.
     fn write_short(&mut self) -> io::Result<usize> {
         io::Write::write(self, &[0; 5])
     }

@@ -52,7 +52,7 @@ impl Driver {
         }
     }
 
-    /// Waits for the completion of everything posted, and until its doorbell has certainly been checked.
+    /// Waits for the completion of all posted WQEs, and until their doorbells have certainly been checked.
     fn wait(&self) {
         let since = Instant::now();
         // SAFETY: owner and opcode of a CQE of this memory.
@@ -133,7 +133,7 @@ fn a_register_that_announces_nothing_or_something_else_ends_its_queue_pair() {
             driver.ring(&spoil(wqe));
             driver.fails();
         }
-        // A doorbell that no call waits for any more.
+        // No call waits for this doorbell.
         let mut driver = Driver::start();
         for is_announced in [true, true, true, true, false] {
             let (_, wqe) = driver.write_wqe();

@@ -70,7 +70,7 @@ fn what_is_refused_is_logged_by_name() {
     place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]).succeeded().said("get_context bfregs=16/4").said("query_port");
 }
 
-/// The server's end is a connection's end: the survivor's operations get no answer, `IBV_WC_RETRY_EXC_ERR`.
+/// The end of the server's process is the connection's end: the survivor's operations get no answer, `IBV_WC_RETRY_EXC_ERR`.
 fn survivor_of(test: &str, program: &str) {
     let place = Place::new(test);
     let log = place.file("log");
@@ -84,7 +84,7 @@ fn survivor_of(test: &str, program: &str) {
     server.wait_for(|| crate::support::is_listening(port.parse().unwrap()));
     let mut client = place.start(&mut command(&["localhost"]));
     client.wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("-> ReadyToSend")));
-    // Traffic, not only a connection.
+    // There was traffic, not only a connection.
     sleep(Duration::from_millis(500));
     // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(server.id(), libc::SIGKILL) };
@@ -154,7 +154,7 @@ fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
     assert!(!tree(&finished.output).exists(), "{finished:#?}");
     let other = other.finish();
     other.succeeded();
-    // SAFETY: only asks. The sleeper is nobody's child any more: it is gone when its number is.
+    // SAFETY: sends no signal. The sleeper has no parent that waits for it, so its number ends with it.
     let is_gone = || unsafe { libc::kill(sleeper, 0) } != 0;
     let is_zombie = || fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "));
     assert!(is_gone() || is_zombie(), "{sleeper} is still there");

@@ -17,7 +17,7 @@ const WHAT: &str = "MLX5_TEST_GARBAGE";
 /// Length of one test, times `MLX5_TEST_SCALE`.
 const FOR: Duration = Duration::from_secs(4);
 
-/// Not a test of its own: the program that the tests below run.
+/// Runs the program that the tests below start. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn program() {
@@ -40,7 +40,7 @@ const PROGRAMS: [(&str, fn()); 9] = [
     ("not-closed", || _ = Device::with_context(&Memory::new())),
 ];
 
-/// Runs one of the programs under the front end, and checks that nothing is left afterwards.
+/// Runs one of the programs under the front end, and checks that no file is left afterwards.
 fn survives(what: &str) {
     let place = Place::new(what);
     let mut command = place.mlx5_run(&[]);
@@ -51,7 +51,7 @@ fn survives(what: &str) {
     let tree = finished.output.lines().find_map(|line| line.split_once("tree ")).map(|(_, path)| PathBuf::from(path)).unwrap();
     assert!(!tree.exists());
     if what == "not-closed" {
-        // The next one cleans up, and nothing is left of it either.
+        // The next program cleans up, and its own files are gone too.
         survives_in(&place);
     }
     let left: Vec<_> = std::fs::read_dir(place.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -165,7 +165,7 @@ fn threads() {
             }
             std::thread::sleep(Duration::from_millis(50));
             device.close();
-            // Without a context, or with the number of the first.
+            // A device without a context, or with the number of the first one.
             let other = Device::open();
             let _ = other.write(&get_context(memory).bytes());
             std::thread::sleep(Duration::from_millis(20));
@@ -196,7 +196,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Children that write, end, replace themselves, close everything, or use the device, which is not theirs; the parent goes on.
+/// Children write to the device, exit, execute another program, close all descriptors, or use the parent's device. The parent continues.
 fn forks() {
     let memory = Memory::new();
     let device = Device::with_context(&memory);
@@ -204,7 +204,7 @@ fn forks() {
     for round in 0..20 {
         assert_eq!(in_child(|| i32::from(std::io::stdout().write_all(b"a child\n").is_err())), 0, "round {round}");
         assert_eq!(in_child(|| i32::from((3..1024).filter(|&fd| close_number(fd)).count() == 0)), 0, "a child closes what it has");
-        // Commands of another process would have to reach the parent's thread: they are refused, and not lost in a file.
+        // Commands of another process cannot reach the parent's thread. They are refused, and not lost in a file.
         assert_eq!(in_child(|| i32::from(device.write(&query).is_ok())), 0, "a child's command looked as if it were carried out");
         let echo = std::process::Command::new("sh").args(["-c", "echo from the shell"]).output().unwrap();
         assert_eq!(echo.stdout, b"from the shell\n");
@@ -220,7 +220,7 @@ fn forks() {
     device.close();
 }
 
-/// Makes files of the program, with their inodes.
+/// Makes files of the program. Returns them with their inodes.
 fn files(n: usize) -> Vec<(File, u64)> {
     use std::os::unix::fs::MetadataExt;
     let file = |_| {
@@ -232,7 +232,7 @@ fn files(n: usize) -> Vec<(File, u64)> {
     (0..n).map(file).collect()
 }
 
-/// All descriptors are closed by `close`; the program's next files have the numbers, and keep them.
+/// Closes all descriptors by `close`. The program's next files get the same numbers, and keep them.
 fn closes(close: impl Fn()) {
     use std::os::unix::fs::MetadataExt;
     let memory = Memory::new();
@@ -240,7 +240,7 @@ fn closes(close: impl Fn()) {
         let _closed_below = [(); 2].map(|()| Device::with_context(&memory));
         close();
         let files = files(40);
-        // It may only now be seen that they are gone.
+        // The library may notice only now that they are closed.
         let device = Device::with_context(&memory);
         for (file, inode) in &files {
             let is_written = (&mut &*file).write_all(b"what the program writes").is_ok();

@@ -1,4 +1,4 @@
-//! uverbs commands as bytes: valid ones, and ones that are invalid in every way.
+//! uverbs commands as bytes: valid ones, and invalid ones of every kind.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ pub(crate) const DEVICE: &CStr = c"/dev/infiniband/uverbs0";
 
 const PAGE: usize = 4096;
 const PAGES: usize = 128;
-/// In a command's number.
+/// Flag in a command's number.
 const EXTENDED: u32 = 1 << 31;
 
 /// The errors by which a kernel refuses a command. `EIO` is not among them: it means that the software HCA failed.
@@ -35,7 +35,7 @@ impl Device {
         device
     }
 
-    /// Writes a command: the error number.
+    /// Writes a command. Returns the error number.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), i32> {
         // SAFETY: what a command makes the device write is in `Memory`, or cannot be written.
         let n = unsafe { libc::write(self.0, bytes.as_ptr().cast(), bytes.len()) };
@@ -44,12 +44,12 @@ impl Device {
 
     /// Returns whether the device can allocate and free a protection domain.
     pub(crate) fn is_well(&self, memory: &Memory) -> bool {
-        // SAFETY: in `Memory`; nobody else writes there now.
+        // SAFETY: in `Memory`; no other code writes there now.
         unsafe { (memory.at(0) as *mut u32).write_volatile(u32::MAX) };
         let made = self.write(&Command::plain(3, 8, memory.at(0)).bytes());
-        // SAFETY: the response, in `Memory`; nobody else writes there now.
+        // SAFETY: the response, in `Memory`; no other code writes there now.
         let handle = unsafe { (memory.at(0) as *const u32).read_volatile() };
-        // A write that went into a file says nothing there.
+        // A write that went into a file leaves no trace there.
         handle != u32::MAX && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes())) == Ok(())
     }
 
@@ -127,7 +127,7 @@ impl Memory {
     }
 }
 
-/// A command in the making.
+/// A command under construction.
 pub(crate) struct Command {
     number: u32,
     body: Vec<u8>,
@@ -137,12 +137,12 @@ pub(crate) struct Command {
     response: u64,
     room: usize,
     driver_room: usize,
-    /// Where the bytes are addresses.
+    /// Offsets of the addresses in the bytes.
     addresses: Vec<usize>,
 }
 
 impl Command {
-    /// With a response of so many bytes, if any.
+    /// Adds a response of this number of bytes, if any.
     pub(crate) fn plain(number: u32, room: usize, response: u64) -> Self {
         let new = Self { number, body: vec![], driver: vec![], in_driver: false, response, room, driver_room: 0, addresses: vec![] };
         if room > 0 { new.address(response) } else { new }
@@ -202,7 +202,7 @@ impl Command {
         [bytes, self.body.clone(), self.driver.clone()].concat()
     }
 
-    /// Returns the bytes with a fault in them.
+    /// Returns the bytes with a random fault.
     pub(crate) fn spoilt(&self, memory: &Memory, random: &mut Random) -> Vec<u8> {
         let mut bytes = self.bytes();
         let is_address = |at: usize| (8..16).contains(&at) || self.addresses.iter().any(|&start| (start..start + 8).contains(&at));
@@ -296,12 +296,12 @@ fn create_qp(places: [u64; 3], pd: u32, cqs: [u32; 2], random: &mut Random) -> C
     qp.u32(sends).u32(receives).u32(4 + random.below(4)).u32(random.below(2) << 1).u32(random.below(8)).u32(0).u64(0).u64(0)
 }
 
-/// Makes a MODIFY_QP: the next transition, or any.
+/// Makes a MODIFY_QP to the next state, or to any state.
 fn modify_qp(handle: u32, random: &mut Random) -> Command {
     const STEPS: [(u32, u8); 5] = [(0x39, 1), (0x12_9181, 2), (0x1_2e01, 3), (1, 0), (1, 6)];
     let (mask, state) = STEPS[random.below(5) as usize];
     let mask = if random.one_in(4) { random.below(1 << 21) } else { mask };
-    // The path: this port.
+    // A path to this port.
     let mut path = [0; 32];
     (path[20], path[31]) = (1, 1);
     let to = (1 + random.below(3)) << 14 | random.below(3);

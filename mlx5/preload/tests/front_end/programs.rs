@@ -2,7 +2,7 @@
 
 use crate::support::{Finished, Place};
 
-/// Both ends of a ping-pong checked what they received, and say how long it took.
+/// Checks that both ends of a ping-pong verified the received bytes, and printed their duration.
 fn pingpong(test: &str, options: &[&str], program: &[&str]) {
     for end in Place::new(test).pair(options, &[program, &["-n", "300", "-c"]].concat()) {
         end.succeeded().said("300 iters in ");

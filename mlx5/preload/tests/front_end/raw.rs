@@ -19,7 +19,7 @@ const UNDER: &str = "MLX5_FRONT_END_TEST";
 
 pub(crate) const DEVICE: &CStr = c"/dev/infiniband/uverbs0";
 
-/// States of a queue pair, with the attributes that lead there.
+/// States of a queue pair, with the attributes that lead to them.
 pub(crate) const INIT: (u8, u32) = (1, 0x39);
 pub(crate) const RTR: (u8, u32) = (2, 0x12_9181);
 pub(crate) const RTS: (u8, u32) = (3, 0x1_2e01);
@@ -29,7 +29,7 @@ pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body:
     under_the_library_with(test, ("MLX5_PRELOAD_FAULTS", faults), logged, body);
 }
 
-/// The same, with another setting of the launcher's.
+/// Runs it with another setting of the launcher's.
 pub(crate) fn under_the_library_with(test: &str, (setting, value): (&str, &str), logged: &[&str], body: impl FnOnce()) {
     if env::var_os(UNDER).is_some() {
         return body();
@@ -57,7 +57,7 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
-/// The device, opened.
+/// An open device.
 pub(crate) struct Device {
     pub(crate) file: File,
 }
@@ -67,7 +67,7 @@ impl Device {
         Ok(Self { file: File::options().read(true).write(true).open(DEVICE.to_str().unwrap())? })
     }
 
-    /// With a context.
+    /// Opens a device with a context.
     pub(crate) fn start() -> Self {
         let device = Self::open().unwrap();
         device.get_context().unwrap();
@@ -85,7 +85,7 @@ impl Device {
         Ok(driver)
     }
 
-    /// A command with a response: both structures start with the response's address.
+    /// Makes a command with a response. Both structures start with the response's address.
     pub(crate) fn ask<R, D>(
         &self,
         number: u8,
@@ -105,7 +105,7 @@ impl Device {
         Ok((R::read_from_bytes(core).unwrap(), D::read_from_bytes(driver).unwrap()))
     }
 
-    /// A command with no response.
+    /// Makes a command without a response.
     pub(crate) fn tell(&self, number: u8, request: &(impl IntoBytes + Immutable)) -> io::Result<()> {
         self.write(number, request.as_bytes(), 0)
     }
@@ -119,7 +119,7 @@ impl Device {
         Ok(())
     }
 
-    /// The errno of a method.
+    /// Calls a method. Returns the errno.
     pub(crate) fn ioctl(&self, object: u16, method: u16) -> i32 {
         let header = [24u16, object, method, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         // SAFETY: a header with no attributes.
@@ -168,12 +168,13 @@ impl Device {
         Ok(response.srq_handle)
     }
 
-    /// A reliable connection with a send queue of 4 WQEBBs, and receives of a shared queue.
+    /// Makes a reliable connection with a send queue of 4 WQEBBs, and receives from a shared queue.
     pub(crate) fn create_qp(&self, memory: &Memory, pd_handle: u32, cq: u32, srq: Option<u32>) -> io::Result<verbs::CreateQpResp> {
         self.create_qp_with(memory, pd_handle, cq, srq, 0)
     }
 
-    /// With a receive queue of its own, of so many WQEs of 64 bytes, out of which a program asked for one less with a single buffer each.
+    /// Makes one with a receive queue of its own, of this number of WQEs of 64 bytes. The program requested one receive less, with a single
+    /// buffer each.
     pub(crate) fn create_qp_with(
         &self,
         memory: &Memory,
@@ -207,12 +208,12 @@ impl Device {
         Ok(response)
     }
 
-    /// To `state`, on the way to queue pair `qpn` at LID `dlid`.
+    /// Makes a MODIFY_QP to `state`, on the way to queue pair `qpn` at LID `dlid`.
     pub(crate) fn modify_qp(&self, qp_handle: u32, to: (u8, u32), path: (u16, u32)) -> io::Result<()> {
         self.modify_qp_with(qp_handle, to, path, |_| ())
     }
 
-    /// With a change to the command.
+    /// Makes it with a change to the command.
     pub(crate) fn modify_qp_with(
         &self,
         qp_handle: u32,
@@ -222,14 +223,14 @@ impl Device {
     ) -> io::Result<()> {
         let mut request = verbs::ModifyQp { qp_handle, qp_state, attr_mask, port_num: 1, path_mtu: 3, ..verbs::ModifyQp::new_zeroed() };
         request.dest.dlid = dlid;
-        // The shortest values.
+        // The shortest times.
         (request.timeout, request.min_rnr_timer) = (1, 1);
         request.dest_qp_num = qpn;
         change(&mut request);
         self.tell(number::MODIFY_QP, &request)
     }
 
-    /// A queue pair in RTS that is connected to itself.
+    /// Makes a queue pair in RTS that is connected to itself.
     pub(crate) fn create_ready_qp(&self, memory: &Memory) -> verbs::CreateQpResp {
         let pd = self.alloc_pd().unwrap();
         let cq = self.create_cq(memory, 16).unwrap();
@@ -244,7 +245,7 @@ impl Device {
         Ok(self.ask::<_, [u8; 0]>(number::QUERY_QP, &verbs::QueryQp { response: 0, qp_handle, attr_mask: 0 }, &[0u8; 0])?.0)
     }
 
-    /// A command that has the response's address and a handle, as those that destroy CQs, SRQs and queue pairs.
+    /// A command with the response's address and a handle, like those that destroy CQs, SRQs and queue pairs.
     pub(crate) fn destroy(&self, number: u8, handle: u32) -> io::Result<u32> {
         let request = verbs::DestroyQp { response: 0, qp_handle: handle, reserved: 0 };
         Ok(self.ask::<[u32; 2], [u8; 0]>(number, &request, &[0u8; 0])?.0[0])
@@ -282,18 +283,18 @@ impl Memory {
         self.cq() + 2 * PAGE as u64
     }
 
-    /// Word `index` of the doorbell records.
+    /// Returns word `index` of the doorbell records.
     pub(crate) fn record(&self, index: u64) -> u64 {
         self.cq() + 3 * PAGE as u64 + 4 * index
     }
 
-    /// Posts a SEND of nothing to the send queue of `create_qp`, and rings.
+    /// Posts an empty SEND to the send queue of `create_qp`, and rings.
     pub(crate) fn post_send(&self, qpn: u32) {
         self.write_wqe(0, 0x0a, qpn);
         self.announce(1);
     }
 
-    /// Writes a signaled WQE without data to place `index` of the send queue of `create_qp`: its words.
+    /// Writes a signaled WQE without data to place `index` of the send queue of `create_qp`. Returns its words.
     pub(crate) fn write_wqe(&self, index: u16, opcode: u32, qpn: u32) -> [u32; 4] {
         let words = [u32::from(index) << 8 | opcode, qpn << 8 | 1, 0x0000_0008, 0].map(u32::to_be);
         // SAFETY: a place in this memory, aligned.

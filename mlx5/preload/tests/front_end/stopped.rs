@@ -1,4 +1,4 @@
-//! A peer that is stopped in the middle of a copy into a region that is to go or to change.
+//! A peer stops in the middle of a copy into a region that is deregistered or changed.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,9 @@ use zerocopy::FromZeros;
 use crate::abi::verbs::{self, number};
 use crate::raw::{Device, INIT, Memory, RTR, RTS, errno, under_the_library};
 
-/// A copy of so much takes milliseconds, in which it is stopped.
+/// Length of a copy that takes milliseconds, in which the peer is stopped.
 const BYTES: usize = 32 << 20;
-/// A copy may be over before it is stopped.
+/// Number of attempts: a copy may be over before the peer is stopped.
 const ROUNDS: u8 = 14;
 const REMOTE_WRITE: u32 = 3;
 
@@ -29,7 +29,7 @@ fn hear(stream: &mut UnixStream) -> [u64; 3] {
     })
 }
 
-/// The peer: writes its memory, filled with a byte, to an address and a key, as often as it is told.
+/// Runs the peer: it writes its memory, filled with a byte, to an address and a key, whenever it is told.
 fn write_as_told(mut parent: UnixStream) {
     let (device, memory, mut bytes) = (Device::start(), Memory::new(), vec![0u8; BYTES]);
     let pd = device.alloc_pd().unwrap();
@@ -161,7 +161,7 @@ fn a_region_that_waits_for_a_stopped_peer_keeps_no_other_command_waiting() {
                 let has_waited = !is_gone.load(Ordering::Relaxed);
                 // SAFETY: the child.
                 unsafe { libc::kill(pair.child, libc::SIGCONT) };
-                // On a machine with more to do it may have waited for too long.
+                // On a busy machine it may have waited for too long.
                 dereg.join().unwrap().is_ok() && has_waited
             });
             pair.go_on();

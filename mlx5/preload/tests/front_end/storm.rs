@@ -1,5 +1,5 @@
-//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some killed: the others finish, the peers of
-//! killed programs are told, and nothing is left.
+//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some killed. The others finish, the peers of
+//! killed programs get errors, and no file is left.
 
 use std::fs;
 use std::thread::sleep;
@@ -11,7 +11,7 @@ use crate::support::{Finished, Place, Program, free_port, is_listening, scale};
 /// Time for which programs are stopped and continued, in a round.
 const STORM: Duration = Duration::from_secs(5);
 
-/// Programs with arguments, their iterations, and whether a client notices that its server is killed because it has operations in flight.
+/// Programs with arguments, their iterations, and whether a client detects a killed server because it has operations in flight.
 const KINDS: [(&[&str], u32, bool); 5] = [
     (&["ib_write_bw", "-s", "4096"], 10_000, true),
     (&["ib_send_bw", "-s", "4096"], 10_000, true),
@@ -20,7 +20,7 @@ const KINDS: [(&[&str], u32, bool); 5] = [
     (&["ibv_rc_pingpong"], 2_000, false),
 ];
 
-/// Iterations where the server is killed: many more than there is time for.
+/// Iterations if the server is killed: many more than fit in the time.
 const ENDLESS: u32 = 5_000_000;
 
 /// A server and its client.
@@ -47,7 +47,7 @@ impl Pair {
     }
 }
 
-/// The program of a launcher, if it still runs.
+/// Returns the program of a launcher, if it still runs.
 fn program_of(launcher: libc::pid_t) -> Option<libc::pid_t> {
     fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?.split_whitespace().next()?.parse().ok()
 }
@@ -59,7 +59,7 @@ fn signal(program: &Program, signal: libc::c_int) {
     }
 }
 
-/// Programs are stopped for a while, one after the other; the servers that are to die, die one after the other.
+/// Programs are stopped for some time, one after the other. Some servers are killed, one after the other.
 fn storm(pairs: &[Pair], random: &mut Random) {
     let end = Instant::now() + STORM;
     let mut stops = 0;
@@ -107,7 +107,7 @@ fn round(seed: u64) {
             assert!(!server.status.success() && !client.status.success(), "seed {seed}: {server:#?} {client:#?}");
             client.said("Failed status 12");
         } else {
-            // Both are shown: the end that failed first tells why.
+            // Both outputs are shown, because the end that failed first has the reason.
             assert!(server.status.success() && client.status.success(), "seed {seed}: {server:#?} {client:#?}");
         }
     }

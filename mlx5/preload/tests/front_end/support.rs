@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A program that takes longer hangs.
+/// Time after which a program is taken for hung.
 const DEADLINE: Duration = Duration::from_secs(90);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The directory with `mlx5-run` and the library. A test depends on the binaries of its package, but not on a library that nobody links, so
-/// that one is built here.
+/// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its package, but not on a library that no
+/// binary links, so the library is built here.
 pub(crate) fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -48,14 +48,14 @@ impl Place {
         self.dir.join(name)
     }
 
-    /// `mlx5-run` with these options.
+    /// Makes `mlx5-run` with these options.
     pub(crate) fn mlx5_run(&self, options: &[&str]) -> Command {
         let mut command = Command::new(built().join("mlx5-run"));
         command.arg("--fabric").arg(self.file("fabric")).args(options);
         command
     }
 
-    /// Starts a program, with all it says in a file.
+    /// Starts a program with its output in a file.
     pub(crate) fn start(&self, command: &mut Command) -> Program {
         let output = self.file(&format!("output-{}", self.programs.fetch_add(1, Ordering::Relaxed)));
         let file = File::create(&output).unwrap();
@@ -68,7 +68,7 @@ impl Place {
         self.start(self.mlx5_run(options).args(program)).finish()
     }
 
-    /// Runs a server, and a client that is the same program with the server's host behind: server and client.
+    /// Runs a server, and a client: the same program with the server's host as its last argument. Returns server and client.
     pub(crate) fn pair(&self, options: &[&str], program: &[&str]) -> [Finished; 2] {
         let port = free_port();
         let command = |more: &[&str]| {
@@ -89,7 +89,7 @@ impl Drop for Place {
     }
 }
 
-/// A program that runs; killed if dropped.
+/// A running program; killed if dropped.
 pub(crate) struct Program {
     what: String,
     child: Child,
@@ -115,7 +115,7 @@ impl Program {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
     }
 
-    /// Waits until `is_so`, as long as the program runs.
+    /// Waits until `is_so`, while the program runs.
     pub(crate) fn wait_for(&mut self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             let ended = self.child.try_wait().unwrap();
@@ -167,7 +167,7 @@ impl Finished {
     }
 }
 
-/// Returns a port that nobody listens at, once: below the ports that the system gives to connections (32768 and more, by default).
+/// Returns a port without a listener, once: below the ports that the system gives to connections (32768 and more, by default).
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(64);
@@ -175,7 +175,7 @@ pub(crate) fn free_port() -> u16 {
     std::iter::repeat_with(port).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
-/// Without connecting, which a server takes for its client.
+/// Waits without connecting, because a server would take that for its client.
 pub(crate) fn is_listening(port: u16) -> bool {
     let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -187,7 +187,7 @@ pub(crate) fn is_listening(port: u16) -> bool {
     })
 }
 
-/// Long tests take this many times as long.
+/// Returns the factor for the duration of long tests.
 pub(crate) fn scale() -> u32 {
     std::env::var("MLX5_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }

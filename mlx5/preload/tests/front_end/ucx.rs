@@ -1,5 +1,5 @@
-//! UCX, unmodified, over its transports rc_mlx5 (`rc_x`) and ud_mlx5 (`ud_x`): its own benchmark, which checks no data, and programs here
-//! that check every byte and value.
+//! UCX, unmodified, over its transports rc_mlx5 (`rc_x`) and ud_mlx5 (`ud_x`): its own benchmark, which checks no data, and programs in
+//! this package that check every byte and value.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,15 +7,15 @@ use std::process::Command;
 
 use crate::support::{Finished, Place, Program};
 
-/// Without DEVX, which the device does not have.
+/// Settings without DEVX, which the device does not have.
 const DEVICE: [&str; 3] = ["env", "UCX_NET_DEVICES=mlx5_0:1", "UCX_IB_MLX5_DEVX=n"];
 const RC: &str = "UCX_TLS=rc_x,ud_x";
 const UD: &str = "UCX_TLS=ud_x";
 
-/// Inline, a copy, several packets, zero copy, rendezvous.
+/// Sizes for inline data, a copy, several packets, zero copy, and rendezvous.
 const SIZES: [u32; 6] = [8, 200, 2_048, 8_192, 65_536, 1_048_576];
 
-/// Every line is a run of ucx_perftest, of its default number of iterations unless it says another.
+/// Runs ucx_perftest once for each of `lines`, with its default number of iterations unless the line changes it.
 fn perftest(test: &str, options: &[&str], environment: &[&str], lines: &[String]) -> Finished {
     let place = Place::new(test);
     let batch = place.file("batch");
@@ -30,7 +30,7 @@ fn perftest(test: &str, options: &[&str], environment: &[&str], lines: &[String]
     client
 }
 
-/// A run of each test with each size, and nothing but the transport.
+/// Runs each test with each size, over this transport only.
 fn protocols(test: &str, tests: &[&str], sizes: &[u32]) {
     let lines: Vec<_> = tests.iter().flat_map(|test| sizes.iter().map(move |bytes| format!("-t {test} -s {bytes}"))).collect();
     let client = perftest(test, &[], &[RC], &lines);
@@ -69,7 +69,7 @@ fn active_messages_finish() {
     protocols("ucx-am", &["ucp_am_lat", "ucp_am_bw"], &SIZES);
 }
 
-/// Below the protocols one transport is asked for by name; atomics there are the device's.
+/// Below the protocols one transport is requested by name, and atomics are the device's.
 #[test]
 #[ignore = "needs ucx-utils"]
 fn the_transports_finish_by_themselves() {
@@ -114,7 +114,7 @@ fn without_devx_and_dc_there_is_rc() {
     assert!(log.contains("create_qp (24) refused: EOPNOTSUPP"), "{log}");
 }
 
-/// Compiles a program of `ucx/` into the place.
+/// Compiles a program of `ucx/` into the directory.
 fn compile(place: &Place, name: &str) -> PathBuf {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/front_end/ucx").join(name).with_extension("c");
     let program = place.file(name);
@@ -140,7 +140,7 @@ fn start_all(place: &Place, program: &str, ranks: usize, options: &[&str], envir
 /// Checks that all processes found all data correct.
 fn exchange(test: &str, ranks: usize, options: &[&str], environment: &[&str]) -> Vec<Finished> {
     let ends: Vec<_> = start_all(&Place::new(test), "data", ranks, options, environment).into_iter().map(Program::finish).collect();
-    // All of them, since the first that failed may have lost its peer.
+    // All of them, since the first one that failed may have lost its peer.
     let is_right = |end: &Finished| end.status.success() && end.output.contains("all data is right");
     assert!(ends.iter().all(is_right), "{ends:#?}");
     ends
@@ -172,7 +172,7 @@ fn all_data_is_right_over_datagrams_and_roce() {
     exchange("ucx-ud-roce", 2, &["--link", "roce"], &[UD]);
 }
 
-/// Each protocol for as many sizes as it takes.
+/// Runs each protocol for several sizes.
 #[test]
 #[ignore = "needs libucx-dev"]
 fn all_data_is_right_with_each_protocol() {
@@ -205,10 +205,10 @@ fn the_devices_atomics_are_atomic() {
     }
 }
 
-/// `killed` is of 0, which sends, and 1, which does not.
+/// `killed` is 0, which sends, or 1, which does not.
 fn survivor(test: &str, killed: usize, tls: &str) {
     let place = Place::new(test);
-    // A process that does not send notices by UCX's own looking, over datagrams.
+    // A process that does not send detects the death by UCX's own keep-alive, over datagrams.
     let mut ends = start_all(&place, "survivor", 2, &[], &[tls, "UCX_KEEPALIVE_INTERVAL=1s", "UCX_UD_TIMEOUT=10s"]);
     for (rank, end) in ends.iter_mut().enumerate() {
         let output = place.file(&format!("output-{}", rank + 1));
@@ -243,7 +243,7 @@ fn the_survivor_of_a_killed_receiver_ends() {
     let port = crate::support::free_port();
     let command = |more: &[&str]| {
         let mut command = place.mlx5_run(&[]);
-        // Without its flow control, which may wait for the receiver with nothing under way.
+        // Without its flow control, which may wait for the receiver with nothing in flight.
         command.args(DEVICE).args([RC, "UCX_RC_FC_ENABLE=n", "ucx_perftest", "-t", "tag_bw", "-s", "4096", "-n", "100000000"]);
         command.args(["-p", &port.to_string()]).args(more);
         command
@@ -251,7 +251,7 @@ fn the_survivor_of_a_killed_receiver_ends() {
     let mut server = place.start(&mut command(&[]));
     server.wait_for(|| crate::support::is_listening(port));
     let mut client = place.start(&mut command(&["localhost"]));
-    // The first line of results, of a second of traffic.
+    // The first line of results, after a second of traffic.
     let output = place.file("output-1");
     client.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.contains("[thread 0]")));
     // SAFETY: a child process that was not yet waited for.

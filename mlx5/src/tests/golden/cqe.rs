@@ -133,8 +133,8 @@ fn a_new_cq_holds_no_completion_on_either_lap() {
     }
 }
 
-/// A session of 19 receives in a ring of 32, its title at entry 20: the arrays are at 21, 28 and 4 (20 + 16 - 32). Written by hand from the
-/// kernel's `mlx5_mini_cqe8`: 4 bytes of hash or checksum, byte_cnt.
+/// A session of 19 receives in a ring of 32. Its title is at entry 20, so the arrays are at 21, 28 and 4 (20 + 16 - 32). Written by hand
+/// from the kernel's `mlx5_mini_cqe8`: 4 bytes of hash or checksum, byte_cnt.
 pub(super) fn session() -> Vec<[u8; 64]> {
     let mut ring = vec![[0xa5; 64]; 32];
     // byte_cnt 44 is the count, 19; the first WQE is 0xfffe; op_own: RESP_SEND, compressed, owner 1.
@@ -154,8 +154,8 @@ pub(super) fn session() -> Vec<[u8; 64]> {
 
 #[test]
 fn array_places_are_those_of_the_kernels_loop() {
-    // mlx5e_decompress_cqes_start reads the array behind the title and takes its first entry; mlx5e_decompress_cqes_cont goes on with the
-    // second, and reads another array, at the counter it has come to, whenever eight are used up.
+    // mlx5e_decompress_cqes_start reads the array after the title and takes its first entry. mlx5e_decompress_cqes_cont continues with the
+    // second, and reads another array, at the counter it has reached, whenever eight entries are used up.
     let (cc, mut place, mut used) = (1000, 1001, 1);
     assert_eq!(mini_array_offset(0), place - cc);
     for entry in 1..200 {
@@ -169,7 +169,7 @@ fn array_places_are_those_of_the_kernels_loop() {
 
 #[test]
 fn a_mini_cqe_and_its_title_make_a_cqe() {
-    // Receive: byte count and WQE counter are the mini CQE's and the reader's, the rest is the title's.
+    // Receive: the byte count comes from the mini CQE and the WQE counter from the reader; the rest is the title's.
     let mut got = session()[20];
     MiniCqe { word: 0xffff_ffff, byte_count: 0x102 }.expand_receive(&mut got, 0x0001);
     assert_eq!(got, noisy(&[(36, "deadbeef"), (44, "00000102"), (56, "00123456"), (60, "0001"), (63, "2d")]));

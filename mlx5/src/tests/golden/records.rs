@@ -47,7 +47,7 @@ fn a_control_segment_is_read_with_anything_in_its_reserved_bytes() {
     assert_eq!((words.opcode(), words.wqe_index(), words.qpn(), words.ds(), words.imm()), (0x11, 0x1234, 0xab_cdef, 6, 0xdead_beef));
     let flags = ["8a", "00", "02"].map(|byte| (ctrl(byte).signaled(), ctrl(byte).fence(), ctrl(byte).solicited()));
     assert_eq!(flags, [(true, FenceMode::SmallAndFence, true), (false, FenceMode::None, false), (false, FenceMode::None, true)]);
-    // MLX5_FENCE_MODE_* of the kernel; a mode without a name waits for everything.
+    // MLX5_FENCE_MODE_* of the kernel. An undefined mode waits for all earlier work.
     let modes = ["08", "28", "48", "68", "88", "a8", "c8", "e8"].map(|byte| ctrl(byte).fence());
     let strong = FenceMode::StrongOrdering;
     let named = [FenceMode::None, FenceMode::InitiatorSmall, FenceMode::Fence, strong, FenceMode::SmallAndFence];

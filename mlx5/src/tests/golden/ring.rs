@@ -1,4 +1,4 @@
-//! Completion queues as the device leaves them: every byte of the ring, written over 0xa5.
+//! Completion queues after the device's writes: every byte of the ring, written over 0xa5.
 
 use std::sync::atomic::Ordering;
 
@@ -50,7 +50,7 @@ impl Ring {
     }
 }
 
-/// A receive of `byte_count` (hex) bytes, solicited; op_own as the device is to leave it.
+/// A receive of `byte_count` (hex) bytes, solicited, with the op_own that the device is to write.
 fn receive(byte_count: &str, op_own: &str) -> [u8; 64] {
     noisy(&[(36, "deadbeef"), (44, byte_count), (56, "00123456"), (60, "0007"), (63, op_own)])
 }

@@ -1,4 +1,4 @@
-//! WQEs: every verb with every payload it takes, signaled or not, fenced or not, solicited or not, at indices that wrap.
+//! WQEs: every verb with every legal payload, signaled or not, fenced or not, solicited or not, at indices that wrap.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,11 +17,11 @@ const QPN: u32 = 0xab_cdef;
 const WQE_CNT: u16 = 16;
 const RING: usize = WQE_CNT as usize * 64;
 
-/// A send queue, the memory it fills, and what must be in it.
+/// A send queue, its memory, and the expected content.
 struct Bench {
     ring: *mut [u8; RING],
     sq: SendQueue,
-    /// WQEBBs posted, and those since the last signaled WQE.
+    /// Number of WQEBBs posted, and of those since the last signaled WQE.
     producer: u16,
     unsignaled: u16,
 }
@@ -45,7 +45,7 @@ fn bench(qpn: u32) -> Bench {
 }
 
 impl Bench {
-    /// A queue that has posted up to index `start`.
+    /// Makes a queue that has posted up to index `start`.
     fn at(start: u16) -> Self {
         let mut b = bench(QPN);
         while b.producer != start {
@@ -57,13 +57,13 @@ impl Bench {
     }
 
     fn bytes(&self) -> [u8; RING] {
-        // A whole array is one volatile load of a thousand values, which takes the compiler most of a minute.
+        // A whole array would be one volatile load of a thousand values, which takes the compiler most of a minute.
         // SAFETY: leaked memory, written by this thread only.
         std::array::from_fn(|at| unsafe { self.ring.cast::<u8>().add(at).read_volatile() })
     }
 
-    /// Posts `op` over 0xa5, compares the whole ring with what must be there, and completes it. `flags` may be unsignaled: then it is
-    /// signaled when more than 7 WQEBBs are not.
+    /// Posts `op` over 0xa5, compares the whole ring with the expected content, and completes it. `flags` may be unsignaled: then it is
+    /// signaled if more than 7 WQEBBs are not.
     fn check(&mut self, op: &impl Operation, flags: Flags, opcode: u8, imm: u32, body: &[u8]) {
         let ds = 1 + body.len() / 16;
         let blocks = ds.div_ceil(4) as u16;
@@ -104,7 +104,7 @@ impl Bench {
         ring[at + 16..at + 16 + body.len()].copy_from_slice(body);
     }
 
-    /// A post that must be refused writes nothing.
+    /// Checks that a refused post writes nothing.
     fn refuse(&mut self, op: &impl Operation, error: PostError) {
         let before = self.bytes();
         assert_eq!(self.sq.push(op, Signal::Always, 0), Err(error));
@@ -112,7 +112,7 @@ impl Bench {
     }
 }
 
-/// MLX5_INLINE_SEG | count, the data, zeroes to the next 16 bytes. A message of length 0 has no segment at all.
+/// MLX5_INLINE_SEG | count, the data, zeroes to the next 16 bytes. A message of length 0 has no segment.
 fn inline_bytes(data: &[u8]) -> Vec<u8> {
     if data.is_empty() {
         return Vec::new();
@@ -131,7 +131,7 @@ fn sge_bytes(sge: &Sge) -> Vec<u8> {
     [&sge.len.to_be_bytes()[..], &sge.lkey.to_be_bytes(), &sge.addr.to_be_bytes()].concat()
 }
 
-/// A verb that sends: its operation for a payload, and what `infiniband/mlx5dv.h` says of its WQE.
+/// A verb that sends: its operation for a payload, and the WQE according to `infiniband/mlx5dv.h`.
 trait Verb {
     type Of<P: Payload>: Operation;
     const OPCODE: u8;
@@ -151,7 +151,7 @@ fn flags() -> impl Iterator<Item = Flags> {
 const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, len: 0x0009_8765, lkey: 0xaabb_ccdd };
 const EMPTY: Sge = Sge { len: 0, ..SGE };
 
-/// Every payload, with all flags, from an index near the end of 16 bits on.
+/// Tests every payload, with all flags, from an index near the end of 16 bits on.
 fn every_payload<V: Verb>(verb: &V) {
     let mut b = Bench::at(0xf3f7);
     let data: Vec<u8> = (0..=221u8).map(|i| i ^ 0x5a).collect();
@@ -236,7 +236,7 @@ verb!(UdSendVerb is UdSend<'static, P>: 0x0a, 0, "11223344 00000000 80123456 05 
     |payload| UdSend { to: &INFINIBAND, payload };
     datagram_is_control_address_payload);
 
-/// Every field of the vector, as of a RoCE port.
+/// Every field of the vector, as for a RoCE port.
 const ROCE: AddressVector = AddressVector {
     stat_rate_sl: 0x36,
     fl_mlid: 0x7f,
@@ -250,7 +250,7 @@ const ROCE: AddressVector = AddressVector {
 
 static OVER_ROCE: LazyLock<Destination> = LazyLock::new(|| Destination::new(ROCE, 0xff_ffff, 0x8001_0000));
 
-// The same of a RoCE port.
+// The same for a RoCE port.
 verb!(UdSendImmVerb is UdSendImm<'static, P>: 0x0b, 0xcafe_f00d, "80010000 00000000 80ffffff 36 7f c0de 00000000 102030405060 99 fe 00abcdef fe8002030405060708090a0b0c0d0e0f",
     |payload| UdSendImm { to: &OVER_ROCE, imm: 0xcafe_f00d, payload };
     datagram_with_immediate_is_control_address_payload);
@@ -301,7 +301,7 @@ fn atomics_are_control_remote_address_operands_result() {
     }
 }
 
-/// The ring from the WQE of `op` on, posted at index `index` of queue pair 1.
+/// Returns the ring from the WQE of `op` on, posted at index `index` of queue pair 1.
 fn of_qp_1(op: &impl Operation, index: u16) -> Vec<u8> {
     let mut b = bench(1);
     for _ in 0..index {

@@ -133,7 +133,7 @@ pub(crate) struct QpParts {
     pub(crate) sq_blocks: u32,
     pub(crate) rq_wqes: u32,
     pub(crate) rq_stride: u32,
-    /// Of half a BlueFlame register.
+    /// Offset of half a BlueFlame register.
     pub(crate) bf_bytes: u32,
     pub(crate) qpn: u32,
     pub(crate) max_inline: u32,
@@ -145,7 +145,7 @@ pub(crate) struct QpParts {
 pub(crate) struct QpRequest {
     pub(crate) send_cq: *mut c_void,
     pub(crate) recv_cq: *mut c_void,
-    /// Null: receives of its own.
+    /// The shared receive queue. Null: receives of its own.
     pub(crate) srq: *mut c_void,
     pub(crate) is_datagram: u32,
     pub(crate) send_wr: u32,

@@ -1,5 +1,5 @@
-//! libibverbs and libmlx5 for tests and benchmarks: `driver.c`, compiled when they run, and loaded. It needs a C compiler, libibverbs-dev,
-//! and a device: run under `mlx5-run`.
+//! libibverbs and libmlx5 for tests and benchmarks: `driver.c`, compiled at run time and loaded. It needs a C compiler, libibverbs-dev, and
+//! a device: run it under `mlx5-run`.
 #![allow(dead_code, reason = "each program uses a part")]
 
 mod abi;
@@ -20,10 +20,10 @@ pub(crate) use abi::*;
 /// The C file, in this package.
 pub(crate) const DRIVER: &str = "tests/support/libmlx5/driver.c";
 
-/// The name that `mlx5-run` gives its device.
+/// Name of `mlx5-run`'s device.
 const DEVICE: &CStr = c"mlx5_0";
 
-/// Declares the functions of `driver.c`, and how they are found.
+/// Declares the functions of `driver.c`, and loads them by name.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
         #[derive(Clone, Copy)]
@@ -81,7 +81,7 @@ impl Library {
         let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension(format!("{}.so", std::process::id()));
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&target).arg(&source);
-        // Not `mlx5-run`'s.
+        // Without `mlx5-run`'s preloaded library.
         let output = cc.args(["-libverbs", "-lmlx5"]).env_remove("LD_PRELOAD").output().map_err(|e| format!("no C compiler: {e}"))?;
         if !output.status.success() {
             return Err(format!(
@@ -101,7 +101,7 @@ impl Library {
         Ok(Self { handle })
     }
 
-    /// The function `name` of the file.
+    /// Returns the function `name` of the file.
     pub(crate) fn symbol(&self, name: &str) -> *mut c_void {
         let c_name = CString::new(name).unwrap();
         // SAFETY: an open library and a string.
@@ -111,7 +111,7 @@ impl Library {
     }
 }
 
-/// Which of the two ways to post.
+/// The way to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Api {
     /// `ibv_post_send`.
@@ -125,7 +125,7 @@ unsafe impl Send for VerbsDevice {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsDevice {}
 
-/// A device of libibverbs with its protection domain. It, and what it makes, is left to the end of the process.
+/// A device of libibverbs with its protection domain. The device and its objects live to the end of the process.
 #[derive(Clone, Copy)]
 pub(crate) struct VerbsDevice {
     functions: Functions,
@@ -133,7 +133,7 @@ pub(crate) struct VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Opens the device. Its queues belong to one thread, by a thread domain, if `single_threaded`.
+    /// Opens the device. With `single_threaded` its queues belong to one thread, by a thread domain.
     pub(crate) fn open(library: &Library, single_threaded: bool) -> Result<Self, String> {
         let functions = Functions::find(library);
         // SAFETY: a string.
@@ -152,7 +152,7 @@ impl VerbsDevice {
         assert_eq!(result, 0, "{}", self.problem());
     }
 
-    /// A completion queue; for [`VerbsCq::start_poll`] if `extended`, with a channel for events if `with_channel`.
+    /// Makes a completion queue; for [`VerbsCq::start_poll`] if `extended`, with an event channel if `with_channel`.
     pub(crate) fn create_cq(&self, entries: u32, cqe_bytes: u32, extended: bool, with_channel: bool) -> VerbsCq {
         let mut parts = MaybeUninit::<CqParts>::zeroed();
         let (extended, with_channel) = (extended.into(), with_channel.into());
@@ -180,7 +180,7 @@ impl VerbsDevice {
         VerbsQp { device: *self, parts: unsafe { parts.assume_init() } }
     }
 
-    /// Registers memory that stays to the end of the process, for everything: its key, local and remote.
+    /// Registers memory with all access, to the end of the process. Returns its keys, local and remote.
     pub(crate) fn register(&self, memory: &'static mut [u64]) -> u32 {
         // SAFETY: as above.
         let key = unsafe { (self.functions.lv_register)(self.device, memory.as_mut_ptr().cast(), size_of_val(memory)) };
@@ -201,31 +201,31 @@ impl VerbsDevice {
 pub(crate) struct VerbsCq {
     device: VerbsDevice,
     pub(crate) parts: CqParts,
-    /// CQEs written here.
+    /// Number of CQEs written by the test.
     producer: u32,
 }
 
 impl VerbsCq {
-    /// Byte `offset` of entry `index`.
+    /// Returns the address of byte `offset` of entry `index`.
     fn at(&self, index: u32, offset: usize) -> *mut u8 {
         assert!(index < self.parts.entries && offset < self.parts.cqe_bytes as usize);
         // SAFETY: inside the buffer.
         unsafe { self.parts.buffer.add(index as usize * self.parts.cqe_bytes as usize + offset) }
     }
 
-    /// The op_own byte of entry `index`.
+    /// Returns the op_own byte of entry `index`.
     pub(crate) fn op_own(&self, index: u32) -> u8 {
         let at = self.at(index, self.parts.cqe_bytes as usize - CQE_BYTES + OP_OWN_OFFSET);
         // SAFETY: inside the buffer.
         unsafe { at.read_volatile() }
     }
 
-    /// The owner bit of the next entry.
+    /// Returns the owner bit of the next entry.
     pub(crate) fn owner(&self) -> bool {
         self.producer & self.parts.entries != 0
     }
 
-    /// Writes the next entry as a device would; `half` is the first half of an entry of 128 bytes. The op_own of `cqe` must be right.
+    /// Writes the next entry as a device would. `half` is the first half of an entry of 128 bytes. The op_own of `cqe` must be right.
     pub(crate) fn write(&mut self, half: &[u8; CQE_BYTES], cqe: &[u8; CQE_BYTES]) {
         let index = self.producer & (self.parts.entries - 1);
         let cqe_at = self.parts.cqe_bytes as usize - CQE_BYTES;
@@ -241,7 +241,7 @@ impl VerbsCq {
         self.producer = self.producer.wrapping_add(1);
     }
 
-    /// The doorbell record: consumer and arm word.
+    /// Returns the doorbell record: consumer and arm word.
     pub(crate) fn record(&self) -> [u32; 2] {
         // SAFETY: lives as long as the process.
         unsafe { &*self.parts.record }.each_ref().map(|word| word.load(Ordering::Acquire))
@@ -254,7 +254,7 @@ impl VerbsCq {
         record[1].store(word, Ordering::Release);
     }
 
-    /// The 8 bytes of the UAR page that take the arm command.
+    /// Returns the 8 bytes of the UAR page that take the arm command.
     pub(crate) fn arm_register(&self) -> &AtomicU64 {
         // SAFETY: in the UAR page, which stays mapped.
         unsafe { &*self.parts.uar.add(CQ_DOORBELL_OFFSET).cast::<AtomicU64>() }
@@ -269,7 +269,7 @@ impl VerbsCq {
         wcs
     }
 
-    /// One completion through `ibv_start_poll`.
+    /// Polls one completion through `ibv_start_poll`.
     pub(crate) fn start_poll(&self) -> Option<IbvWc> {
         let mut wc = IbvWc::default();
         // SAFETY: an extended CQ.
@@ -300,7 +300,7 @@ pub(crate) struct VerbsSrq {
 }
 
 impl VerbsSrq {
-    /// Its WQE `index`.
+    /// Returns its WQE `index`.
     pub(crate) fn wqe(&self, index: u32) -> Vec<u8> {
         let stride = self.parts.stride as usize;
         assert!(index <= self.parts.tail, "the free list starts in order");
@@ -308,7 +308,7 @@ impl VerbsSrq {
         unsafe { std::slice::from_raw_parts(self.parts.buffer.add(index as usize * stride), stride) }.to_vec()
     }
 
-    /// The counter in the doorbell record.
+    /// Returns the counter in the doorbell record.
     pub(crate) fn record(&self) -> u32 {
         // SAFETY: lives as long as the process.
         unsafe { &*self.parts.record }.load(Ordering::Acquire)
@@ -330,19 +330,20 @@ pub(crate) struct VerbsQp {
 }
 
 impl VerbsQp {
-    /// To INIT.
+    /// Moves it to INIT.
     pub(crate) fn to_init(&self) {
         // SAFETY: a queue pair.
         self.device.check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
     }
 
-    /// From INIT to where it sends, and what is posted is executed: to queue pair `remote_qpn` of the same port, or datagrams.
+    /// Moves it from INIT to the state in which it sends, and its device executes: to queue pair `remote_qpn` of the same port, or for
+    /// datagrams.
     pub(crate) fn connect(&self, remote_qpn: u32) {
         // SAFETY: a queue pair.
         self.device.check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
     }
 
-    /// Lets the driver post sends. The device is not told, so it executes none.
+    /// Lets the driver post sends. The device does not know it, so it executes none.
     pub(crate) fn pretend_ready(&self) {
         // SAFETY: a queue pair.
         self.device.check(unsafe { (self.device.functions.lv_pretend_ready)(self.parts.qp) });
@@ -366,20 +367,20 @@ impl VerbsQp {
         self.device.check(unsafe { (self.device.functions.lv_post_receive)(self.parts.qp, null_mut(), wr_id, sges, count) });
     }
 
-    /// The doorbell record: receives and WQEBBs posted.
+    /// Returns the doorbell record: receives and WQEBBs posted.
     pub(crate) fn record(&self) -> [u32; 2] {
         // SAFETY: lives as long as the process.
         unsafe { &*self.parts.record }.each_ref().map(|word| word.load(Ordering::Acquire))
     }
 
-    /// The WQEBB of a counter.
+    /// Returns the WQEBB of a counter.
     pub(crate) fn block(&self, counter: u16) -> [u8; WQEBB] {
         let index = u32::from(counter) & (self.parts.sq_blocks - 1);
         // SAFETY: the queue has `sq_blocks` of them.
         unsafe { self.parts.sq.add(index as usize * WQEBB).cast::<[u8; WQEBB]>().read() }
     }
 
-    /// Fills `count` WQEBBs, which must be free, from that of a counter on.
+    /// Fills `count` free WQEBBs from that of a counter on.
     pub(crate) fn fill_blocks(&self, counter: u16, count: u16, byte: u8) {
         for i in 0..count {
             let index = u32::from(counter.wrapping_add(i)) & (self.parts.sq_blocks - 1);
@@ -388,7 +389,7 @@ impl VerbsQp {
         }
     }
 
-    /// Its receive WQE `index`.
+    /// Returns its receive WQE `index`.
     pub(crate) fn receive_wqe(&self, index: u32) -> Vec<u8> {
         assert!(index < self.parts.rq_wqes);
         let stride = self.parts.rq_stride as usize;
@@ -396,7 +397,7 @@ impl VerbsQp {
         unsafe { std::slice::from_raw_parts(self.parts.rq.add(index as usize * stride), stride) }.to_vec()
     }
 
-    /// Returns the contents of the BlueFlame register, whose bytes become `fill`.
+    /// Returns the contents of the BlueFlame register, and fills it with `fill`.
     pub(crate) fn take_register(&self, fill: u8) -> [u8; 2 * BF_BYTES] {
         assert_eq!(self.parts.bf_bytes as usize, BF_BYTES);
         let register = self.parts.bf.cast::<u8>();

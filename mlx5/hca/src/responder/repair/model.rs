@@ -1,14 +1,14 @@
-//! All interleavings of three requesters, two of which may be killed anywhere, and the owner's repair, step by step as `Receives::pop`,
-//! `Receives::give_back` and `Hca::repair` make them: every receive belongs to one at a time, and in the end none is missing. The model also
-//! fails with each of the orders and accounts that the protocol needs left out, so that it is known to look at them.
+//! All interleavings of three requesters, two of which may be killed anywhere, and the owner's repair, in the steps of `Receives::pop`,
+//! `Receives::give_back` and `Hca::repair`. Every receive belongs to one owner at a time, and in the end none is missing. The model also
+//! fails if one of the orders and accounts that the protocol needs is left out, so the model is known to check them.
 
 use std::collections::HashSet;
 
 const WQES: usize = 4;
-/// At the start.
+/// Number of receives posted at the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
-/// Up to which count a requester saw receives posted before, as by the check of an earlier message; the first one did not check.
+/// By requester: the count up to which it has seen receives posted, by a check at an earlier message. The first one did not check.
 const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.
@@ -17,7 +17,7 @@ enum Without {
     Nothing,
     /// The pop word is read after the intents.
     PopWordFirst,
-    /// Intents of the living are not looked at.
+    /// The intents of the living are not read.
     Intents,
     /// Lanes are not drained.
     Drain,
@@ -25,7 +25,7 @@ enum Without {
     HeadAccount,
     /// The count of returned receives goes up before the list has them.
     ReturnedLast,
-    /// Nothing is given back.
+    /// No receive is given back.
     GiveBack,
 }
 
@@ -55,7 +55,7 @@ enum At {
 enum Repair {
     Idle,
     PopRead,
-    /// Up to which requester the intents were looked at.
+    /// Number of requesters whose intents were read.
     Intents(usize),
     Drained(usize),
     GivingBack,
@@ -75,12 +75,12 @@ struct State {
     owners: [Owner; WQES],
     at: [At; REQUESTERS],
     takes: [u8; REQUESTERS],
-    /// By requester: the count up to which receives were seen to be posted.
+    /// By requester: the count up to which it has seen receives posted.
     known: [u8; REQUESTERS],
     intents: [Option<Word>; REQUESTERS],
     lanes: [Vec<Word>; REQUESTERS],
     kills: u8,
-    /// By index: one more than the count accounted for.
+    /// By index: the count accounted for, plus one.
     taken: [u8; WQES],
     repair: Repair,
     /// Orphans, and whether they are to wait.
@@ -180,7 +180,7 @@ impl State {
             self.owners[at] = Owner::Free;
             self.links[self.tail as usize] = index;
             self.tail = index;
-            // Not the last of the list.
+            // This receive is not the last of the list.
             self.owners[self.head as usize] = Owner::Posted;
             self.head = self.links[self.head as usize];
             self.posted += 1;
@@ -273,7 +273,7 @@ impl State {
         Ok(())
     }
 
-    /// Everybody is done, and the owner has looked: the list has exactly what is posted.
+    /// Checks the end, when all are done and the owner has repaired: the list holds exactly the posted receives.
     fn check_end(&self) -> Result<(), String> {
         let mut listed = vec![];
         let mut at = self.word.1;

@@ -44,7 +44,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
         let signal = unsafe { libc::sigwaitinfo(&raw const set, info.as_mut_ptr()) };
         // SAFETY: written, because a signal was taken.
         let is_of_terminal = signal > 0 && unsafe { info.assume_init() }.si_code == libc::SI_KERNEL;
-        // The terminal signals the program too.
+        // The terminal sends such a signal to the program too.
         if FORWARDED.contains(&signal) && !is_of_terminal {
             // SAFETY: a child that was not yet waited for.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };

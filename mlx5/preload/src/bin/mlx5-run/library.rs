@@ -9,8 +9,8 @@ const NAME: &str = "libmlx5_preload.so";
 /// The library, which `build.rs` embeds in release builds; empty in others.
 static INSIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5_preload.so"));
 
-/// Returns the library beside this program, where it was built; in a target directory of Cargo the one in `deps` is the latest build.
-/// Otherwise writes the embedded library into `dir`, which belongs to this run.
+/// Returns the library. Where this program was built, it is next to the program; in a target directory of Cargo, the copy in `deps` is the
+/// latest build. Elsewhere the embedded library is written into `dir`, which belongs to this run.
 pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
     let beside = program.parent().unwrap_or(Path::new("/"));

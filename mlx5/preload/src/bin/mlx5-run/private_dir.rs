@@ -1,4 +1,4 @@
-//! A directory of one run. It is locked while its run lives, so that the next run can remove it if its own run was killed.
+//! A directory of one run. It is locked while the run lives. So a later run can remove the directory of a killed one.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ impl PrivateDir {
     /// Makes a new directory, and removes those left over.
     pub(crate) fn make(parent: &Path) -> io::Result<Self> {
         sweep(parent)?;
-        // No process looks for this name, so the directory is locked before it can be taken for left over.
+        // No process searches for this name, so the directory is locked before it can be taken for left over.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
         if !try_lock(&lock) {

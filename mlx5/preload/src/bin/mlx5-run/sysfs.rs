@@ -1,5 +1,5 @@
-//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`, in the kernel's layout, because UCX takes
-//! the function's directory to be two levels above the device's.
+//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`. It has the kernel's layout, because UCX
+//! expects the function's directory two levels above the device's.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::private_dir::PrivateDir;
 /// Device file: major and minor.
 pub(crate) const DEVICE: &str = "231:192";
 
-/// The network device that gives a RoCE port its addresses. Programs look it up, so it is a device that every machine has.
+/// The network device that gives a RoCE port its addresses. Programs look it up, so every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
 /// The PCI function's directory, from the root.
@@ -40,7 +40,7 @@ pub(crate) struct TreeOptions {
 pub(crate) struct Tree(PrivateDir);
 
 impl Tree {
-    /// Makes the tree. No other process has its name before it is complete.
+    /// Makes the tree. Its name is known to no other process before it is complete.
     pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
         let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()).unwrap_or_else(|| "/tmp".into());
         let of_parent = |error: io::Error| format!("a directory in {}: {error}", parent.display());

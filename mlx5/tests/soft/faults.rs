@@ -1,20 +1,15 @@
-//! Faults on purpose: each does what it says and nothing else, and the seed decides all of it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! Faults on purpose: each has its effect and no other, and the seed decides all of it.
 
-#[path = "support/end.rs"]
-mod end;
-#[path = "support/time.rs"]
-mod time;
-
-use end::*;
 use mlx5::*;
-use time::{Mode, Net};
+
+use crate::end::*;
+use crate::time::{self, Mode, Net};
 
 fn with(net: &Net, faults: Faults) -> SoftOptions {
     SoftOptions { faults, ..net.options() }
 }
 
-/// A pair whose first end makes `faults`.
+/// Makes a pair whose first end makes `faults`.
 fn faulty(net: &Net, faults: Faults, options: &ConnectOptions) -> (End, End) {
     let (mut a, mut b) = (End::new(net.open(&with(net, faults)), SHARED), End::new(net.device(), SHARED));
     connect(&mut a, &mut b, options);
@@ -82,7 +77,7 @@ fn a_receive_that_is_not_found_costs_one_retry_and_only_operations_that_take_one
         assert_eq!(sent, [(user, Ok(0))]);
     }
     assert_eq!(net.collect(3, || b.received()).len(), 3);
-    // Without a retry it is fatal, receives or not.
+    // Without a retry it is fatal, with or without receives.
     let (mut a, mut b) = faulty(&net, faults(), &ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() });
     b.receives(1, 8);
     a.post(&Send { payload: () }, 0);
@@ -107,7 +102,7 @@ fn the_nth_operation_of_the_device_fails_whichever_queue_pair_it_is_on() {
             if end.qp.state() == QpState::Error {
                 continue;
             }
-            // Of four WQEBBs, so that the ring's end is sometimes filled with what is no operation.
+            // Operations of four WQEBBs, so that sometimes NOPs fill the ring's end.
             let write = Write { addr: write.addr, rkey: write.rkey, payload: Inline(&[1; 200]) };
             end.post(&write, number);
             let [(user, result)] = net.collect(1, || end.sent())[..] else { panic!() };
@@ -123,7 +118,7 @@ fn padding_at_the_end_of_a_ring_is_no_operation() {
     let (mut a, b) = faulty(&net, Faults { fail: Some((30, Syndrome::BadResponse)), ..Faults::default() }, &ConnectOptions::default());
     let write = Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: Inline(&[1; 160]) };
     for number in 0..=30 {
-        // Three WQEBBs in a ring of 64: one is left over on every lap.
+        // Three WQEBBs in a ring of 64, so one is left over on every lap.
         a.post(&write, number);
         let failed = net.collect(1, || a.sent())[0].1.is_err();
         assert_eq!(failed, number == 30, "{number}");
@@ -140,7 +135,7 @@ fn peers_that_are_dropped_answer_no_more_and_are_themselves_unharmed() {
         a.post(&write(&b), user);
         assert_eq!(net.collect(1, || a.sent()), [(user, Ok(0))]);
     }
-    // The other direction works: it is the peers that do not answer, not this device.
+    // The other direction works, because only the peers do not answer.
     let read = Read { addr: a.mr.addr(), rkey: a.mr.rkey(), into: b.mr.sge(64, 8).unwrap() };
     b.post(&read, 0);
     assert_eq!(net.collect(1, || b.sent()), [(0, Ok(8))]);
@@ -154,7 +149,7 @@ fn peers_that_are_dropped_answer_no_more_and_are_themselves_unharmed() {
     assert_eq!(b.bytes(100, 4), b"kept");
 }
 
-/// Three queue pairs of one device send to three of another, which have one receive CQ and pass lanes over; gives the order of its CQEs as
+/// Three queue pairs of one device send to three of another, which have one receive CQ and skip lanes. Returns the order of its CQEs as
 /// (queue pair, number).
 fn arrivals(net: &Net, seed: u64, reorder_permille: u16) -> Vec<(usize, u32)> {
     let device = net.open(&with(net, Faults { seed, reorder_permille, ..Faults::default() }));
@@ -199,7 +194,7 @@ fn completions_change_places_across_queue_pairs_never_within_one() {
     assert!(orders.iter().any(|order| *order != orders[0]), "no seed changed anything");
 }
 
-/// Returns the run of a seed: the trace of both devices, and how often the sender had to wait.
+/// Returns the run of a seed: the trace of both devices, and the number of times that the sender had to wait.
 fn run(mode: Mode, seed: u64) -> (Vec<Option<u64>>, u32) {
     let net = Net::in_mode(mode);
     let faults = Faults { seed, delay_permille: 200, delay_ns: 10_000, rnr_permille: 200, reorder_permille: 300, ..Faults::default() };

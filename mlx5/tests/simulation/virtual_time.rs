@@ -1,5 +1,4 @@
-//! Time that is not immediate: that a run repeats itself, who is stepped when, and what only late gathering finds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! Time that is not immediate: a run repeats itself, actors are stepped in the right order, and late gathering finds early reuse.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,13 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::*;
 
-#[path = "support/simulated.rs"]
-mod simulated;
-#[path = "support/time.rs"]
-mod time;
-
-use simulated::*;
-use time::{Mode, Net};
+use crate::simulated::*;
+use crate::time::{Mode, Net};
 
 #[test]
 fn a_delayed_operation_is_not_there_before_its_time() {
@@ -82,7 +76,7 @@ fn traced_run(seed: u64) -> (u64, u64) {
             if posted < 300 {
                 for qp in &mut qps {
                     posted += 1;
-                    // An empty message touches no memory, so the key is not looked at.
+                    // An empty message touches no memory, so the key is not checked.
                     let op = WriteImm { addr: target.0, rkey: target.1, imm: posted, payload: () };
                     qp.post(&op, Signal::Always, 0).unwrap();
                     qp.ring();
@@ -98,7 +92,7 @@ fn traced_run(seed: u64) -> (u64, u64) {
     (simulation.trace_hash(), simulation.now_ns())
 }
 
-/// Set in the process that a test started to do the same again.
+/// Set in the process that a test starts to repeat the run.
 const CHILD: &str = "MLX5_TEST_IS_CHILD";
 
 #[test]
@@ -110,7 +104,7 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
     }
     assert_eq!(runs, (1..=4).map(traced_run).collect::<Vec<_>>());
     // Other addresses, process id, keys and seeds of hash maps.
-    let name = "the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
+    let name = "virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains(&said));
@@ -182,7 +176,7 @@ fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors
     assert_eq!(*pongs.borrow(), (1..=u64::from(ROUNDS)).map(|i| i * 2 * one_way).collect::<Vec<_>>());
     let [client, server, idle] = steps.get();
     assert_eq!(idle, 1, "nothing ever happened to its device");
-    // Woken once by the message, stepped again after its work, and woken by the few completions that the queue asks for.
+    // Woken once by the message, stepped again after its work, and woken by the few completions that the queue requests.
     assert!((2 * ROUNDS..2 * ROUNDS + 10).contains(&client) && (2 * ROUNDS..2 * ROUNDS + 10).contains(&server), "{client} {server}");
 }
 
@@ -239,7 +233,7 @@ fn what_a_device_had_under_way_when_its_host_lost_power_has_no_effect_and_its_pe
     assert_eq!(byte, [0]);
 }
 
-/// A deliberate bug: the source buffer is used again before the completion. What arrives, and what strict mode says.
+/// A deliberate bug: the source buffer is reused before the completion. Returns the arrived bytes, and strict mode's report.
 fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     let net = Net::in_mode(mode);
     let (mut a, mut b) = (End::new(&net.device()), End::new(&net.device()));
@@ -249,7 +243,7 @@ fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
         a.mr.write(0, message).unwrap();
         let payload = a.mr.sge(0, 6).unwrap();
         let op = Write { addr: b.mr.addr() + 6 * arrived.len() as u64, rkey: b.mr.rkey(), payload };
-        // The first is not even signaled: nobody could know that it is complete.
+        // The first WRITE is not even signaled, so its completion is unknown.
         let signal = if arrived.is_empty() { Signal::Reclaim } else { Signal::Always };
         a.qp.post(&op, signal, 0).unwrap();
         a.qp.ring();
@@ -394,7 +388,7 @@ fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
     }
 }
 
-/// An actor that puts its next turn at the end of time.
+/// An actor whose next turn is at the maximum time.
 struct Last;
 
 impl Actor for Last {

@@ -1,11 +1,8 @@
-//! Receive completions that a device makes fewer or fuller, on the software HCA: compressed sessions and data in the CQE.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
-
-#[path = "support/time.rs"]
-mod time;
+//! Savings on receive completions by the software HCA: compressed sessions, and data in the CQE.
 
 use mlx5::*;
-use time::Net;
+
+use crate::time::{Mode, Net};
 
 const DEPTH: usize = 31;
 
@@ -52,7 +49,7 @@ impl End {
     }
 }
 
-/// Immediates and lengths of `n` messages, sent in bursts whose messages have one immediate.
+/// Returns immediates and lengths of `n` messages, sent in bursts whose messages have one immediate.
 fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
     let net = Net::new();
     let config = QpConfig { max_send_wr: 256, ..QpConfig::default() };
@@ -60,7 +57,7 @@ fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
     let (mut sent, mut received) = (vec![], vec![]);
     for round in 0..200u32 {
         b.fill();
-        // From runs of one to runs that fill the queue, so that sessions come to lie across every ring's end.
+        // From runs of one to runs that fill the queue, so that sessions cross every ring's end.
         let burst = 1 + round % DEPTH as u32;
         for i in 0..burst {
             let (imm, len) = (round / 3 + u32::from(i == burst / 2), (i * 7) % 29);
@@ -76,7 +73,7 @@ fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
                 assert!(srq.complete_receive(&cqe).is_some(), "a receive completes once");
                 received.push((cqe.imm(), cqe.byte_count()));
             };
-            // At once or in two halves; all of a session, or the session in parts, by both.
+            // At once or in two halves; whole sessions, or sessions in parts, by both kinds of poll.
             let max = if round % 2 == 0 { 64 } else { 1 + round as usize % 7 };
             match round % 3 {
                 0 => b.recv_cq.poll(max, &mut take),
@@ -101,7 +98,7 @@ fn messages_in_compressed_sessions_are_what_was_sent_in_order() {
     assert_eq!(sent, received);
 }
 
-/// Sends `data` and returns what the CQE carried, and what the buffer held afterwards.
+/// Sends `data`. Returns the data in the CQE, and the content of the buffer afterwards.
 fn scatter(cqe_bytes: u32, scatter_to_cqe: bool, data: &[u8]) -> (Option<Vec<u8>>, Vec<u8>) {
     let net = Net::new();
     let config = QpConfig { scatter_to_cqe, max_inline_data: 64, ..QpConfig::default() };
@@ -139,9 +136,9 @@ fn short_data_comes_in_the_cqe_if_asked_for_and_not_in_the_buffer() {
     }
 }
 
-/// Trace hash of a receiver that took messages with these immediates.
+/// Returns the trace hash of a receiver that took messages with these immediates.
 fn traced(compression: bool, scatter_to_cqe: bool, imms: &[u32]) -> u64 {
-    let net = Net::in_mode(time::Mode::Immediate);
+    let net = Net::in_mode(Mode::Immediate);
     let cq = CqConfig { compression, ..CqConfig::from(64) };
     let sender = end(&net, cq, &QpConfig::default());
     let device = net.open(&SoftOptions { trace: true, ..net.options() });

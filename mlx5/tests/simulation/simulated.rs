@@ -1,12 +1,11 @@
-//! Devices of a simulation, each with everything an RC connection needs, and a model of NICs whose costs cannot be mistaken for one another.
-#![allow(dead_code, reason = "each test uses what it needs")]
+//! Devices of a simulation with all objects of an RC connection, and a model of NICs with distinguishable costs.
 
 use mlx5::*;
 
 pub(crate) const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 pub(crate) const SIZE: usize = 1 << 16;
 
-/// Numbers that cannot be mistaken for one another when they are added up.
+/// Returns costs that can be told apart after they are added up.
 pub(crate) const NIC: NicParameters = NicParameters {
     doorbell_ns: 1_000_000,
     send_ns: 100_000,
@@ -20,7 +19,7 @@ pub(crate) const NIC: NicParameters = NicParameters {
     jitter_ns: 0,
     seed: 1,
 };
-/// From the doorbell to the effect of an empty WRITE, contexts held.
+/// Time from the doorbell to the effect of an empty WRITE, with contexts held.
 pub(crate) const WAY: u64 = NIC.doorbell_ns + NIC.send_ns + NIC.link_ns;
 
 pub(crate) struct End {
@@ -49,14 +48,14 @@ impl End {
         self.srq.ring();
     }
 
-    /// Users of the sends that are complete, and whether they succeeded.
+    /// Returns the `user` values of the completed sends, and whether they succeeded.
     pub(crate) fn sent(&mut self) -> Vec<(Option<u64>, Result<(), Syndrome>)> {
         let mut got = vec![];
         self.send_cq.poll(256, |cqe| got.push((self.qp.complete(&cqe), cqe.result().map_err(|e| e.syndrome))));
         got
     }
 
-    /// Immediates that have arrived.
+    /// Returns the immediates that have arrived.
     pub(crate) fn arrived(&mut self) -> Vec<u32> {
         let mut got = vec![];
         self.recv_cq.poll(256, |cqe| {
@@ -83,7 +82,7 @@ pub(crate) fn imm(to: &End, imm: u32) -> WriteImm<()> {
     WriteImm { addr: to.mr.addr(), rkey: to.mr.rkey(), imm, payload: () }
 }
 
-/// A write, which has the contexts of both ends held after it; then the time is the second value.
+/// Does a WRITE, after which the contexts of both ends are held. Returns the time then as the second value.
 pub(crate) fn warm_pair(simulation: &mut Simulation<'_>) -> (End, End, u64) {
     let (mut a, b) = pair(simulation, &ConnectOptions::default());
     a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 0).unwrap();
@@ -94,10 +93,10 @@ pub(crate) fn warm_pair(simulation: &mut Simulation<'_>) -> (End, End, u64) {
     (a, b, simulation.now_ns())
 }
 
-/// An immediate or a user, and when it was seen.
+/// An immediate or a `user` value, and the time at which it was seen.
 pub(crate) type Seen = Vec<(u64, u64)>;
 
-/// When each immediate arrives and each send completes, from now on.
+/// Returns the times at which each immediate arrives and each send completes, from now on.
 pub(crate) fn times(simulation: &mut Simulation<'_>, a: &mut End, b: &mut End) -> (Seen, Seen) {
     let start_ns = simulation.now_ns();
     let (mut arrivals, mut completions) = (vec![], vec![]);

@@ -1,12 +1,8 @@
-//! The costs of the NIC model, each pinned by exact virtual times.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! The costs of the NIC model, each checked by exact virtual times.
 
 use mlx5::*;
 
-#[path = "support/simulated.rs"]
-mod simulated;
-
-use simulated::*;
+use crate::simulated::*;
 
 #[test]
 fn a_write_costs_its_wqe_its_bytes_and_the_way_and_is_acknowledged_after_the_way_back() {
@@ -17,7 +13,7 @@ fn a_write_costs_its_wqe_its_bytes_and_the_way_and_is_acknowledged_after_the_way
     a.qp.post(&write(3000), Signal::Always, 2).unwrap();
     a.qp.ring();
     let (_, sent) = times(&mut simulation, &mut a, &mut b);
-    // 1 ns per byte; the second leaves behind the first.
+    // 1 ns per byte. The second message leaves after the first.
     let first = WAY + 1000 + NIC.link_ns;
     assert_eq!(sent, [(1, first), (2, first + NIC.send_ns + 3000)]);
 }
@@ -47,7 +43,7 @@ fn the_result_of_a_read_is_of_the_time_of_its_effect_and_not_there_before_the_re
         byte[0]
     };
     b.mr.write(0, &[1]).unwrap();
-    // Not signaled: the completion of the atomic behind it is enough.
+    // Not signaled: the completion of the atomic after it is enough.
     a.qp.post(&Read { addr: b.mr.addr(), rkey: b.mr.rkey(), into: a.mr.sge(0, 1).unwrap() }, Signal::Reclaim, 1).unwrap();
     let into = a.mr.sge(8, 8).unwrap();
     a.qp.post(&FetchAdd { addr: b.mr.addr() + 8, rkey: b.mr.rkey(), add: 5, into }, Signal::Always, 2).unwrap();
@@ -101,7 +97,7 @@ fn a_fence_holds_also_when_jitter_or_a_retry_delays_the_read() {
             a.qp.post(&Write { addr: b.mr.addr() + 100, rkey: b.mr.rkey(), payload: sge }, Signal::Always.fence(), 2).unwrap();
             a.qp.ring();
             if has_retry {
-                // The WRITE with immediate holds up what is behind it until it finds a receive, and then everything is due.
+                // The WRITE with immediate delays later operations until it finds a receive, and then all are due.
                 simulation.run(simulation.now_ns() + 90_000_000);
                 b.receives(1);
             }
@@ -127,7 +123,7 @@ fn the_completion_of_a_write_waits_for_the_response_of_the_read_before_it() {
     assert_eq!(sent, [(1, response_ns), (2, response_ns)]);
 }
 
-/// Two connections of `a` with `b` whose receives come from one shared queue, and complete in a queue for each.
+/// Makes two connections of `a` with `b`, whose receives come from one shared queue and complete in one queue for each.
 struct Dealer {
     connections: [(RcQp, RcQp, Cq); 2],
     send_cq: Cq,
@@ -148,7 +144,8 @@ impl Dealer {
         Self { connections, send_cq, op: imm(b, 0) }
     }
 
-    /// Sends `n` messages one after the other, each through connection `which`, and takes those of the first connection before those of the
+    /// Sends `n` messages one after the other, each through connection `which`. Completes those of the first connection before those of the
+    /// second, so the receives are returned in that order.
     /// second: the receives come back in that order.
     fn deal(&mut self, simulation: &mut Simulation<'_>, srq: &mut Srq, n: usize, which: impl Fn(usize) -> usize) {
         for i in 0..n {
@@ -191,10 +188,10 @@ fn a_receiver_takes_receives_at_its_rate_and_slower_from_a_list_out_of_order() {
     burst(&mut simulation, &mut b);
     let at = burst(&mut simulation, &mut b);
     assert_eq!(at, (1..=8).map(|i| way + i * NIC.receive_ns).collect::<Vec<_>>(), "a list in order");
-    // The rest of the list comes back in an order with no neighbours.
+    // The rest of the list is returned in an order without neighbours.
     dealer.deal(&mut simulation, &mut b.srq, 239, |i| i % 2);
     b.receives(255);
-    // The entry that was left over, and the 16 of the bursts.
+    // The entry that was left, and the 16 of the bursts.
     (0..3).for_each(|_| drop(burst(&mut simulation, &mut b)));
     let at = burst(&mut simulation, &mut b);
     assert_eq!(at, (1..=8).map(|i| way + i * NIC.unordered_receive_ns).collect::<Vec<_>>(), "the same list out of order");
@@ -283,7 +280,8 @@ fn more_queue_pairs_in_rotation_than_contexts_cost_a_miss_for_every_message() {
         (round_ns, misses)
     };
     assert_eq!(round(8), (8 * 100, (0, 0)), "as many as there are contexts");
-    // Least recently used, in rotation: the one that is needed next is the one that went. Both ends miss; the peer's only delays the last.
+    // Least recently used, in rotation: the context that is needed next was just evicted. Both ends miss. The peer's misses delay only the
+    // last message.
     assert_eq!(round(9), (9 * (100 + 300) + 300, (9, 9)));
     assert_eq!(round(64), (64 * (100 + 300) + 300, (64, 64)));
 }
@@ -310,7 +308,7 @@ fn rnr_timers_and_transport_time_outs_are_exact_in_virtual_time() {
     let options = ConnectOptions { rnr_retry: 3, rnr_timer_ns: 7_000_000, ..ConnectOptions::default() };
     let mut simulation = Simulation::new(NIC);
     let (mut a, mut b) = pair(&mut simulation, &options);
-    // Contexts, and a receive each time, whose cost is the receiver's also if there is none.
+    // Contexts, and one receive for each message, which costs the receiver the same if there is none.
     let first_ns = WAY + NIC.receive_ns + 2 * NIC.context_miss_ns;
     a.qp.post(&imm(&b, 1), Signal::Always, 1).unwrap();
     a.qp.ring();
@@ -328,7 +326,7 @@ fn rnr_timers_and_transport_time_outs_are_exact_in_virtual_time() {
     assert_eq!(a.sent(), [(Some(2), Err(Syndrome::RnrRetryExceeded))]);
     assert_eq!(simulation.now_ns() - start_ns, WAY + NIC.receive_ns + 3 * 7_000_000 + NIC.link_ns);
 
-    // A peer that is there and not connected has the whole time-out.
+    // A peer that exists and is not connected has the whole time-out.
     let mut simulation = Simulation::new(NIC);
     let (mut a, b) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
     a.qp.connect(&b.qp.address(), &options).unwrap();
@@ -357,7 +355,7 @@ fn costs_beyond_the_end_of_time_end_there() {
     }
 }
 
-/// A ceiling of each queue: what arrives at one waits for its own receives, and not for those of another.
+/// Each queue has its own rate: messages at one queue wait for its receives, and not for those of another.
 #[test]
 fn receive_queues_give_their_receives_each_at_its_own_rate() {
     const QUEUE_NS: u64 = 3_000_000;
@@ -383,7 +381,7 @@ fn receive_queues_give_their_receives_each_at_its_own_rate() {
         }
         at
     };
-    // The contexts are fetched, and the queues are free again.
+    // The contexts are held, and the queues are free again.
     burst(1);
     let at = burst(4);
     for at in &at {
