@@ -1,6 +1,6 @@
 //! One-sided verbs: WRITE, WRITE with immediate and READ towards a process that is stopped (SIGSTOP) meanwhile.
 //!
-//! None of the three needs the peer's CPU. The peer granted access when it registered the memory and connected, and its device does the
+//! No such operation needs the peer's CPU. The peer granted access when it registered the memory and connected, and its device does the
 //! rest. So a peer that computes, sleeps or is stopped is written and read as fast as any other. Only the notice needs the peer: bytes in
 //! memory do not show that they are complete. So the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
 //!

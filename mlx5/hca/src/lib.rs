@@ -26,6 +26,7 @@
 // - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
 // - `shared`: the memory that devices share. No other module touches the memory of a peer.
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
+// - `packets`: reliable connections to devices whose memory is out of reach, over packets. No queue pair uses it yet: only tests do.
 // - `sleep`: sleeping until a poll has something to do.
 // - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces, texts.
@@ -45,6 +46,8 @@ mod hca;
 pub mod network;
 mod objects;
 mod options;
+#[cfg(test)]
+mod packets;
 mod queues;
 mod random;
 mod requester;

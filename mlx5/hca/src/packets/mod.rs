@@ -1,0 +1,36 @@
+//! Reliable connections over packets, pure: no socket, no clock, no memory (InfiniBand Architecture Specification, volume 1, chapter 9,
+//! "Reliable Service").
+//!
+//! A [`Requester`] numbers the packets of the messages that are posted to it, says which packet is to be sent next, and learns from
+//! responses and from the time which ones arrived. A [`Responder`] executes the packets of the other end once and in order, on memory and
+//! receives that it reaches by [`Target`], and answers. A connection has one of each at either end.
+//!
+//! Rules, by which the tests are named:
+//!
+//! - P1. Every message is executed once, in the order of posting, or its requester fails.
+//! - P2. A message completes when its last packet is acknowledged: by an ACK of this PSN or a later one, or by its READ or atomic response.
+//!   An ACK behind a READ or atomic without its response acknowledges only what is before it.
+//! - P3. Without an answer for the timeout, everything from the oldest packet on that is not acknowledged is sent again, and from a NAK's PSN
+//!   on after a NAK; `retry_count` times without progress. A READ is asked for again from its first missing byte.
+//! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it; `rnr_retry` times.
+//! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a duplicate SEND or WRITE, READs again for a
+//!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`].
+//! - P6. After a NAK that is fatal both ends execute nothing more.
+
+mod requester;
+mod responder;
+
+pub(crate) use requester::{Failure, Options, Outgoing, Request, Requester, Taken};
+pub(crate) use responder::{Completion, Reply, Responder, Target};
+
+#[cfg(test)]
+mod tests;
+
+/// Maximum READs and atomics of a connection that are not answered, and number of atomics whose results a responder remembers.
+pub(crate) const MAX_RD_ATOMIC: usize = 16;
+
+/// Returns the number of packets of a message.
+const fn packets(len: u32, mtu: u32) -> u32 {
+    // A message of no bytes has one packet.
+    if len == 0 { 1 } else { len.div_ceil(mtu) }
+}

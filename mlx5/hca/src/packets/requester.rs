@@ -1,0 +1,427 @@
+//! The requester: go-back-N over the messages that are posted and not complete.
+
+use std::collections::VecDeque;
+
+use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
+use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
+
+use super::{MAX_RD_ATOMIC, packets};
+
+/// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
+const WINDOW: u32 = 128;
+/// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that have begun: half of all.
+const MAX_SPAN: u32 = 1 << 23;
+/// The retry count that means "forever".
+const WITHOUT_END: u8 = 7;
+
+/// The properties of a connection that its requester needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// QPN of the peer.
+    pub(crate) qpn: u32,
+    /// Maximum payload bytes of a packet: 256 to 4096.
+    pub(crate) mtu: u32,
+    /// Time without an answer before a retry, in ns.
+    pub(crate) timeout_ns: u64,
+    /// Retries without progress.
+    pub(crate) retry_count: u8,
+    /// Retries after RNR NAKs; 7: no limit.
+    pub(crate) rnr_retry: u8,
+}
+
+/// A message to be executed by the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Send { len: u32, imm: Option<u32>, is_solicited: bool },
+    Write { to: Reth, imm: Option<u32>, is_solicited: bool },
+    Read(Reth),
+    CompareSwap(AtomicEth),
+    FetchAdd(AtomicEth),
+}
+
+impl Request {
+    /// Returns the number of PSNs that it takes.
+    const fn packets(&self, mtu: u32) -> u32 {
+        match self {
+            Self::Send { len, .. } => packets(*len, mtu),
+            Self::Write { to, .. } | Self::Read(to) => packets(to.len, mtu),
+            Self::CompareSwap(_) | Self::FetchAdd(_) => 1,
+        }
+    }
+
+    /// Returns whether it is complete with a response of its own, and not with an ACK.
+    const fn has_response(&self) -> bool {
+        matches!(self, Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_))
+    }
+}
+
+/// A posted message.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    request: Request,
+    /// Its first PSN, once it has begun.
+    first: Psn,
+    packets: u32,
+    /// Number of its READ responses that arrived.
+    answered: u32,
+}
+
+impl Message {
+    fn end(&self) -> Psn {
+        self.first.after(self.packets)
+    }
+}
+
+/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, and as many pad bytes as its BTH says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) headers: Headers,
+    /// Number of the message, in the order of posting, from 0.
+    pub(crate) message: u64,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+}
+
+/// The result of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Its payload, if it has one, is of no use.
+    Nothing,
+    /// Its payload is that of a READ from this offset on.
+    Place { message: u64, offset: u32 },
+    /// The value before an atomic operation.
+    Original { message: u64, value: u64 },
+}
+
+/// Why a message failed, and all behind it were flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Number of the message.
+    pub(crate) message: u64,
+    pub(crate) status: Status,
+}
+
+/// One end's requests on a connection.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    options: Options,
+    messages: VecDeque<Message>,
+    /// Number of messages of which a packet was sent.
+    begun: usize,
+    /// Number of the oldest message that is not complete.
+    oldest: u64,
+    /// PSN behind the messages that have begun.
+    end: Psn,
+    /// PSN of the next packet to be sent.
+    next: Psn,
+    /// PSN behind the last packet that was sent at least once.
+    sent: Psn,
+    /// PSN of the oldest packet that is not acknowledged.
+    acknowledged: Psn,
+    retries: u8,
+    rnr_retries: u8,
+    /// Responses showed that the oldest packet is lost, and it was sent again: further ones show nothing new.
+    is_known_lost: bool,
+    /// Time at which a retry is due, while packets are under way.
+    retry_ns: Option<u64>,
+    /// Time until which nothing is sent, after an RNR NAK.
+    pause_ns: Option<u64>,
+    failure: Option<Failure>,
+}
+
+impl Requester {
+    /// Makes a requester whose first packet has this PSN.
+    pub(crate) fn new(options: Options, first: Psn) -> Self {
+        Self {
+            options,
+            messages: VecDeque::new(),
+            begun: 0,
+            oldest: 0,
+            end: first,
+            next: first,
+            sent: first,
+            acknowledged: first,
+            retries: 0,
+            rnr_retries: 0,
+            is_known_lost: false,
+            retry_ns: None,
+            pause_ns: None,
+            failure: None,
+        }
+    }
+
+    /// Posts a message.
+    pub(crate) fn post(&mut self, request: Request) {
+        let packets = request.packets(self.options.mtu);
+        self.messages.push_back(Message { request, first: self.end, packets, answered: 0 });
+    }
+
+    /// Returns the number of messages that are complete.
+    pub(crate) const fn completed(&self) -> u64 {
+        self.oldest
+    }
+
+    /// Returns the failure that ended the connection.
+    pub(crate) const fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    /// Returns the time at which [`Requester::on_time`] has something to do.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        if self.failure.is_some() { None } else { self.pause_ns.or(self.retry_ns) }
+    }
+
+    /// Returns the next packet to be sent, if there is one that may be sent.
+    pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
+        let in_flight = self.next.since(self.acknowledged) as u32;
+        if self.failure.is_some() || self.pause_ns.is_some() || in_flight >= WINDOW || self.next == self.end && !self.begin() {
+            return None;
+        }
+        let nth = self.place(self.next)?;
+        let message = self.messages[nth];
+        let packet = self.packet(&message, self.oldest + nth as u64);
+        // A READ takes the PSNs of its responses.
+        self.next = if message.request.has_response() { message.end() } else { self.next.after(1) };
+        if self.next.since(self.sent) > 0 {
+            self.sent = self.next;
+        }
+        self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));
+        Some(packet)
+    }
+
+    /// Begins the next message, if there is one that may begin.
+    fn begin(&mut self) -> bool {
+        let unanswered = self.messages.iter().take(self.begun).filter(|message| message.request.has_response()).count();
+        let span = self.end.since(self.acknowledged) as u32;
+        let Some(message) = self.messages.get_mut(self.begun) else { return false };
+        if message.request.has_response() && unanswered >= MAX_RD_ATOMIC || span + message.packets >= MAX_SPAN {
+            return false;
+        }
+        message.first = self.end;
+        self.end = message.end();
+        self.begun += 1;
+        true
+    }
+
+    /// Returns the place of the message with this PSN, among those that have begun and are not complete.
+    fn place(&self, psn: Psn) -> Option<usize> {
+        self.messages.iter().take(self.begun).position(|message| psn.since(message.end()) < 0)
+    }
+
+    /// Makes the packet of a message with the PSN that is next.
+    fn packet(&self, message: &Message, number: u64) -> Outgoing {
+        let mtu = self.options.mtu;
+        let nth = self.next.since(message.first) as u32;
+        let (is_first, is_last) = (nth == 0, nth + 1 == message.packets);
+        let offset = nth * mtu;
+        let part = |parts: [Opcode; 6], imm: Option<u32>| match (is_first, is_last, imm) {
+            (true, false, _) => parts[0],
+            (false, false, _) => parts[1],
+            (false, true, None) => parts[2],
+            (false, true, Some(_)) => parts[3],
+            (true, true, None) => parts[4],
+            (true, true, Some(_)) => parts[5],
+        };
+        let with = |opcode| Headers::new(PacketOpcode { transport: Transport::Rc, opcode }, self.options.qpn, self.next);
+        let (mut headers, end) = match message.request {
+            Request::Send { len, imm, is_solicited } => {
+                use Opcode::{SendFirst, SendLast, SendLastImm, SendMiddle, SendOnly, SendOnlyImm};
+                let mut headers = with(part([SendFirst, SendMiddle, SendLast, SendLastImm, SendOnly, SendOnlyImm], imm));
+                (headers.imm, headers.bth.is_solicited) = (imm.unwrap_or(0), is_solicited && is_last);
+                (headers, len)
+            }
+            Request::Write { to, imm, is_solicited } => {
+                use Opcode::{WriteFirst, WriteLast, WriteLastImm, WriteMiddle, WriteOnly, WriteOnlyImm};
+                let mut headers = with(part([WriteFirst, WriteMiddle, WriteLast, WriteLastImm, WriteOnly, WriteOnlyImm], imm));
+                (headers.reth, headers.imm, headers.bth.is_solicited) = (to, imm.unwrap_or(0), is_solicited && is_last);
+                (headers, to.len)
+            }
+            Request::Read(from) => {
+                // The rest of it.
+                let reth = Reth { addr: from.addr.wrapping_add(offset.into()), len: from.len - offset, ..from };
+                (Headers { reth, ..with(Opcode::ReadRequest) }, offset)
+            }
+            Request::CompareSwap(atomic) => (Headers { atomic, ..with(Opcode::CompareSwap) }, offset),
+            Request::FetchAdd(atomic) => (Headers { atomic, ..with(Opcode::FetchAdd) }, offset),
+        };
+        let len = (end - offset).min(mtu);
+        headers.bth.pad = (len.wrapping_neg() & 3) as u8;
+        headers.bth.asks_ack = is_last || message.request.has_response() || self.next.get() % (WINDOW / 4) == 0;
+        Outgoing { headers, message: number, offset, len }
+    }
+
+    /// Takes a response of the peer, with `len` payload bytes.
+    pub(crate) fn on_response(&mut self, headers: &Headers, len: usize, now_ns: u64) -> Taken {
+        let psn = headers.bth.psn;
+        // A response to what was not sent, or was acknowledged: old, or not of the peer.
+        if self.failure.is_some() || psn.since(self.acknowledged) < 0 || psn.since(self.sent) >= 0 {
+            return Taken::Nothing;
+        }
+        match headers.opcode.opcode {
+            Opcode::Acknowledge => self.on_ack(psn, headers.aeth, now_ns),
+            Opcode::AtomicAcknowledge => return self.on_answer(psn, None, headers.original, now_ns),
+            Opcode::ReadResponseFirst | Opcode::ReadResponseMiddle | Opcode::ReadResponseLast | Opcode::ReadResponseOnly => {
+                return self.on_answer(psn, Some(len), 0, now_ns);
+            }
+            _ => {}
+        }
+        Taken::Nothing
+    }
+
+    fn on_ack(&mut self, psn: Psn, aeth: Aeth, now_ns: u64) {
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                self.acknowledge(psn.after(1), now_ns);
+            }
+            Syndrome::RnrNak { timer } => {
+                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
+                    return;
+                }
+                if self.options.rnr_retry < WITHOUT_END && self.rnr_retries >= self.options.rnr_retry {
+                    return self.fail(Status::RnrRetryExceeded);
+                }
+                self.rnr_retries = self.rnr_retries.saturating_add(1);
+                self.go_back(now_ns);
+                (self.pause_ns, self.retry_ns) = (Some(now_ns.saturating_add(rnr_timer_ns(timer))), None);
+            }
+            Syndrome::Nak(nak) => {
+                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
+                    return;
+                }
+                match nak {
+                    Nak::Sequence => self.is_lost(now_ns),
+                    Nak::InvalidRequest => self.fail(Status::RemoteInvalidRequest),
+                    Nak::RemoteAccess => self.fail(Status::RemoteAccess),
+                    Nak::RemoteOperational => self.fail(Status::RemoteOperation),
+                }
+            }
+            Syndrome::Reserved(_) => {}
+        }
+    }
+
+    /// Takes a READ response of this length, or the answer to an atomic.
+    fn on_answer(&mut self, psn: Psn, len: Option<usize>, value: u64, now_ns: u64) -> Taken {
+        let Some(nth) = self.place(psn) else { return Taken::Nothing };
+        let (number, message) = (self.oldest + nth as u64, self.messages[nth]);
+        if !self.acknowledge(message.first, now_ns) || self.oldest != number {
+            return Taken::Nothing;
+        }
+        let at = psn.since(message.first) as u32;
+        let taken = match (message.request, len) {
+            (Request::Read(from), Some(len)) => {
+                let offset = at * self.options.mtu;
+                if at > message.answered {
+                    self.is_lost(now_ns);
+                    return Taken::Nothing;
+                }
+                if at < message.answered || len as u32 != (from.len - offset).min(self.options.mtu) {
+                    return Taken::Nothing;
+                }
+                Taken::Place { message: number, offset }
+            }
+            (Request::CompareSwap(_) | Request::FetchAdd(_), None) => Taken::Original { message: number, value },
+            _ => return Taken::Nothing,
+        };
+        self.progress(psn.after(1), now_ns);
+        let answered = message.answered + 1;
+        self.messages[0].answered = answered;
+        if answered == message.packets {
+            self.complete();
+        }
+        taken
+    }
+
+    /// Completes the messages before `until`. Returns `false` if one of them has no response yet: the response is lost (P2).
+    fn acknowledge(&mut self, until: Psn, now_ns: u64) -> bool {
+        while let Some(message) = self.messages.front().filter(|_| self.begun > 0) {
+            if message.first.since(until) >= 0 {
+                return true;
+            }
+            if message.request.has_response() {
+                self.is_lost(now_ns);
+                return false;
+            }
+            let end = message.end();
+            if end.since(until) > 0 {
+                self.progress(until, now_ns);
+                return true;
+            }
+            self.progress(end, now_ns);
+            self.complete();
+        }
+        true
+    }
+
+    fn complete(&mut self) {
+        self.messages.pop_front();
+        self.begun -= 1;
+        self.oldest += 1;
+    }
+
+    /// Notes that everything before `until` is acknowledged.
+    fn progress(&mut self, until: Psn, now_ns: u64) {
+        if until.since(self.acknowledged) <= 0 {
+            return;
+        }
+        self.acknowledged = until;
+        if self.next.since(until) < 0 {
+            self.next = until;
+        }
+        (self.retries, self.rnr_retries, self.is_known_lost, self.pause_ns) = (0, 0, false, None);
+        let is_under_way = self.next.since(until) > 0;
+        self.retry_ns = is_under_way.then(|| now_ns.saturating_add(self.options.timeout_ns));
+    }
+
+    /// Has everything that is not acknowledged sent again.
+    fn go_back(&mut self, now_ns: u64) {
+        self.next = self.acknowledged;
+        self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
+    }
+
+    /// Retries, as a response shows that the oldest packet that is not acknowledged, or its response, is lost.
+    fn is_lost(&mut self, now_ns: u64) {
+        if !self.is_known_lost {
+            self.retry(now_ns);
+            self.is_known_lost = true;
+        }
+    }
+
+    fn retry(&mut self, now_ns: u64) {
+        if self.retries < self.options.retry_count {
+            self.retries += 1;
+            self.go_back(now_ns);
+        } else {
+            self.fail(Status::TransportRetryExceeded);
+        }
+    }
+
+    fn fail(&mut self, status: Status) {
+        self.failure = Some(Failure { message: self.oldest, status });
+    }
+
+    /// Does what is due at this time: ends a pause, or retries.
+    pub(crate) fn on_time(&mut self, now_ns: u64) {
+        if self.due_ns().is_none_or(|due_ns| due_ns > now_ns) {
+            return;
+        }
+        if self.pause_ns.take().is_some() {
+            return;
+        }
+        self.retry(now_ns);
+    }
+}
+
+#[cfg(test)]
+impl Requester {
+    pub(super) const fn mtu(&self) -> u32 {
+        self.options.mtu
+    }
+
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.messages.iter().map(|message| &message.request)
+    }
+
+    pub(super) fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        self.options.rnr_retry = rnr_retry;
+    }
+}

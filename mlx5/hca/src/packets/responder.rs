@@ -1,0 +1,342 @@
+//! The responder: executes each packet once, in the order of their PSNs, and answers.
+
+use std::collections::VecDeque;
+
+use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
+
+use super::{MAX_RD_ATOMIC, packets};
+
+/// Maximum answers that wait to be sent; further duplicates get none.
+const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
+
+/// The memory and the receives of an end, on which its responder executes messages.
+pub(crate) trait Target {
+    /// Takes a receive for the message that begins. Returns whether there was one.
+    fn take_receive(&mut self) -> bool;
+    /// Places bytes of the message into the receive.
+    fn place(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Nak>;
+    /// Checks that the peer may access this memory.
+    fn check(&mut self, at: &Reth, is_read: bool) -> Result<(), Nak>;
+    /// Writes bytes from `offset` of checked memory on.
+    fn write(&mut self, at: &Reth, offset: u32, bytes: &[u8]) -> Result<(), Nak>;
+    /// Executes an atomic. Returns the value before it.
+    fn execute(&mut self, opcode: Opcode, atomic: &AtomicEth) -> Result<u64, Nak>;
+    /// Completes the receive.
+    fn complete(&mut self, completion: Completion);
+}
+
+/// The completion of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Completion {
+    /// Bytes of the message.
+    pub(crate) len: u32,
+    pub(crate) imm: Option<u32>,
+    pub(crate) is_write: bool,
+    pub(crate) is_solicited: bool,
+}
+
+/// A response to be sent. Its payload are the bytes of `from`, which were checked, and as many pad bytes as its BTH says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    pub(crate) headers: Headers,
+    pub(crate) from: Option<Reth>,
+}
+
+/// The message of which packets have arrived, and not the last.
+#[derive(Clone, Copy, Debug)]
+enum Current {
+    Send { len: u32 },
+    Write { to: Reth, len: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Ack(Aeth),
+    /// The READ responses that are left.
+    Read {
+        from: Reth,
+        msn: u32,
+        is_first: bool,
+    },
+    Atomic {
+        original: u64,
+        msn: u32,
+    },
+}
+
+/// Why a packet is not executed.
+enum Refusal {
+    NotReady,
+    Nak(Nak),
+}
+
+impl From<Nak> for Refusal {
+    fn from(nak: Nak) -> Self {
+        Self::Nak(nak)
+    }
+}
+
+/// One end's answers on a connection.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// QPN of the peer.
+    qpn: u32,
+    mtu: u32,
+    /// Code of the time after which a peer without a receive asks again.
+    rnr_timer: u8,
+    expected: Psn,
+    msn: u32,
+    current: Option<Current>,
+    /// The expected packet was asked for by a NAK.
+    is_asked_for: bool,
+    /// The last atomics, with their PSNs and results.
+    atomics: VecDeque<(Psn, u64)>,
+    answers: VecDeque<(Psn, Answer)>,
+    has_failed: bool,
+}
+
+impl Responder {
+    /// Makes a responder to requests from this PSN on.
+    pub(crate) fn new(qpn: u32, mtu: u32, rnr_timer: u8, first: Psn) -> Self {
+        Self {
+            qpn,
+            mtu,
+            rnr_timer,
+            expected: first,
+            msn: 0,
+            current: None,
+            is_asked_for: false,
+            atomics: VecDeque::new(),
+            answers: VecDeque::new(),
+            has_failed: false,
+        }
+    }
+
+    /// Returns whether it refused a request for a reason that ends the connection.
+    pub(crate) const fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Takes a request of the peer.
+    pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+        if self.has_failed {
+            return;
+        }
+        let psn = headers.bth.psn;
+        match psn.since(self.expected) {
+            0 => self.on_expected(headers, payload, target),
+            ..0 => self.on_duplicate(headers, target),
+            _ if self.is_asked_for => {}
+            _ => {
+                self.is_asked_for = true;
+                self.answer(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+        }
+    }
+
+    fn on_expected(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+        let psn = self.expected;
+        self.is_asked_for = false;
+        match self.execute(headers, payload, target) {
+            Ok(()) if headers.bth.asks_ack && headers.opcode.opcode as u8 <= Opcode::WriteOnlyImm as u8 => {
+                self.answer(psn, Aeth::ack(0).syndrome);
+            }
+            Ok(()) => {}
+            Err(Refusal::NotReady) => {
+                // The packets behind it are no gap.
+                self.is_asked_for = true;
+                self.answer(psn, Syndrome::RnrNak { timer: self.rnr_timer });
+            }
+            Err(Refusal::Nak(nak)) => {
+                self.has_failed = true;
+                self.answer(psn, Syndrome::Nak(nak));
+            }
+        }
+    }
+
+    fn execute(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) -> Result<(), Refusal> {
+        let opcode = headers.opcode.opcode;
+        match opcode {
+            Opcode::ReadRequest => return self.read(headers, target),
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                self.may_begin()?;
+                if self.waiting() >= MAX_RD_ATOMIC {
+                    return Err(Nak::InvalidRequest.into());
+                }
+                let original = target.execute(opcode, &headers.atomic)?;
+                if self.atomics.len() == MAX_RD_ATOMIC {
+                    self.atomics.pop_front();
+                }
+                self.atomics.push_back((self.expected, original));
+                self.msn += 1;
+                self.answers.push_back((self.expected, Answer::Atomic { original, msn: self.msn }));
+                self.expected = self.expected.after(1);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let (is_write, is_first, is_last) = match opcode {
+            Opcode::SendFirst => (false, true, false),
+            Opcode::SendMiddle => (false, false, false),
+            Opcode::SendLast | Opcode::SendLastImm => (false, false, true),
+            Opcode::SendOnly | Opcode::SendOnlyImm => (false, true, true),
+            Opcode::WriteFirst => (true, true, false),
+            Opcode::WriteMiddle => (true, false, false),
+            Opcode::WriteLast | Opcode::WriteLastImm => (true, false, true),
+            Opcode::WriteOnly | Opcode::WriteOnlyImm => (true, true, true),
+            _ => return Err(Nak::InvalidRequest.into()),
+        };
+        let len = payload.len() as u32;
+        let is_full = len == self.mtu;
+        if !is_last && !is_full || len > self.mtu || is_last && !is_first && len == 0 {
+            return Err(Nak::InvalidRequest.into());
+        }
+        let current = match (self.current, is_first) {
+            (None, true) if is_write => {
+                if headers.reth.len > 0 {
+                    target.check(&headers.reth, false)?;
+                }
+                Current::Write { to: headers.reth, len: 0 }
+            }
+            (None, true) => Current::Send { len: 0 },
+            (Some(current), false) if matches!(current, Current::Write { .. }) == is_write => current,
+            _ => return Err(Nak::InvalidRequest.into()),
+        };
+        let needs_receive = if is_write { opcode.has_imm() } else { is_first };
+        let imm = opcode.has_imm().then_some(headers.imm);
+        let (current, total) = match current {
+            Current::Send { len: before } => {
+                if needs_receive && !target.take_receive() {
+                    return Err(Refusal::NotReady);
+                }
+                let total = before.checked_add(len).ok_or(Nak::InvalidRequest)?;
+                target.place(before, payload)?;
+                (Current::Send { len: total }, total)
+            }
+            Current::Write { to, len: before } => {
+                let total = before.checked_add(len).filter(|total| *total <= to.len).ok_or(Nak::InvalidRequest)?;
+                if is_last && total != to.len {
+                    return Err(Nak::InvalidRequest.into());
+                }
+                if needs_receive && !target.take_receive() {
+                    return Err(Refusal::NotReady);
+                }
+                target.write(&to, before, payload)?;
+                (Current::Write { to, len: total }, total)
+            }
+        };
+        self.current = (!is_last).then_some(current);
+        self.expected = self.expected.after(1);
+        if is_last {
+            self.msn += 1;
+            if !is_write || imm.is_some() {
+                target.complete(Completion { len: total, imm, is_write, is_solicited: headers.bth.is_solicited });
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, headers: &Headers, target: &mut impl Target) -> Result<(), Refusal> {
+        self.may_begin()?;
+        if self.waiting() >= MAX_RD_ATOMIC {
+            return Err(Nak::InvalidRequest.into());
+        }
+        let from = headers.reth;
+        if from.len > 0 {
+            target.check(&from, true)?;
+        }
+        self.msn += 1;
+        self.answers.push_back((self.expected, Answer::Read { from, msn: self.msn, is_first: true }));
+        self.expected = self.expected.after(packets(from.len, self.mtu));
+        Ok(())
+    }
+
+    fn may_begin(&self) -> Result<(), Nak> {
+        if self.current.is_none() { Ok(()) } else { Err(Nak::InvalidRequest) }
+    }
+
+    /// Returns the number of READs and atomics whose answers wait to be sent.
+    fn waiting(&self) -> usize {
+        self.answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Ack(_))).count()
+    }
+
+    /// Answers a request that was executed before (P5).
+    fn on_duplicate(&mut self, headers: &Headers, target: &mut impl Target) {
+        if self.answers.len() >= MAX_REPLIES {
+            return;
+        }
+        let (psn, msn) = (headers.bth.psn, self.msn);
+        match headers.opcode.opcode {
+            Opcode::ReadRequest => {
+                let from = headers.reth;
+                let end = psn.after(packets(from.len, self.mtu));
+                let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
+                if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
+                    self.answers.push_back((psn, Answer::Read { from, msn, is_first: true }));
+                }
+            }
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn) {
+                    self.answers.push_back((psn, Answer::Atomic { original, msn }));
+                }
+            }
+            _ => self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome),
+        }
+    }
+
+    /// Appends an ACK or a NAK. An ACK takes the place of one that still waits directly before it.
+    fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
+        let aeth = Aeth { syndrome, msn: self.msn };
+        let is_ack = |syndrome| matches!(syndrome, Syndrome::Ack { .. });
+        match self.answers.back_mut() {
+            Some((last, Answer::Ack(waiting))) if is_ack(waiting.syndrome) && is_ack(syndrome) => (*last, *waiting) = (psn, aeth),
+            _ => self.answers.push_back((psn, Answer::Ack(aeth))),
+        }
+    }
+
+    /// Returns the next response to be sent.
+    pub(crate) fn next_reply(&mut self) -> Option<Reply> {
+        let (psn, answer) = self.answers.front_mut()?;
+        let with = |opcode, psn| Headers::new(PacketOpcode { transport: Transport::Rc, opcode }, self.qpn, psn);
+        let reply = match answer {
+            Answer::Ack(aeth) => Reply { headers: Headers { aeth: *aeth, ..with(Opcode::Acknowledge, *psn) }, from: None },
+            Answer::Atomic { original, msn } => {
+                let headers = Headers { aeth: Aeth::ack(*msn), original: *original, ..with(Opcode::AtomicAcknowledge, *psn) };
+                Reply { headers, from: None }
+            }
+            Answer::Read { from, msn, is_first } => {
+                let len = from.len.min(self.mtu);
+                let is_last = len == from.len;
+                let opcode = match (*is_first, is_last) {
+                    (true, true) => Opcode::ReadResponseOnly,
+                    (true, false) => Opcode::ReadResponseFirst,
+                    (false, true) => Opcode::ReadResponseLast,
+                    (false, false) => Opcode::ReadResponseMiddle,
+                };
+                let mut headers = Headers { aeth: Aeth::ack(*msn), ..with(opcode, *psn) };
+                headers.bth.pad = (len.wrapping_neg() & 3) as u8;
+                let reply = Reply { headers, from: Some(Reth { len, ..*from }) };
+                if !is_last {
+                    (*psn, *is_first) = (psn.after(1), false);
+                    *from = Reth { addr: from.addr.wrapping_add(len.into()), len: from.len - len, ..*from };
+                    return Some(reply);
+                }
+                reply
+            }
+        };
+        self.answers.pop_front();
+        Some(reply)
+    }
+}
+
+#[cfg(test)]
+impl Responder {
+    pub(super) const fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Returns the number of answers and results that it keeps.
+    pub(super) fn kept(&self) -> usize {
+        self.answers.len() + self.atomics.len()
+    }
+}
