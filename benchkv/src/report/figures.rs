@@ -107,30 +107,26 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
     };
     let charts = |(panel, groups): (&str, &[Measurements<'_>])| {
         let xs: Vec<f64> = groups.iter().filter_map(|group| group.group.x).collect();
-        let lines = |title: &str, note: &str, figure: fn(&Measured) -> f64, y: fn(&[Series]) -> Axis| {
-            let series: Vec<Series> = by_series(groups).map(|(name, groups)| over_axis(name, groups, figure)).collect();
-            let x = Axis::settings(axis.clone(), &xs);
-            Lines { title: titled(title, panel), note: note.to_owned(), x, y: y(&series), bands: Vec::new(), series }.figure()
+        let lines = |title: &str, note: &str, point: &dyn Fn(&Measurements<'_>, f64) -> Point, y: fn(&[Series]) -> Axis| {
+            let points = |groups: &[Measurements<'_>]| groups.iter().filter_map(|group| Some(point(group, group.group.x?))).collect();
+            let series = by_series(groups).map(|(name, groups)| Series { name: name.to_owned(), points: points(groups) });
+            let series: Vec<Series> = series.collect();
+            chart(titled(title, panel), note, Axis::settings(axis.clone(), &xs), y(&series), series)
         };
         let spread = "Mean over runs; whiskers: the slowest and the fastest run.";
-        let rates: fn(&[Series]) -> Axis = |series| Axis::rates("throughput", "operations/s", tops(series));
-        let percentiles = |title: &str, quantile: f64, of_run: fn(&Measured) -> f64| {
-            let points = |groups: &[Measurements<'_>]| {
-                groups.iter().filter_map(|group| Some(group.percentile(group.group.x?, quantile, of_run))).collect()
-            };
-            let series: Vec<Series> =
-                by_series(groups).map(|(name, groups)| Series { name: name.to_owned(), points: points(groups) }).collect();
-            let y =
-                Axis::log_times("round trip", tops(&series).chain(series.iter().flat_map(|series| &series.points).map(|point| point.y)));
-            let note = "Of the operations of all runs together; whiskers: the lowest and the highest run.".to_owned();
-            Lines { title: titled(title, panel), note, x: Axis::settings(axis.clone(), &xs), y, bands: Vec::new(), series }.figure()
-        };
-        let messages: fn(&[Series]) -> Axis = |series| Axis::plain("batch (messages per WRITE)", tops(series));
+        let merged = "Of the operations of all runs together; whiskers: the lowest and the highest run.";
+        let rates = |series: &[Series]| Axis::rates("throughput", "operations/s", tops(series));
+        let times = |series: &[Series]| Axis::log_times("round trip", tops(series).chain(ys(series)));
+        let messages = |series: &[Series]| Axis::plain("batch (messages per WRITE)", tops(series));
+        let rate = |group: &Measurements<'_>, x| group.point(x, |run| run.total_rps);
+        let median = |group: &Measurements<'_>, x| group.percentile(x, 0.5, |run| run.latency_ns.p50 as f64);
+        let percentile = |group: &Measurements<'_>, x| group.percentile(x, 0.99, |run| run.latency_ns.p99 as f64);
+        let batch = |group: &Measurements<'_>, x| group.point(x, |run| run.activity.messages_per_write);
         vec![
-            lines("Throughput, all ranks", spread, |run| run.total_rps, rates),
-            percentiles("Median round trip", 0.5, |run| run.latency_ns.p50 as f64),
-            percentiles("99th percentile of round trips", 0.99, |run| run.latency_ns.p99 as f64),
-            lines("Messages in a WRITE", spread, |run| run.activity.messages_per_write, messages),
+            lines("Throughput, all ranks", spread, &rate, rates),
+            lines("Median round trip", merged, &median, times),
+            lines("99th percentile of round trips", merged, &percentile, times),
+            lines("Messages in a WRITE", spread, &batch, messages),
         ]
     };
     panels(groups).map(charts).collect()
@@ -185,41 +181,50 @@ pub(super) fn tables(comparison: &Comparison, groups: &[Measurements<'_>]) -> Ve
     panels(groups).map(table).collect()
 }
 
-fn over_axis(name: &str, groups: &[Measurements<'_>], figure: fn(&Measured) -> f64) -> Series {
-    let points = groups.iter().filter_map(|group| Some(group.point(group.group.x?, figure))).collect();
-    Series { name: name.to_owned(), points }
-}
-
 fn throughput_bars(groups: &[Measurements<'_>]) -> String {
-    let bars: Vec<Bar> = groups
-        .iter()
-        .map(|group| Bar {
-            label: group.group.label.clone(),
-            parts: vec![group.mean(|run| run.local_rps), group.mean(|run| run.remote_rps)],
-            spread: group.point(0.0, |run| run.total_rps).spread,
-        })
-        .collect();
-    let tops = bars.iter().map(|bar| bar.spread.map_or(0.0, |(_, high)| high).max(bar.parts.iter().sum()));
-    let x = Axis::rates("throughput", "operations/s", tops);
-    let note = "Mean over runs; whiskers: the slowest and the fastest run.".to_owned();
-    let parts = vec!["local".to_owned(), "remote".to_owned()];
-    Bars { title: "Throughput, all ranks".to_owned(), note, what: "results (settings)".to_owned(), x, parts, bars }.figure()
+    let parts = |group: &Measurements<'_>| vec![group.mean(|run| run.local_rps), group.mean(|run| run.remote_rps)];
+    let bars = bars(groups, parts, |run| run.total_rps);
+    let x = Axis::rates("throughput", "operations/s", ends(&bars));
+    bar_chart("Throughput, all ranks", "Mean over runs; whiskers: the slowest and the fastest run.", x, &["local", "remote"], bars)
 }
 
 fn latency_bars(groups: &[Measurements<'_>]) -> String {
-    let bars: Vec<Bar> = groups
-        .iter()
-        .map(|group| {
-            let (p50, p99) = (group.mean(|run| run.latency_ns.p50 as f64), group.mean(|run| run.latency_ns.p99 as f64));
-            let spread = group.point(0.0, |run| run.latency_ns.p99 as f64).spread;
-            Bar { label: group.group.label.clone(), parts: vec![p50, (p99 - p50).max(0.0)], spread }
-        })
-        .collect();
-    let tops = bars.iter().map(|bar| bar.spread.map_or(0.0, |(_, high)| high).max(bar.parts.iter().sum()));
-    let x = Axis::times_from_zero("round trip", tops);
-    let note = "Mean over runs; whiskers: the 99th percentile of the runs.".to_owned();
-    let parts = vec!["up to the median".to_owned(), "from there to the 99th percentile".to_owned()];
-    Bars { title: "Round trips".to_owned(), note, what: "results (settings)".to_owned(), x, parts, bars }.figure()
+    let parts = |group: &Measurements<'_>| {
+        let (p50, p99) = (group.mean(|run| run.latency_ns.p50 as f64), group.mean(|run| run.latency_ns.p99 as f64));
+        vec![p50, (p99 - p50).max(0.0)]
+    };
+    let bars = bars(groups, parts, |run| run.latency_ns.p99 as f64);
+    let x = Axis::times_from_zero("round trip", ends(&bars));
+    let names = ["up to the median", "from there to the 99th percentile"];
+    bar_chart("Round trips", "Mean over runs; whiskers: the 99th percentile of the runs.", x, &names, bars)
+}
+
+/// Returns a bar for each group, with the spread of a figure over its runs.
+fn bars(groups: &[Measurements<'_>], parts: impl Fn(&Measurements<'_>) -> Vec<f64>, figure: fn(&Measured) -> f64) -> Vec<Bar> {
+    let bar = |group: &Measurements<'_>| {
+        let (label, spread) = (group.group.label.clone(), group.point(0.0, figure).spread);
+        Bar { label, parts: parts(group), spread }
+    };
+    groups.iter().map(bar).collect()
+}
+
+/// Returns the ends of bars and of their whiskers.
+fn ends(bars: &[Bar]) -> impl Iterator<Item = f64> {
+    bars.iter().map(|bar| bar.spread.map_or(0.0, |(_, high)| high).max(bar.parts.iter().sum()))
+}
+
+fn bar_chart(title: &str, note: &str, x: Axis, parts: &[&str], bars: Vec<Bar>) -> String {
+    let parts = parts.iter().map(|part| (*part).to_owned()).collect();
+    Bars { title: title.to_owned(), note: note.to_owned(), what: "results (settings)".to_owned(), x, parts, bars }.figure()
+}
+
+fn chart(title: String, note: &str, x: Axis, y: Axis, series: Vec<Series>) -> String {
+    Lines { title, note: note.to_owned(), x, y, bands: Vec::new(), series }.figure()
+}
+
+/// Returns the y values of all points.
+fn ys(series: &[Series]) -> impl Iterator<Item = f64> {
+    series.iter().flat_map(|series| &series.points).map(|point| point.y)
 }
 
 /// A function that returns the round trips of a kind.
@@ -249,16 +254,8 @@ fn curve_chart(title: String, curves: &[(String, &LatencyHistogram)]) -> String 
     let with_values = curves.iter().filter(|(_, histogram)| histogram.count() > 0);
     let series: Vec<Series> = with_values.map(|(name, histogram)| Series { name: name.clone(), points: curve(histogram) }).collect();
     let operations = curves.iter().map(|(_, histogram)| histogram.count()).max().unwrap_or(0);
-    let y = Axis::log_times("round trip", series.iter().flat_map(|series| &series.points).map(|point| point.y));
-    Lines {
-        title,
-        note: "Each curve ends at its slowest operation.".to_owned(),
-        x: Axis::percentiles(operations as f64),
-        y,
-        bands: Vec::new(),
-        series,
-    }
-    .figure()
+    let y = Axis::log_times("round trip", ys(&series));
+    chart(title, "Each curve ends at its slowest operation.", Axis::percentiles(operations as f64), y, series)
 }
 
 /// Returns points from the fastest operation to the slowest, evenly by the logarithm of the number that are slower.
@@ -272,31 +269,29 @@ fn curve(histogram: &LatencyHistogram) -> Vec<Point> {
 /// Returns charts of the throughput of each run: the components of the spread.
 pub(super) fn runs(groups: &[Measurements<'_>]) -> Vec<String> {
     let panels = panels(groups).flat_map(|(panel, groups)| groups.chunks(7).map(move |chunk| (panel, chunk)));
-    let chart = |(panel, groups): (&str, &[Measurements<'_>])| {
+    let of_panel = |(panel, groups): (&str, &[Measurements<'_>])| {
         let numbered = |runs: &[&Measured]| (1u32..).zip(runs).map(|(number, run)| Point::new(f64::from(number), run.total_rps)).collect();
         let series: Vec<Series> =
             groups.iter().map(|group| Series { name: group.group.label.clone(), points: numbered(&group.runs) }).collect();
         let numbers: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
         let x = Axis::settings("run (number)".to_owned(), &numbers);
         let y = Axis::rates("throughput", "operations/s", tops(&series));
-        Lines { title: titled("Throughput of each run", panel), note: String::new(), x, y, bands: Vec::new(), series }.figure()
+        chart(titled("Throughput of each run", panel), "", x, y, series)
     };
-    panels.map(chart).collect()
+    panels.map(of_panel).collect()
 }
 
 /// Returns charts of the daemons' rounds by their number of messages.
 pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
-    let classes = ["no message", "1", "2 to 10", "11 to 100", "more than 100"].map(str::to_owned);
+    let classes = ["no message", "1", "2 to 10", "11 to 100", "more than 100"];
     let chart = |groups: &[Measurements<'_>]| {
-        let shares = |group: &Measurements<'_>| {
-            (0..classes.len())
-                .map(|class| 100.0 * group.mean(|run| run.activity.loops_by_messages.get(class).copied().unwrap_or(0.0)))
-                .collect()
+        let share = |group: &Measurements<'_>, class| 100.0 * group.mean(|run| run.activity.loops_by_messages[class]);
+        let bar = |group: &Measurements<'_>| {
+            let parts = (0..classes.len()).map(|class| share(group, class)).collect();
+            Bar { label: group.group.label.clone(), parts, spread: None }
         };
-        let bars = groups.iter().map(|group| Bar { label: group.group.label.clone(), parts: shares(group), spread: None }).collect();
         let x = Axis::plain("share of rounds (%)", [100.0].into_iter());
-        let (title, what) = ("Messages that a daemon's round moved".to_owned(), "results (settings)".to_owned());
-        Bars { title, note: "Mean over daemons and runs.".to_owned(), what, x, parts: classes.to_vec(), bars }.figure()
+        bar_chart("Messages that a daemon's round moved", "Mean over daemons and runs.", x, &classes, groups.iter().map(bar).collect())
     };
     groups.chunks(MOST_BARS).map(chart).collect()
 }

@@ -110,6 +110,12 @@ impl Bin {
         (elapsed_ns > 0).then(|| self.grown(counter) * 1e9 / elapsed_ns as f64)
     }
 
+    /// Returns the growth of one counter for each of another, if that grew.
+    fn ratio(&self, counter: fn(&Sample) -> u64, of: fn(&Sample) -> u64) -> Option<f64> {
+        let of = self.grown(of);
+        (of > 0.0).then(|| self.grown(counter) / of)
+    }
+
     fn grown(&self, counter: fn(&Sample) -> u64) -> f64 {
         counter(&self.last).saturating_sub(counter(&self.before)) as f64
     }
@@ -173,52 +179,38 @@ fn bins(samples: &[Sample]) -> Vec<Bin> {
     bins
 }
 
-/// A chart over time: its title, the drawn value where it is known, and its axis.
-struct Course {
-    title: &'static str,
-    value: fn(&Bin) -> Option<f64>,
-    axis: fn(Vec<f64>) -> Axis,
+/// The quantity of an axis, with its unit.
+#[derive(Debug, Clone, Copy)]
+enum Quantity {
+    Plain(&'static str),
+    Rate(&'static str),
+    Time(&'static str),
 }
 
+impl Quantity {
+    fn axis(self, values: impl Iterator<Item = f64>) -> Axis {
+        match self {
+            Self::Plain(what) => Axis::plain(what, values),
+            Self::Rate(unit) => Axis::rates("rate", unit, values),
+            Self::Time(what) => Axis::times_from_zero(what, values),
+        }
+    }
+}
+
+/// A chart over time: its title, the quantity of its axis, and the drawn value where it is known.
+type Course = (&'static str, Quantity, fn(&Bin) -> Option<f64>);
+
 const COURSES: [Course; 10] = [
-    Course {
-        title: "Requests outstanding to other ranks",
-        value: |bin| Some(bin.outstanding),
-        axis: |values| Axis::plain("outstanding (requests)", values.into_iter()),
-    },
-    Course {
-        title: "Messages in a WRITE",
-        value: |bin| Some(bin.grown(|sample| sample.messages) / Some(bin.grown(|sample| sample.writes)).filter(|writes| *writes > 0.0)?),
-        axis: |values| Axis::plain("batch (messages per WRITE)", values.into_iter()),
-    },
-    Course {
-        title: "Completions in a round",
-        value: |bin| Some(bin.grown(|sample| sample.cqes) / Some(bin.grown(|sample| sample.loops)).filter(|loops| *loops > 0.0)?),
-        axis: |values| Axis::plain("batch (completions per round)", values.into_iter()),
-    },
-    Course {
-        title: "WRITEs to other ranks",
-        value: |bin| bin.per_s(|sample| sample.writes),
-        axis: |values| Axis::rates("rate", "WRITEs/s", values.into_iter()),
-    },
-    Course {
-        title: "Rounds of a daemon",
-        value: |bin| bin.per_s(|sample| sample.loops),
-        axis: |values| Axis::rates("rate", "rounds/s", values.into_iter()),
-    },
-    Course { title: "Hold of answers", value: |bin| Some(bin.hold_ns), axis: |values| Axis::times_from_zero("hold", values.into_iter()) },
-    Course { title: "Answers held", value: |bin| Some(bin.held), axis: |values| Axis::plain("held (answers)", values.into_iter()) },
-    Course {
-        title: "Polls added to an empty round",
-        value: |bin| Some(bin.poll_budget),
-        axis: |values| Axis::plain("budget (polls)", values.into_iter()),
-    },
-    Course { title: "Backlog", value: |bin| Some(bin.backlog), axis: |values| Axis::plain("waiting (requests)", values.into_iter()) },
-    Course {
-        title: "From a flush to the next completion",
-        value: |bin| Some(bin.rtt_ns),
-        axis: |values| Axis::times_from_zero("smoothed time", values.into_iter()),
-    },
+    ("Requests outstanding to other ranks", Quantity::Plain("outstanding (requests)"), |bin| Some(bin.outstanding)),
+    ("Messages in a WRITE", Quantity::Plain("batch (messages per WRITE)"), |bin| bin.ratio(|one| one.messages, |one| one.writes)),
+    ("Completions in a round", Quantity::Plain("batch (completions per round)"), |bin| bin.ratio(|one| one.cqes, |one| one.loops)),
+    ("WRITEs to other ranks", Quantity::Rate("WRITEs/s"), |bin| bin.per_s(|sample| sample.writes)),
+    ("Rounds of a daemon", Quantity::Rate("rounds/s"), |bin| bin.per_s(|sample| sample.loops)),
+    ("Hold of answers", Quantity::Time("hold"), |bin| Some(bin.hold_ns)),
+    ("Answers held", Quantity::Plain("held (answers)"), |bin| Some(bin.held)),
+    ("Polls added to an empty round", Quantity::Plain("budget (polls)"), |bin| Some(bin.poll_budget)),
+    ("Backlog", Quantity::Plain("waiting (requests)"), |bin| Some(bin.backlog)),
+    ("From a flush to the next completion", Quantity::Time("smoothed time"), |bin| Some(bin.rtt_ns)),
 ];
 
 /// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole job, or of the first millisecond with
@@ -229,16 +221,16 @@ pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
     } else {
         (format!("Means of {BINS} bins. Shaded: measured runs."), "since the warm-up began")
     };
-    let chart = |course: &Course, traces: &[Trace]| {
-        let series: Vec<chart::Series> = traces.iter().map(|trace| over_time(trace, of_head, course.value)).collect();
+    let chart = |&(title, quantity, value): &Course, traces: &[Trace]| {
+        let series: Vec<chart::Series> = traces.iter().map(|trace| over_time(trace, of_head, value)).collect();
         let values: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.y).collect();
         let times: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
         values.iter().any(|value| *value > 0.0).then(|| {
             Lines {
-                title: course.title.to_owned(),
+                title: title.to_owned(),
                 note: note.clone(),
                 x: Axis::elapsed(since, times.into_iter()),
-                y: (course.axis)(values),
+                y: quantity.axis(values.into_iter()),
                 bands: traces.first().filter(|_| !of_head).map(|trace| trace.runs.clone()).unwrap_or_default(),
                 series,
             }
@@ -274,7 +266,7 @@ mod tests {
         let trace = Trace::new("rank 0, daemon 0".to_owned(), &samples);
         let points = |value| over_time(&trace, false, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
         assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
-        let of = |course: usize| points(COURSES[course].value).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
+        let of = |course: usize| points(COURSES[course].2).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
         assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
         assert_eq!(of(2), [0.5; 3], "completions per round");
         assert!((of(3)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(3));
