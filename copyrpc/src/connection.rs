@@ -136,7 +136,7 @@ impl<U> Drop for Rearm<'_, U> {
         if let Some(at_ns) = self.0.with_link(Link::next_deadline) {
             self.0.arm(at_ns);
         }
-        self.0.tell_rest();
+        self.0.publish_rest();
     }
 }
 
@@ -346,7 +346,7 @@ impl<U> Connection<U> {
     }
 
     /// Tells the peer if no call waits any more, after the early end of one (K6).
-    pub(crate) fn tell_rest(&self) {
+    pub(crate) fn publish_rest(&self) {
         if let Some(heartbeat) = self.with_link(|link| link.rest()) {
             self.control.beat(heartbeat);
         }
@@ -363,8 +363,8 @@ impl<U> Connection<U> {
 
     /// Checks whether to READ the record of an idle connection's peer, or to end the connection (K4, K5), and sets the time of the next
     /// check.
-    pub(crate) fn look_idle(self: &Rc<Self>, now_ns: u64) {
-        let (has_work, next_ns) = self.with_link(|link| (link.look_idle(now_ns), link.next_idle_look(now_ns)));
+    pub(crate) fn check_idle(self: &Rc<Self>, now_ns: u64) {
+        let (has_work, next_ns) = self.with_link(|link| (link.check_idle(now_ns), link.next_idle_check(now_ns)));
         if has_work {
             self.mark_dirty();
         }

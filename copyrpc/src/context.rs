@@ -24,7 +24,7 @@ use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
-use crate::timers::IDLE_LOOKS;
+use crate::timers::IDLE_CHECKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
@@ -519,7 +519,7 @@ impl<U> Inner<U> {
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
         self.connections.borrow_mut().push(Rc::clone(&connection));
         self.queues.borrow_mut().recv_cq.register(connection.qpn(), Rc::clone(&connection));
-        connection.look_idle(self.worklist.timers().deadline_in(Duration::ZERO));
+        connection.check_idle(self.worklist.timers().deadline_in(Duration::ZERO));
     }
 
     fn enter(&self) -> Result<Polling<'_>, PollError> {
@@ -538,7 +538,7 @@ impl<U> Inner<U> {
         }
         // After the arrivals of the same drain, so that a response that arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
-            taken += self.look_at_clock(receiver);
+            taken += self.check_clock(receiver);
         }
         taken
     }
@@ -581,10 +581,10 @@ impl<U> Inner<U> {
     /// Reads the clock. Returns the number of calls it ended.
     #[cold]
     #[inline(never)]
-    fn look_at_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
+    fn check_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
         let timers = self.worklist.timers();
         let mut ended = 0;
-        timers.look();
+        timers.read_clock();
         if timers.is_sweep_due() {
             self.sweep();
         }
@@ -600,9 +600,9 @@ impl<U> Inner<U> {
         self.heed_events();
         self.worklist.sweep();
         let timers = self.worklist.timers();
-        for _ in 0..IDLE_LOOKS {
+        for _ in 0..IDLE_CHECKS {
             let Some(connection) = timers.take_idle() else { break };
-            connection.look_idle(timers.now_ns());
+            connection.check_idle(timers.now_ns());
         }
     }
 

@@ -123,7 +123,7 @@ impl<U> Endpoint<U> {
             return None;
         }
         let user_data = self.connection.with_link(|link| link.cancel(call.call));
-        self.connection.tell_rest();
+        self.connection.publish_rest();
         user_data
     }
 

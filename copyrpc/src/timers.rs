@@ -23,7 +23,7 @@ const PACE_NS: u64 = 1_000_000;
 /// Interval at which connections are checked for silence, and for waiting requests, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 /// Maximum number of idle connections that a sweep checks, among those that are due. The others wait for the next sweeps.
-pub(crate) const IDLE_LOOKS: usize = 32;
+pub(crate) const IDLE_CHECKS: usize = 32;
 /// Checks of idle connections are postponed to multiples of this, in ns, so that a process that sleeps wakes for many at once.
 const IDLE_GRID_NS: u64 = 50_000_000;
 /// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
@@ -108,7 +108,7 @@ impl<C: Timed> Timers<C> {
         self.device.now_ns().saturating_add(nanoseconds(timeout))
     }
 
-    /// Called once per drain. Returns whether it is time for [`Timers::look`].
+    /// Called once per drain. Returns whether it is time for [`Timers::read_clock`].
     #[inline]
     pub(crate) fn tick(&self, is_idle: bool) -> bool {
         let left = self.drains_left.get();
@@ -133,7 +133,7 @@ impl<C: Timed> Timers<C> {
     }
 
     /// Reads the clock.
-    pub(crate) fn look(&self) {
+    pub(crate) fn read_clock(&self) {
         let now_ns = if self.has_deadlines.get() { self.device.now_ns() } else { self.device.coarse_now_ns() };
         // The coarse reading lags behind the other.
         let now_ns = self.now_ns.get().max(now_ns);
@@ -156,7 +156,7 @@ impl<C: Timed> Timers<C> {
     }
 
     /// Makes the next drain read the clock, after a sleep.
-    pub(crate) fn look_next(&self) {
+    pub(crate) fn read_clock_next(&self) {
         self.pass_over(0);
     }
 
@@ -249,30 +249,30 @@ mod tests {
     }
 
     /// Returns the number of drains that found nothing and did not read the clock before one did.
-    fn drains_without_look(timers: &Timers<NoConnection>) -> usize {
+    fn drains_without_reading(timers: &Timers<NoConnection>) -> usize {
         let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
-        timers.look();
+        timers.read_clock();
         drains
     }
 
     #[test]
-    fn who_polls_as_fast_as_it_can_looks_seldom_and_who_is_slow_at_every_drain() {
+    fn a_fast_loop_reads_the_clock_seldom_and_a_slow_one_at_every_drain() {
         let now_ns = Arc::new(AtomicU64::new(1));
         let (fabric, clock) = (FabricSpec::Local(LocalFabric::new()), Clock::Manual(Arc::clone(&now_ns)));
         let timers = Timers::start(Device::open(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).unwrap());
-        let fast: Vec<_> = (0..9).map(|_| drains_without_look(&timers)).collect();
+        let fast: Vec<_> = (0..9).map(|_| drains_without_reading(&timers)).collect();
         assert_eq!(fast, [0, 1, 3, 7, 15, 31, 63, 63, 63]);
         let slow = |_| {
             now_ns.fetch_add(PACE_NS, Ordering::Relaxed);
-            drains_without_look(&timers)
+            drains_without_reading(&timers)
         };
         assert_eq!((0..5).map(slow).collect::<Vec<_>>(), [63, 0, 0, 0, 0]);
         // Each drain that found nothing checks for deadlines, and others do not.
         timers.has_deadlines.set(true);
-        let fast: Vec<_> = (0..9).map(|_| drains_without_look(&timers)).collect();
+        let fast: Vec<_> = (0..9).map(|_| drains_without_reading(&timers)).collect();
         assert_eq!(fast, [0; 9]);
         assert!(!timers.tick(false));
-        timers.look_next();
+        timers.read_clock_next();
         assert!(timers.tick(false), "after a sleep");
     }
 }

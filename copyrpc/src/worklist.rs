@@ -101,7 +101,7 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Returns whether [`Worklist::next_request`] has something to look at.
+    /// Returns whether [`Worklist::next_request`] has an entry to take.
     #[inline(always)]
     pub(crate) fn has_entries(&self) -> bool {
         !self.requests.borrow().is_empty()

@@ -11,7 +11,7 @@ use bench::pattern::{self, Tag};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
-use scalerpc::{CallError, CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+use scalerpc::{CallError, CallToken, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 const SIZES: [usize; 2] = [32, 1 << 10];
 /// Number and depth of the clients that call together.
@@ -78,7 +78,7 @@ impl Room {
                 while *to_call > 0 {
                     calls.fill(number, payload);
                     match client.call(C::TYPE, black_box(payload)) {
-                        Ok(handle) => calls.made(number, handle),
+                        Ok(token) => calls.made(number, token),
                         // All slots are lent until the slice begins.
                         Err(CallError::NoSlot) => break,
                         Err(error) => panic!("{error}"),
@@ -87,7 +87,7 @@ impl Room {
                 }
                 client.poll();
                 while let Some(completion) = client.poll_completion(reply) {
-                    calls.ended(number, completion.handle, &reply[..completion.outcome.unwrap()]);
+                    calls.ended(number, completion.call, &reply[..completion.outcome.unwrap()]);
                     left -= 1;
                 }
             }
@@ -115,8 +115,8 @@ impl Room {
 trait Calls {
     const TYPE: u16;
     fn fill(&mut self, client: usize, payload: &mut [u8]);
-    fn made(&mut self, client: usize, handle: CallHandle);
-    fn ended(&mut self, client: usize, handle: CallHandle, reply: &[u8]);
+    fn made(&mut self, client: usize, token: CallToken);
+    fn ended(&mut self, client: usize, token: CallToken, reply: &[u8]);
 }
 
 /// Payloads with the minimum of work, and a count of the bytes that came back.
@@ -127,10 +127,10 @@ impl Calls for Measured {
 
     fn fill(&mut self, _: usize, _: &mut [u8]) {}
 
-    fn made(&mut self, _: usize, _: CallHandle) {}
+    fn made(&mut self, _: usize, _: CallToken) {}
 
     #[inline(always)]
-    fn ended(&mut self, _: usize, _: CallHandle, reply: &[u8]) {
+    fn ended(&mut self, _: usize, _: CallToken, reply: &[u8]) {
         self.0 += black_box(reply).len();
     }
 }
@@ -139,7 +139,7 @@ struct Checked {
     next: u64,
     /// Tag of the last payload.
     tag: Tag,
-    unanswered: Vec<(usize, CallHandle, Tag)>,
+    unanswered: Vec<(usize, CallToken, Tag)>,
 }
 
 impl Calls for Checked {
@@ -151,12 +151,12 @@ impl Calls for Checked {
         pattern::fill_request(payload, self.tag);
     }
 
-    fn made(&mut self, client: usize, handle: CallHandle) {
-        self.unanswered.push((client, handle, self.tag));
+    fn made(&mut self, client: usize, token: CallToken) {
+        self.unanswered.push((client, token, self.tag));
     }
 
-    fn ended(&mut self, client: usize, handle: CallHandle, reply: &[u8]) {
-        let found = self.unanswered.iter().position(|(of, call, _)| (*of, *call) == (client, handle));
+    fn ended(&mut self, client: usize, token: CallToken, reply: &[u8]) {
+        let found = self.unanswered.iter().position(|(of, call, _)| (*of, *call) == (client, token));
         let (.., tag) = self.unanswered.swap_remove(found.unwrap());
         assert!(pattern::is_reply(reply, tag), "a reply of another call, or a broken one");
     }

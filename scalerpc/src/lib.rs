@@ -124,7 +124,7 @@ pub use mlx5;
 pub use protocol::clock_sync::{PROBE_TYPE, time_handler};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
-    CallError, CallFailure, CallHandle, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
+    CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
     Handlers, HeldRequest, Layout, ProtocolError, ReplyMode, ReplyTooLarge, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};

@@ -231,7 +231,7 @@ fn a_permit_is_had_while_the_server_serves_the_client() {
     while ended.len() < 3 {
         client.poll();
         server.step(&mut handlers, 1);
-        ended.extend(std::iter::from_fn(|| client.poll_completion(&mut [])).map(|completion| completion.handle));
+        ended.extend(std::iter::from_fn(|| client.poll_completion(&mut [])).map(|completion| completion.call));
         assert!(start.elapsed() < WATCHDOG);
     }
     assert!([&[first][..], &with_permit].concat().iter().all(|call| ended.contains(call)));

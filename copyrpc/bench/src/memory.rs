@@ -5,12 +5,12 @@
 //! of software devices. Then the parts of an endpoint are made alone in the same number: queue pairs, connected ones, and registered regions.
 //! The rest is copyrpc's own.
 
-#![allow(clippy::print_stdout, reason = "a binary's output is its result")]
-
-use std::error::Error;
+use std::fmt;
 use std::process::ExitCode;
 
 use bench::held::{Counting, Held};
+use bench::load::Failure;
+use bench::program::Program;
 use clap::Parser;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
 use harness::report::{JsonSink, Table};
@@ -29,7 +29,7 @@ struct Cli {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=32768))]
     send_wr: Option<u32>,
 
-    /// Also write the result as one JSON document to a file, or to standard output with -; there is no table then.
+    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<JsonSink>,
 }
@@ -73,7 +73,7 @@ fn soft(fabric: &LocalFabric) -> DeviceSpec {
 }
 
 /// One endpoint, connected; and connected and used.
-fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], Box<dyn Error>> {
+fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], Failure> {
     let fabric = LocalFabric::new();
     let queue_size = (connections * 9).next_power_of_two().max(4096) as u32;
     let context =
@@ -111,10 +111,10 @@ fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], B
 
 /// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's size, and what regions of a ring's size
 /// take beside the ring.
-fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4], Box<dyn Error>> {
+fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4], Failure> {
     let fabric = LocalFabric::new();
     let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, lane_slots, ..QpConfig::default() };
-    let end = || -> Result<_, Box<dyn Error>> {
+    let end = || -> Result<_, Failure> {
         let device = Device::open(soft(&fabric))?;
         let pd = device.alloc_pd()?;
         let (send_cq, recv_cq) = (device.create_cq(4096)?, device.create_mono_cq::<()>(4096)?);
@@ -149,7 +149,7 @@ fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4],
     Ok([created.each_since(start, count), connected.each_since(created, count), control.each_since(connected, count), ring])
 }
 
-fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
+fn measure(cli: &Cli) -> Result<Memory, Failure> {
     let connections = cli.connections as usize;
     let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
     config.max_send_wr = cli.send_wr;
@@ -171,39 +171,26 @@ fn measure(cli: &Cli) -> Result<Memory, Box<dyn Error>> {
     })
 }
 
-fn table(memory: &Memory) -> Table {
-    let mut table = Table::new(["bytes per endpoint", "heap", "device", "both"]);
-    let rows = [
-        ("queue pair", memory.queue_pair),
-        ("connecting it", memory.connecting),
-        ("control memory", memory.control_memory),
-        ("beside the rings' bytes", memory.rings),
-        ("copyrpc", memory.rest),
-    ];
-    for (name, held) in rows {
-        table.row([name.to_owned(), format!("{:.0}", held.heap), format!("{:.0}", held.device), format!("{:.0}", held.sum())]);
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(["bytes per endpoint", "heap", "device", "both"]);
+        let rows = [
+            ("queue pair", self.queue_pair),
+            ("connecting it", self.connecting),
+            ("control memory", self.control_memory),
+            ("beside the rings' bytes", self.rings),
+            ("copyrpc", self.rest),
+        ];
+        for (name, held) in rows {
+            table.row([name.to_owned(), format!("{:.0}", held.heap), format!("{:.0}", held.device), format!("{:.0}", held.sum())]);
+        }
+        table.row(["beyond the rings".to_owned(), String::new(), String::new(), format!("{:.0}", self.bytes_per_endpoint)]);
+        write!(f, "{table}{} endpoints, send queues of {} WQEBBs", self.endpoints, self.send_wr)
     }
-    table.row(["beyond the rings".to_owned(), String::new(), String::new(), format!("{:.0}", memory.bytes_per_endpoint)]);
-    table
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
-    let cli = Cli::parse();
-    let memory = measure(&cli)?;
-    match &cli.json {
-        Some(sink) => sink.write(&memory)?,
-        None => println!("{}{} endpoints, send queues of {} WQEBBs", table(&memory), memory.endpoints, memory.send_wr),
-    }
-    Ok(())
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            use std::io::Write as _;
-            let _ = std::io::stderr().write_all(format!("copyrpc_memory: {error}\n").as_bytes());
-            ExitCode::FAILURE
-        }
-    }
+    let (program, cli) = (Program("copyrpc_memory"), Cli::parse());
+    let shown = measure(&cli).and_then(|memory| program.show(&memory, cli.json.as_ref(), None));
+    shown.unwrap_or_else(|error| program.fail(1, &error))
 }

@@ -46,7 +46,7 @@ impl<U> Context<U> {
     pub fn idle_for(&self) -> Option<Duration> {
         let _polling = self.inner.enter().ok()?;
         self.inner.flush_all();
-        self.inner.worklist.timers().look_next();
+        self.inner.worklist.timers().read_clock_next();
         (!self.has_work() && !self.inner.worklist.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
@@ -80,7 +80,7 @@ impl<U> Inner<U> {
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
         let mut has_something = Look(|| self.has_work());
         sleep::join([&mut &self.device as &mut dyn Sleeper, &mut due, &mut has_something], then);
-        self.worklist.timers().look_next();
+        self.worklist.timers().read_clock_next();
     }
 
     /// Flushes and sleeps, unless there is `something_else` to do after the flush.
@@ -102,7 +102,7 @@ impl<U> Inner<U> {
             // Before a sleep there is time to check all connections; otherwise there is not.
             self.device.wait(self.longest_sleep(timeout))
         };
-        self.worklist.timers().look_next();
+        self.worklist.timers().read_clock_next();
         is_ready
     }
 

@@ -32,9 +32,9 @@ impl<U> Link<U> {
     }
 
     /// Checks whether anything happened since the last check. Called when the connection was made, and at the times that
-    /// [`Link::next_idle_look`] returns. If not, asks for a READ (K4), and ends the connection when its limit has passed (K5). Returns
+    /// [`Link::next_idle_check`] returns. If not, asks for a READ (K4), and ends the connection when its limit has passed (K5). Returns
     /// whether a flush has work for that.
-    pub(crate) fn look_idle(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn check_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
         }
@@ -61,7 +61,7 @@ impl<U> Link<U> {
 
     /// Returns the time of the next check, in ns, after a check at `now_ns`; `None` for never.
     #[must_use]
-    pub(crate) fn next_idle_look(&self, now_ns: u64) -> Option<u64> {
+    pub(crate) fn next_idle_check(&self, now_ns: u64) -> Option<u64> {
         let Idle { keepalive_ns, timeout_ns, since_ns, .. } = self.idle;
         let timeout_at_ns = if self.ending.is_some() { NEVER } else { since_ns.saturating_add(timeout_ns) };
         let at_ns = now_ns.saturating_add(keepalive_ns).min(timeout_at_ns);

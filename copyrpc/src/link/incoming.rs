@@ -24,7 +24,7 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return false;
         }
-        let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
+        let verdict = if self.is_watching() { self.watch.check(now_ns) } else { Verdict::Wait };
         if self.read_in_flight {
             // A starved caller may have one at every check.
             self.is_suspicious |= verdict == Verdict::Stalled;

@@ -72,7 +72,7 @@ impl Watch {
     }
 
     /// Checks the clock. Called repeatedly while calls wait.
-    pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
+    pub(super) const fn check(&mut self, now_ns: u64) -> Verdict {
         if !self.is_new_time(now_ns) {
             return Verdict::Wait;
         }
@@ -105,7 +105,7 @@ mod tests {
     /// Checks every `step`; each probe is answered at once, without news. Returns the time at which the peer counts as stalled, if before
     /// `end`.
     fn stalled_at(watch: &mut Watch, from: u64, end: u64, step: u64) -> Option<u64> {
-        (from..end).step_by(step as usize).find(|now| match watch.look(*now) {
+        (from..end).step_by(step as usize).find(|now| match watch.check(*now) {
             Verdict::Stalled => true,
             Verdict::Wait => false,
             Verdict::Probe => {
@@ -127,7 +127,7 @@ mod tests {
     fn time_alone_calls_nobody_stalled() {
         let mut watch = Watch::new(100, 5_000);
         for now in (0..100_000).step_by(10) {
-            assert_ne!(watch.look(now), Verdict::Stalled, "no probe was answered");
+            assert_ne!(watch.check(now), Verdict::Stalled, "no probe was answered");
         }
         let mut watch = Watch::new(3_000, 5_000);
         assert_eq!(stalled_at(&mut watch, 0, 20_000, 10), Some(9_030), "three probes");
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn an_owner_that_looks_rarely_still_probes() {
         let mut watch = Watch::new(100, 5_000);
-        watch.look(0);
-        assert_eq!(watch.look(2_000), Verdict::Probe);
+        watch.check(0);
+        assert_eq!(watch.check(2_000), Verdict::Probe);
     }
 }

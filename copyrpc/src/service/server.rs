@@ -112,7 +112,7 @@ impl StopHandle {
 /// the server ask the client's device at once whether the client still exists, and free the place of a client that died. It is no more
 /// than a hint: a client whose socket is cut stays connected.
 ///
-/// While nobody calls, the server sleeps, and wakes 100 times a second to look for new clients. It cannot be sent to another thread, so bind
+/// While no client calls, the server sleeps, and wakes 100 times a second to poll for new clients. It cannot be sent to another thread, so bind
 /// it in the thread that serves, and send out what others need:
 ///
 /// ```
@@ -140,7 +140,7 @@ pub struct Server {
     /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
-    gate: Option<Gate<Arriving>>,
+    gate: Option<Gate<Connecting>>,
     lifelines: Lifelines,
     pub(super) context: Context<()>,
     endpoint: EndpointConfig,
@@ -162,13 +162,13 @@ struct Member {
 }
 
 /// The progress of a client that connects.
-enum Arriving {
+enum Connecting {
     /// Its record has not arrived. It costs a descriptor only.
     Record(Incoming<EXCHANGE_RECORD_SIZE>),
     Meeting(Box<Handshake<()>>),
 }
 
-impl Arriving {
+impl Connecting {
     /// Proceeds as far as the socket permits.
     fn advance(
         &mut self,
@@ -309,7 +309,7 @@ impl Server {
     }
 
     /// One bounded step: connects clients, sends answers, and takes requests for [`recv`](Self::recv). If there was nothing to do for a
-    /// while, it sleeps for at most 10 ms, then looks for new clients; [`waker`](Self::waker) ends the sleep.
+    /// while, it sleeps for at most 10 ms, then polls for new clients; [`waker`](Self::waker) ends the sleep.
     ///
     /// # Errors
     /// [`ServerError::Broken`].
@@ -331,7 +331,7 @@ impl Server {
             if let Some(event) = self.context.inner.breakdown() {
                 return Err(ServerError::Broken(event));
             }
-            let is_quiet = self.gate.iter().flat_map(Gate::arriving).next().is_none();
+            let is_quiet = self.gate.iter().flat_map(Gate::connecting).next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
             let _woken = self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests());
             self.turns_to_sockets = 0;
@@ -364,9 +364,9 @@ impl Server {
         let mut is_full = false;
         let Some(gate) = gate else { return };
         gate.poll(
-            || Arriving::Record(Incoming::default()),
-            |arriving, stream| {
-                let outcome = arriving.advance(stream, context, endpoint, *max_clients);
+            || Connecting::Record(Incoming::default()),
+            |connecting, stream| {
+                let outcome = connecting.advance(stream, context, endpoint, *max_clients);
                 is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
                 outcome
             },

@@ -14,12 +14,12 @@ const PEERS_PER_POLL: usize = 256;
 /// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never block.
 pub struct Gate<A> {
     listener: TcpListener,
-    arriving: Vec<Arriving<A>>,
+    connecting: Vec<Connecting<A>>,
     patience: Duration,
     peers_per_poll: usize,
 }
 
-struct Arriving<A> {
+struct Connecting<A> {
     stream: TcpStream,
     stage: A,
     since: Instant,
@@ -27,7 +27,7 @@ struct Arriving<A> {
 
 impl<A> fmt::Debug for Gate<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("listener", &self.listener).field("arriving", &self.arriving.len()).finish_non_exhaustive()
+        f.debug_struct("Gate").field("listener", &self.listener).field("connecting", &self.connecting.len()).finish_non_exhaustive()
     }
 }
 
@@ -48,7 +48,7 @@ impl<A> Gate<A> {
     /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate: both accept peers.
     #[must_use]
     pub const fn over(listener: TcpListener, patience: Duration) -> Self {
-        Self { listener, arriving: Vec::new(), patience, peers_per_poll: PEERS_PER_POLL }
+        Self { listener, connecting: Vec::new(), patience, peers_per_poll: PEERS_PER_POLL }
     }
 
     /// Returns a listener for another gate at the same address.
@@ -73,8 +73,8 @@ impl<A> Gate<A> {
     }
 
     /// Returns the states of the peers that have not yet arrived.
-    pub fn arriving(&self) -> impl Iterator<Item = &A> {
-        self.arriving.iter().map(|arriving| &arriving.stage)
+    pub fn connecting(&self) -> impl Iterator<Item = &A> {
+        self.connecting.iter().map(|connecting| &connecting.stage)
     }
 
     /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as its socket allows. `advance` returns
@@ -92,16 +92,16 @@ impl<A> Gate<A> {
         for _ in 0..self.peers_per_poll {
             let Ok((stream, _)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
-                self.arriving.push(Arriving { stream, stage: begin(), since: Instant::now() });
+                self.connecting.push(Connecting { stream, stage: begin(), since: Instant::now() });
             }
         }
         let mut next = 0;
-        while let Some(Arriving { stream, stage, since }) = self.arriving.get_mut(next) {
+        while let Some(Connecting { stream, stage, since }) = self.connecting.get_mut(next) {
             match advance(stage, stream) {
                 Ok(None) if since.elapsed() < self.patience => next += 1,
-                Ok(Some(peer)) => arrived(peer, self.arriving.swap_remove(next).stream),
+                Ok(Some(peer)) => arrived(peer, self.connecting.swap_remove(next).stream),
                 // The peer knows the reason, is gone, or takes too long.
-                Ok(None) | Err(_) => drop(self.arriving.swap_remove(next)),
+                Ok(None) | Err(_) => drop(self.connecting.swap_remove(next)),
             }
         }
     }
@@ -241,8 +241,8 @@ mod tests {
         drop(connect(b"y"));
         let good = connect(b"ab");
         let (start, mut peers) = (Instant::now(), Vec::new());
-        while peers.is_empty() || gate.arriving().count() > 0 {
-            assert!(start.elapsed() < Duration::from_secs(20), "{} still arrive", gate.arriving().count());
+        while peers.is_empty() || gate.connecting().count() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(20), "{} still arrive", gate.connecting().count());
             gate.poll(Incoming::default, |stage, stream| stage.advance(stream).map(|bytes| bytes.copied()), |bytes, _| peers.push(bytes));
             std::thread::sleep(Duration::from_millis(1));
         }

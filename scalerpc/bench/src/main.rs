@@ -7,8 +7,10 @@ mod scale;
 use std::process::ExitCode;
 
 use bench::held::Counting;
+use bench::program::Program;
 use clap::{Parser, Subcommand};
-use harness::report::say;
+
+const PROGRAM: Program = Program("scalerpc_bench");
 
 /// Counts the allocations of a server ([`scale`]).
 #[global_allocator]
@@ -36,12 +38,6 @@ fn main() -> ExitCode {
     match command {
         None => compare::run(&options),
         Some(Command::Compare(options)) => compare::run(&options),
-        Some(Command::Scale(options)) => match scale::run(&options) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                say(&format!("scalerpc_bench: {error}"));
-                ExitCode::FAILURE
-            }
-        },
+        Some(Command::Scale(options)) => scale::run(&options).unwrap_or_else(|error| PROGRAM.fail(1, &error)),
     }
 }

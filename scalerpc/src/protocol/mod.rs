@@ -17,7 +17,7 @@ mod slices;
 mod tests;
 pub mod wire;
 
-pub use client::{CallHandle, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State};
+pub use client::{CallToken, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State};
 pub use config::{
     ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout,
     MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerConfig,

@@ -9,7 +9,7 @@ use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
+    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
     ReplyMode, State,
 };
 
@@ -105,7 +105,7 @@ impl Permit<'_> {
     ///
     /// # Errors
     /// Like [`RdmaClient::call`].
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallError> {
         self.0.call(rpc_type, payload)
     }
 }
@@ -130,7 +130,7 @@ impl RdmaClient {
     /// # Errors
     /// [`CallError`]; nothing was done.
     #[inline]
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallError> {
         self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
@@ -237,7 +237,7 @@ impl RdmaClient {
             return Err(CallError::NoSlot.into());
         }
         let deadline_ns = self.port.now_ns().saturating_add(self.core.timeout_ns());
-        let handle = loop {
+        let token = loop {
             match self.call(rpc_type, payload) {
                 // The slots are lent until the next event.
                 Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
@@ -250,7 +250,7 @@ impl RdmaClient {
         let outcome = 'ended: loop {
             self.poll();
             while let Some(completion) = self.poll_completion(into) {
-                if completion.handle == handle {
+                if completion.call == token {
                     break 'ended completion.outcome;
                 }
             }

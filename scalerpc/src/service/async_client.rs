@@ -13,7 +13,7 @@ use rendezvous::calls::{self, Calls, Refusal, Reply};
 
 use super::DEFAULT_TYPE;
 use super::client::{ClientError, ClientOptions, Connection, take_events};
-use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason};
+use crate::protocol::{CallError, CallFailure, CallToken, CloseReason};
 use crate::rdma::SyncCallError;
 
 /// The type of a request, and its bytes.
@@ -157,7 +157,7 @@ impl calls::CallError for ClientError {
 struct AsyncConnection {
     connection: Connection,
     /// The calls that have a slot, with their numbers.
-    under_way: Vec<(CallHandle, u64)>,
+    under_way: Vec<(CallToken, u64)>,
     polls: Arc<AtomicU64>,
 }
 
@@ -180,8 +180,8 @@ impl calls::Connection for AsyncConnection {
             return Err(Refusal::Ended);
         }
         match self.connection.call(*rpc_type, request, left.unwrap_or(Duration::MAX)) {
-            Ok(handle) => {
-                self.under_way.push((handle, number));
+            Ok(token) => {
+                self.under_way.push((token, number));
                 Ok(())
             }
             Err(CallError::NoSlot) => Err(Refusal::NoRoom),
@@ -201,7 +201,7 @@ impl calls::Connection for AsyncConnection {
         let mut moved = false;
         while let Some(completion) = rdma.poll_completion(response) {
             moved = true;
-            let Some(at) = self.under_way.iter().position(|(handle, _)| *handle == completion.handle) else { continue };
+            let Some(at) = self.under_way.iter().position(|(token, _)| *token == completion.call) else { continue };
             let reply = completion.outcome.map(|len| response.get(..len).unwrap_or_default().to_vec());
             ended.push((self.under_way.swap_remove(at).1, reply.map_err(failed)));
         }

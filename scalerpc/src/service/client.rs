@@ -9,7 +9,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason, State};
+use crate::protocol::{CallError, CallFailure, CallToken, CloseReason, State};
 use crate::rdma::exchange::{RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
@@ -230,7 +230,7 @@ impl Connection {
     }
 
     /// Makes a call; the next poll sends it.
-    pub(super) fn call(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<CallHandle, CallError> {
+    pub(super) fn call(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<CallToken, CallError> {
         self.set_timeout(timeout);
         self.rdma.call(rpc_type, request)
     }

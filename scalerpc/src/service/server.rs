@@ -113,7 +113,7 @@ pub struct SharedAddress {
 /// ```
 pub struct Server {
     rdma: RdmaServer,
-    gate: Gate<Arriving>,
+    gate: Gate<Connecting>,
     lifelines: Lifelines,
     /// The time of the last probe of all clients without a socket.
     probed: Option<Instant>,
@@ -126,7 +126,7 @@ pub struct Server {
 }
 
 /// The progress of a client that connects.
-enum Arriving {
+enum Connecting {
     /// The client has not identified itself. It costs a descriptor only.
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
@@ -142,7 +142,7 @@ struct Offered {
     accept: Incoming<{ Accept::BYTES }>,
 }
 
-impl Arriving {
+impl Connecting {
     /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
     fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, SetupError> {
         if let Self::Silent(hello) = self {
@@ -216,7 +216,7 @@ impl Server {
         Ok(server)
     }
 
-    fn at(gate: Gate<Arriving>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
+    fn at(gate: Gate<Connecting>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
         let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
         let lifelines = Lifelines::new().map_err(|source| ServerError::Listen { address: address(), source })?;
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
@@ -347,12 +347,12 @@ impl Server {
 
     fn check_sockets(&mut self) {
         let Self { rdma, gate, lifelines, .. } = self;
-        let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
+        let mut offered = gate.connecting().filter(|connecting| matches!(connecting, Connecting::Offered(_))).count();
         let (mut is_full, mut arrived) = (false, Vec::new());
         gate.poll(
-            || Arriving::Silent(Incoming::default()),
-            |arriving, stream| {
-                let outcome = arriving.advance(stream, rdma, &mut offered);
+            || Connecting::Silent(Incoming::default()),
+            |connecting, stream| {
+                let outcome = connecting.advance(stream, rdma, &mut offered);
                 is_full |= matches!(outcome, Err(SetupError::Full { .. }));
                 outcome
             },

@@ -1,6 +1,6 @@
 //! A client that checks each response.
 
-use scalerpc::{CallError, CallFailure, CallHandle, RdmaClient, State};
+use scalerpc::{CallError, CallFailure, CallToken, RdmaClient, State};
 
 use super::plan::{SLOT_BYTES, WORK, request, response};
 
@@ -8,7 +8,7 @@ pub(crate) struct Caller {
     pub(crate) client: RdmaClient,
     pub(crate) name: u64,
     made: u64,
-    outstanding: Vec<(CallHandle, u64)>,
+    outstanding: Vec<(CallToken, u64)>,
     /// The failures of calls that ended without a response.
     pub(crate) failures: Vec<CallFailure>,
 }
@@ -21,7 +21,7 @@ impl Caller {
     /// Makes one call, if there is a slot and a connection.
     pub(crate) fn call(&mut self) -> bool {
         match self.client.call(WORK, &request(self.name, self.made)) {
-            Ok(handle) => self.outstanding.push((handle, self.made)),
+            Ok(token) => self.outstanding.push((token, self.made)),
             Err(CallError::NoSlot | CallError::Closed(_)) => return false,
             Err(error) => panic!("client {}: {error}", self.name),
         }
@@ -44,7 +44,7 @@ impl Caller {
         self.client.poll();
         let (mut bytes, mut ended) = ([0; SLOT_BYTES as usize], 0);
         while let Some(completion) = self.client.poll_completion(&mut bytes) {
-            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle).expect("ended twice");
+            let at = self.outstanding.iter().position(|(token, _)| *token == completion.call).expect("ended twice");
             let (_, number) = self.outstanding.swap_remove(at);
             match completion.outcome {
                 Ok(len) => assert!(bytes[..len] == response(self.name, number), "response to call {number} of client {}", self.name),

@@ -102,7 +102,7 @@ fn a_closed_connection_ends_each_call_that_waits_and_no_other() {
 
 const STALL_NS: u64 = 100_000;
 
-/// Side 0 looks at the clock every 100 ns, its READs are executed at once. When it gave its peer up, if within ten times the timeout.
+/// Side 0 reads the clock every 100 ns, its READs are executed at once. Returns the time at which it gave its peer up, if within ten times the timeout.
 fn gives_up_after(ends: &mut [End; 2], mut peer: impl FnMut(&mut End, u64)) -> Option<u64> {
     for now_ns in (0..10 * STALL_NS).step_by(100) {
         peer(&mut ends[1], now_ns);
@@ -222,7 +222,7 @@ fn give_up_and_rest(mut ends: [End; 2]) {
     let key = call(&mut ends[1], 5);
     deliver(&mut ends);
     ends[1].link.cancel(key);
-    ends[1].tell_rest();
+    ends[1].publish_rest();
     assert_eq!(answer_all(&mut ends[0]), 1);
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
     // A call that was answered meanwhile changes nothing.
@@ -232,12 +232,12 @@ fn give_up_and_rest(mut ends: [End; 2]) {
     let late = ends[0].inbox.pop_front().unwrap();
     assert_eq!(answer_all(&mut ends[0]), 1);
     ends[1].link.cancel(held);
-    ends[1].tell_rest();
+    ends[1].publish_rest();
     assert!(ends[0].flush(|| true).is_ok());
     while execute(&mut ends, 0) {}
     let mut answers = Vec::new();
     ends[1].poll(usize::MAX, 1, |serial, _| answers.push(serial));
-    ends[1].tell_rest();
+    ends[1].publish_rest();
     assert_eq!(answers, [7]);
     ends[0].link.reply(late, &[]).unwrap();
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
@@ -319,10 +319,10 @@ fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
 const IDLE_NS: u64 = 10_000;
 
 /// Looks at an idle end as often as it asks for; the READs and when it closed.
-fn look_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) {
+fn check_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) {
     let (mut reads, mut now_ns) = (Vec::new(), 0);
     loop {
-        ends[0].link.look_idle(now_ns);
+        ends[0].link.check_idle(now_ns);
         if ends[0].read_if_wanted(now_ns) {
             reads.push(now_ns);
             while execute(ends, 0) {}
@@ -331,7 +331,7 @@ fn look_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) 
         if ends[0].link.is_closing() {
             return (reads, Some(now_ns));
         }
-        match ends[0].link.next_idle_look(now_ns) {
+        match ends[0].link.next_idle_check(now_ns) {
             Some(next_ns) if next_ns < end_ns => now_ns = next_ns,
             _ => return (reads, None),
         }
@@ -342,14 +342,14 @@ fn look_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) 
 fn an_idle_peer_is_read_once_per_interval_if_it_is_known_to_be_there() {
     let idle = LinkConfig { idle_keepalive_ns: IDLE_NS, ..config() };
     let mut ends = pair(&idle);
-    assert_eq!(look_idle_until(&mut ends, 5 * IDLE_NS), (Vec::new(), None), "it may not be connected");
+    assert_eq!(check_idle_until(&mut ends, 5 * IDLE_NS), (Vec::new(), None), "it may not be connected");
     let mut ends = pair(&idle);
     ends[0].link.note_peer_connected();
     let every = |from: u64| (from..5).map(|interval| interval * IDLE_NS).collect::<Vec<_>>();
-    assert_eq!(look_idle_until(&mut ends, 5 * IDLE_NS), (every(1), None));
+    assert_eq!(check_idle_until(&mut ends, 5 * IDLE_NS), (every(1), None));
     let mut ends = pair(&config());
     ends[0].link.note_peer_connected();
-    assert_eq!(ends[0].link.next_idle_look(0), None, "switched off");
+    assert_eq!(ends[0].link.next_idle_check(0), None, "switched off");
 }
 
 #[test]
@@ -357,10 +357,10 @@ fn an_end_is_closed_when_nothing_happened_for_the_idle_timeout_and_not_while_som
     let idle = LinkConfig { idle_timeout_ns: 7 * IDLE_NS, ..config() };
     for idle_keepalive_ns in [IDLE_NS, u64::MAX] {
         let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
-        assert_eq!(look_idle_until(&mut ends, 100 * IDLE_NS).1, Some(7 * IDLE_NS));
+        assert_eq!(check_idle_until(&mut ends, 100 * IDLE_NS).1, Some(7 * IDLE_NS));
         let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
         call(&mut ends[1], 5);
         rounds_without_read(&mut ends, 2);
-        assert_eq!(look_idle_until(&mut ends, 100 * IDLE_NS).1, None, "a request is held");
+        assert_eq!(check_idle_until(&mut ends, 100 * IDLE_NS).1, None, "a request is held");
     }
 }

@@ -189,7 +189,7 @@ impl End {
     }
 
     /// Does what an owner does when a call has ended.
-    pub(crate) fn tell_rest(&mut self) {
+    pub(crate) fn publish_rest(&mut self) {
         if let Some(heartbeat) = self.link.rest() {
             self.record.heartbeat = heartbeat;
         }

@@ -15,7 +15,7 @@ mod send;
 use std::process::ExitCode;
 
 use bench::load::Failure;
-use bench::program::{EXIT_OPTIONS, Program};
+use bench::program::EXIT_OPTIONS;
 use harness::clock::Clock;
 use launch::exchange::Exchange;
 use launch::role::{Role, foreign_launcher, role};
@@ -24,7 +24,7 @@ use options::Job;
 pub(crate) use options::Options;
 use result::{Comparison, Outcomes};
 
-const PROGRAM: Program = Program("scalerpc_bench");
+use crate::PROGRAM;
 
 /// Runs the launcher, or one of the processes that it started.
 pub(crate) fn run(options: &Options) -> ExitCode {
@@ -48,7 +48,7 @@ fn launch(job: &Job) -> ExitCode {
     if let Some(launcher) = foreign_launcher() {
         return PROGRAM.fail(EXIT_OPTIONS, &format!("{launcher}, but this program starts its own: start it alone"));
     }
-    PROGRAM.launch(job, job.json.as_ref(), job.time_limit())
+    PROGRAM.launch(job, job.options.json.as_ref(), job.time_limit())
 }
 
 fn rank_process(job: &Job, exchange: &mut dyn Exchange) -> Result<ExitCode, Failure> {
@@ -59,5 +59,5 @@ fn rank_process(job: &Job, exchange: &mut dyn Exchange) -> Result<ExitCode, Fail
     let (clock, mut outcomes) = (Clock::detect(), Outcomes::default());
     rank::call_all(job, exchange, clock, |load, kind, outcome| outcomes.put(load, kind, outcome))?;
     let result = Comparison::new(job, &outcomes, clock.source());
-    PROGRAM.show(&result, job.json.as_ref(), result.defect())
+    PROGRAM.show(&result, job.options.json.as_ref(), result.defect())
 }

@@ -31,43 +31,47 @@ const MAX_PAYLOAD: usize = 4056;
 ///
 /// Starts both processes itself and prints one table for each load. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3
 /// measured, but payloads were wrong, or calls executed more or less than once.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize)]
 pub(crate) struct Options {
     /// Contestants to compare.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...", default_values_t = Kind::ALL)]
-    contestants: Vec<Kind>,
+    pub(crate) contestants: Vec<Kind>,
 
     /// Numbers of clients for rates, 1 to 1000 each, 112 with ud-send, at most 8 of them: up to 1.5 times the group size are one group of
     /// ScaleRPC, more are several.
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [8, 64])]
+    #[serde(skip)]
     clients: Vec<usize>,
 
     /// Calls that each client keeps unanswered for rates, 1 to 32.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=MAX_DEPTH))]
+    #[serde(skip)]
     depth: usize,
 
     /// Bytes of a request and of its reply, 8 to 4056.
-    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = whole(MIN_PAYLOAD..=MAX_PAYLOAD))]
-    payload: usize,
+    #[arg(long = "payload", value_name = "BYTES", default_value_t = 32, value_parser = whole(MIN_PAYLOAD..=MAX_PAYLOAD))]
+    payload_bytes: usize,
 
     /// Clients of a group of ScaleRPC, 1 to 50.
-    #[arg(long, value_name = "N", default_value_t = scalerpc::protocol::groups::DEFAULT_GROUP_SIZE)]
-    group: u32,
+    #[arg(long = "group", value_name = "N", default_value_t = scalerpc::protocol::groups::DEFAULT_GROUP_SIZE)]
+    pub(crate) group_size: u32,
 
     /// Rounds, 1 to 99. Each measures everything once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=99_usize))]
-    rounds: usize,
+    pub(crate) rounds: usize,
 
     /// Length of each measurement in seconds, 0.01 to 60, after a warm-up of a quarter of it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = decimal(0.01..=60.0))]
-    duration: f64,
+    #[arg(long = "duration", value_name = "SECONDS", default_value_t = 0.2, value_parser = decimal(0.01..=60.0))]
+    duration_s: f64,
 
     /// Action of a process that finds nothing: auto is busy if each process has a core, else yield.
     #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
+    #[serde(skip)]
     wait: WaitChoice,
 
     /// Cores of the clients and the server: auto pins if each can have its own, none never pins, or a list such as 0,1.
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    #[serde(skip)]
     pin: PinPolicy,
 
     /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
@@ -75,15 +79,18 @@ pub(crate) struct Options {
     /// the first mlx5 device with an active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the
     /// plan and the result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
-    device: DeviceChoice,
+    #[serde(serialize_with = "harness::as_text::serialize")]
+    pub(crate) device: DeviceChoice,
 
     /// Directory of the software devices' fabric [default: one of this user in /dev/shm].
     #[arg(long, value_name = "DIR")]
-    shm_dir: Option<PathBuf>,
+    #[serde(skip)]
+    pub(crate) shm_dir: Option<PathBuf>,
 
     /// Also write the result as one JSON document to a file, or to standard output with -; the tables then go to standard error.
     #[arg(long, value_name = "FILE")]
-    json: Option<JsonSink>,
+    #[serde(skip)]
+    pub(crate) json: Option<JsonSink>,
 
     /// Inject a fault, for tests.
     #[arg(long, value_enum, hide = true)]
@@ -119,24 +126,14 @@ impl Load {
 /// A job that can be run. Its JSON form is part of the result.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Job {
-    pub(crate) contestants: Vec<Kind>,
+    /// The options as typed; the device is the one that `auto` took.
+    #[serde(flatten)]
+    pub(crate) options: Options,
     pub(crate) loads: Vec<Load>,
-    pub(crate) payload_bytes: usize,
-    pub(crate) group_size: u32,
-    pub(crate) rounds: usize,
-    pub(crate) duration_s: f64,
-    /// The option as typed, or the device that `auto` took.
-    #[serde(serialize_with = "harness::as_text::serialize")]
-    pub(crate) device: DeviceChoice,
     /// Why `auto` took the device; `None` if the device was named.
-    pub(crate) device_by_auto: Option<String>,
+    device_by_auto: Option<String>,
     #[serde(serialize_with = "harness::as_text::serialize")]
     pub(crate) wait: WaitStrategy,
-    pub(crate) fault: Option<Fault>,
-    #[serde(skip)]
-    pub(crate) shm_dir: Option<PathBuf>,
-    #[serde(skip)]
-    pub(crate) json: Option<JsonSink>,
     /// The cores of the two processes.
     pub(crate) placement: Plan,
 }
@@ -144,7 +141,7 @@ pub(crate) struct Job {
 impl Job {
     /// Checks and computes everything. Changes nothing.
     pub(crate) fn resolve(options: &Options) -> Result<Self, Failure> {
-        let Options { contestants, clients, depth, payload, group, rounds, duration, .. } = options;
+        let Options { contestants, clients, depth, .. } = options;
         if !(1..=MAX_LOADS).contains(&clients.len()) {
             return Err(range("--clients", clients.len(), "another number of loads", format!("1 to {MAX_LOADS} numbers of clients")).into());
         }
@@ -170,21 +167,7 @@ impl Job {
             WaitChoice::Auto => WaitStrategy::auto(RANKS, placement.usable_cores.len()),
         };
         let (device, device_by_auto) = options.device.clone().resolve()?;
-        let job = Self {
-            contestants: contestants.clone(),
-            loads,
-            payload_bytes: *payload,
-            group_size: *group,
-            rounds: *rounds,
-            duration_s: *duration,
-            device,
-            device_by_auto,
-            wait,
-            fault: options.fault,
-            shm_dir: options.shm_dir.clone(),
-            json: options.json.clone(),
-            placement,
-        };
+        let job = Self { options: Options { device, ..options.clone() }, loads, device_by_auto, wait, placement };
         // Checks the group size.
         let check = |load| scale_rpc::config(&job.case(Kind::Scalerpc, load)).check();
         job.loads.iter().try_for_each(check).map_err(|error| format!("scalerpc: {error}"))?;
@@ -192,19 +175,19 @@ impl Job {
     }
 
     pub(crate) const fn case(&self, kind: Kind, load: &Load) -> Case {
-        let Self { payload_bytes, group_size, fault, .. } = *self;
+        let Options { payload_bytes, group_size, fault, .. } = self.options;
         Case { kind, clients: load.clients, depth: load.depth, payload_bytes, group_size, fault }
     }
 
     pub(crate) fn duration(&self) -> Duration {
-        Duration::from_secs_f64(self.duration_s)
+        Duration::from_secs_f64(self.options.duration_s)
     }
 
     /// Returns the measurements in their order: each once in each round, and each contestant first in some rounds.
     pub(crate) fn measurements(&self) -> impl Iterator<Item = (&Load, Kind)> {
-        let count = self.contestants.len();
-        (0..self.rounds).flat_map(move |round| {
-            let of_load = move |load| (0..count).filter_map(move |nth| Some((load, *self.contestants.get((round + nth) % count)?)));
+        let count = self.options.contestants.len();
+        (0..self.options.rounds).flat_map(move |round| {
+            let of_load = move |load| (0..count).filter_map(move |nth| Some((load, *self.options.contestants.get((round + nth) % count)?)));
             self.loads.iter().flat_map(of_load)
         })
     }
@@ -212,20 +195,24 @@ impl Job {
     /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
     pub(crate) fn time_limit(&self) -> Duration {
         let each = self.duration() * 5 / 4 + Duration::from_secs(5);
-        each * (self.rounds * self.loads.len() * self.contestants.len()) as u32 + Duration::from_secs(60)
+        each * (self.options.rounds * self.loads.len() * self.options.contestants.len()) as u32 + Duration::from_secs(60)
     }
 }
 
 /// The plan of a run, printed before it starts.
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let contestants: Vec<String> = self.contestants.iter().map(Kind::to_string).collect();
-        let (rounds, loads) = (plural(self.rounds, "round"), plural(self.loads.len(), "load"));
-        writeln!(f, "{} in turn, {rounds} of {loads}, {} s each", contestants.join(", "), self.duration_s)?;
-        let payload = bytes(self.payload_bytes as u64);
-        writeln!(f, "requests and replies of {payload}, groups of {}, {} device, wait {}", self.group_size, self.device, self.wait)?;
+        let contestants: Vec<String> = self.options.contestants.iter().map(Kind::to_string).collect();
+        let (rounds, loads) = (plural(self.options.rounds, "round"), plural(self.loads.len(), "load"));
+        writeln!(f, "{} in turn, {rounds} of {loads}, {} s each", contestants.join(", "), self.options.duration_s)?;
+        let payload = bytes(self.options.payload_bytes as u64);
+        writeln!(
+            f,
+            "requests and replies of {payload}, groups of {}, {} device, wait {}",
+            self.options.group_size, self.options.device, self.wait
+        )?;
         if let Some(why) = &self.device_by_auto {
-            writeln!(f, "--device auto is {}: {why}", self.device)?;
+            writeln!(f, "--device auto is {}: {why}", self.options.device)?;
         }
         write!(f, "{}", self.placement)
     }

@@ -102,7 +102,7 @@ fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
 }
 
 fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Exchange) -> Result<Outcome, Failure> {
-    let spec = job.device.spec(job.shm_dir.as_deref());
+    let spec = job.options.device.spec(job.options.shm_dir.as_deref());
     let offers = swap(exchange, &[], SETUP_LIMIT, &never)?;
     let shared = if case.kind.has_devices() { None } else { Some(Device::open(&spec)?) };
     let open = |(number, offer)| match &shared {
@@ -177,7 +177,7 @@ fn answer<S: Server>(
     said: &Receiver<Vec<u8>>,
 ) -> Result<Account, Failure> {
     job.placement.client_core(1, 0).map_or(Ok(()), pin_current_thread)?;
-    let (mut server, offers) = S::open(case, &job.device.spec(job.shm_dir.as_deref()), Answers::new(case))?;
+    let (mut server, offers) = S::open(case, &job.options.device.spec(job.options.shm_dir.as_deref()), Answers::new(case))?;
     tell.send(offers.concat())?;
     let admissions = server.admit(&split(&said.recv()?, case.clients)?)?;
     tell.send(admissions.concat())?;

@@ -108,7 +108,7 @@ impl Comparison {
             };
             let ours = outcomes.of(&load.name, Kind::Scalerpc);
             let (mut of_rivals, mut of_load) = (BTreeMap::new(), BTreeMap::new());
-            for &kind in &job.contestants {
+            for &kind in &job.options.contestants {
                 let theirs = outcomes.of(&load.name, kind);
                 of_load.insert(kind.to_string(), Figures::of(theirs, load.clients));
                 if kind != Kind::Scalerpc && !ours.is_empty() {
@@ -150,7 +150,7 @@ impl Comparison {
         let (first, rest) = header.split_first()?;
         let what = if is_round_trip { "round trip" } else { "calls/s" };
         let mut table = Table::new([*first, what].iter().chain(rest).chain(&["groups", "slices", "fetched"]).copied());
-        for kind in &self.job.contestants {
+        for kind in &self.job.options.contestants {
             let figures = figures.get(&kind.to_string())?;
             let (spread, show): (_, fn(f64) -> String) = match is_round_trip {
                 true => (figures.ns_per_call_of_blocks, nanos),
@@ -161,7 +161,7 @@ impl Comparison {
             row.push(format!("{:.2}", figures.slowest_vs_fastest.median));
             row.extend([bytes(figures.server_registered_bytes), bytes(figures.server_registered_bytes_per_client as u64)]);
             // The counters of one round.
-            let count = |name: &str| figures.counters.get(name).map(|count| (count / self.job.rounds as u64).to_string());
+            let count = |name: &str| figures.counters.get(name).map(|count| (count / self.job.options.rounds as u64).to_string());
             row.extend(["groups", "slices", "fetched"].into_iter().filter_map(count));
             table.row(row);
         }
@@ -175,7 +175,7 @@ fn further_clients(job: &Job, figures: &BTreeMap<String, BTreeMap<String, Figure
     let (Some(few), Some(many)) = (rates().min_by_key(clients), rates().max_by_key(clients)) else { return BTreeMap::new() };
     let further = (many.clients - few.clients) as f64;
     let bytes_of = |load: &Load, kind: &str| Some(figures.get(&load.name)?.get(kind)?.server_registered_bytes as f64);
-    let kinds = job.contestants.iter().map(Kind::to_string).filter(|_| further > 0.0);
+    let kinds = job.options.contestants.iter().map(Kind::to_string).filter(|_| further > 0.0);
     kinds
         .filter_map(|kind| Some(((bytes_of(many, &kind)? - bytes_of(few, &kind)?) / further, kind)))
         .map(|(bytes, kind)| (kind, bytes))
@@ -188,11 +188,11 @@ impl fmt::Display for Comparison {
             let clients = plural(load.clients, "client");
             match load.is_round_trip() {
                 true => writeln!(f, "{clients}, one call at a time")?,
-                false => writeln!(f, "{clients}, {} calls unanswered each, groups of {}", load.depth, self.job.group_size)?,
+                false => writeln!(f, "{clients}, {} calls unanswered each, groups of {}", load.depth, self.job.options.group_size)?,
             }
             self.table(&load.name, load.is_round_trip()).map_or(Ok(()), |table| writeln!(f, "{table}"))?;
         }
-        for kind in &self.job.contestants {
+        for kind in &self.job.options.contestants {
             writeln!(f, "{kind:<14} {}", kind.what())?;
         }
         let further = &self.server_registered_bytes_per_further_client;
@@ -200,7 +200,7 @@ impl fmt::Display for Comparison {
             let each: Vec<String> = further.iter().map(|(kind, count)| format!("{kind} {}", bytes(*count as u64))).collect();
             writeln!(f, "One client more has the server register: {}.", each.join(", "))?;
         }
-        let rounds = plural(self.job.rounds, "round");
+        let rounds = plural(self.job.options.rounds, "round");
         writeln!(f, "Medians of {rounds}; server memory is what it registers. {}; {}.", self.device, self.clock)?;
         let Environment { kernel, cpu_model, git_commit, build_profile, .. } = &self.environment;
         write!(f, "{cpu_model}, {kernel}; commit {git_commit}, {build_profile} build")

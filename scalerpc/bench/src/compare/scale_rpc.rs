@@ -7,7 +7,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use scalerpc::protocol::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
 use scalerpc::rdma::{PendingClient, PendingPeer, RdmaOptions};
-use scalerpc::{CallHandle, Grouping, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+use scalerpc::{CallToken, Grouping, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 
@@ -90,7 +90,7 @@ impl Server for ScaleServer {
 pub(crate) struct ScaleClient {
     client: RdmaClient,
     /// Calls that have not ended, with their slots: at most the depth.
-    calls: Vec<(CallHandle, u32)>,
+    calls: Vec<(CallToken, u32)>,
     reply: Vec<u8>,
 }
 
@@ -112,8 +112,8 @@ impl Client for ScaleClient {
     #[inline]
     fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
         match self.client.call(ECHO, request) {
-            Ok(handle) => {
-                self.calls.push((handle, slot));
+            Ok(token) => {
+                self.calls.push((token, slot));
                 Ok(true)
             }
             Err(error) if error.is_retryable() => Ok(false),
@@ -126,7 +126,7 @@ impl Client for ScaleClient {
         let Self { client, calls, reply } = self;
         client.poll();
         while let Some(completion) = client.poll_completion(reply) {
-            let found = calls.iter().position(|(handle, _)| *handle == completion.handle);
+            let found = calls.iter().position(|(token, _)| *token == completion.call);
             let (_, slot) = calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
             match completion.outcome {
                 Ok(bytes) => ended(slot, reply.get(..bytes)),

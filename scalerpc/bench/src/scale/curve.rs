@@ -1,10 +1,11 @@
 //! The points to measure: the curve over the number of clients, and its summary.
 
+use bench::load::Failure;
 use scalerpc::{Grouping, ServerConfig};
 use serde::Serialize;
 
 use super::calibration;
-use super::point::{Load, Measured, Point, PointError};
+use super::point::{Load, Measured, Point};
 
 /// Part of its peak from which on the server counts as busy: from there on throughput says something about the server.
 const ENOUGH: f64 = 0.95;
@@ -36,7 +37,7 @@ impl Setting {
         ServerConfig { max_clients: clients, depth, slot_bytes, grouping, group_size, slice_ns, max_rotation_ns, ..ServerConfig::default() }
     }
 
-    fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, PointError> {
+    fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, Failure> {
         let nic = calibration::nic(self.context_entries, self.context_miss_ns);
         let nic = mlx5::NicParameters { jitter_ns: self.jitter_ns, seed: self.seed, ..nic };
         let takes_turns = grouping == Grouping::On && clients > self.one_group();
@@ -45,7 +46,7 @@ impl Setting {
     }
 
     /// Measures both modes with that many clients.
-    pub(crate) fn pair(&self, clients: u32) -> Result<Pair, PointError> {
+    pub(crate) fn pair(&self, clients: u32) -> Result<Pair, Failure> {
         Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
     }
 

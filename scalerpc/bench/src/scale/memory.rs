@@ -1,8 +1,7 @@
 //! The memory of a server by number of connected clients: measured, beside that of reliable connections with buffers of their own.
 
-use std::error::Error;
-
 use bench::held::{Memfds, heap_bytes};
+use bench::load::Failure;
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
 use scalerpc::{RdmaServer, ServerConfig};
@@ -34,7 +33,7 @@ impl ServerBytes {
 }
 
 /// Measures a server made for this many clients, all of which connect.
-pub(crate) fn measure(clients: u32) -> Result<ServerBytes, Box<dyn Error>> {
+pub(crate) fn measure(clients: u32) -> Result<ServerBytes, Failure> {
     let config = ServerConfig { max_clients: clients, ..ServerConfig::default() };
     let fabric = LocalFabric::new();
     let soft =

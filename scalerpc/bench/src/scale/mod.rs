@@ -10,21 +10,22 @@ mod point;
 mod result;
 mod workload;
 
-use std::error::Error;
-use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
+use bench::load::Failure;
 use harness::file;
 use harness::machine::allow_open_files;
 use harness::report::{JsonSink, say};
 use scalerpc::Grouping;
-use thiserror::Error;
 
 use calibration::PUBLISHED;
 use curve::{Pair, Setting, Verdict};
 use point::Load;
 use result::Document;
 use workload::Workload;
+
+use crate::PROGRAM;
 
 /// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
@@ -110,25 +111,12 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// The options contradict each other, or an output cannot be opened.
-#[derive(Debug, Error)]
-enum OptionsError {
-    #[error("--clients {0:?}: legal is a rising list, such as 10,100,1000")]
-    NotRising(Vec<u32>),
-    #[error("a point with {clients} clients: {error}")]
-    Server { clients: u32, error: scalerpc::ConfigError },
-    #[error("--svg: {0}")]
-    Svg(#[source] file::WriteError),
-    #[error("--json: {0}")]
-    Json(#[source] harness::report::JsonError),
-}
-
 impl Options {
     /// Returns the setting of the curve, and its maximum number of clients.
-    fn resolve(&self) -> Result<(Setting, u32), OptionsError> {
+    fn resolve(&self) -> Result<(Setting, u32), Failure> {
         let most = match self.clients.last() {
             Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,
-            _ => return Err(OptionsError::NotRising(self.clients.clone())),
+            _ => return Err(format!("--clients {:?}: legal is a rising list, such as 10,100,1000", self.clients).into()),
         };
         let echo = (self.request_bytes as usize, self.response_bytes as usize);
         let (request_bytes, response_bytes) = self.workload.bytes(self.depth).unwrap_or(echo);
@@ -152,14 +140,14 @@ impl Options {
             },
         };
         let server = setting.server(most, Grouping::On);
-        server.check().map_err(|error| OptionsError::Server { clients: most, error })?;
-        self.svg.as_deref().map_or(Ok(()), file::check).map_err(OptionsError::Svg)?;
-        self.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(OptionsError::Json)?;
+        server.check().map_err(|error| format!("a point with {most} clients: {error}"))?;
+        self.svg.as_deref().map_or(Ok(()), file::check).map_err(|error| format!("--svg: {error}"))?;
+        self.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
         Ok((setting, most))
     }
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let (setting, most) = options.resolve()?;
     let servers: &[u32] = if options.curve_only { &[] } else { &SERVERS };
     let most_clients = servers.iter().fold(most, |most, clients| most.max(*clients));
@@ -171,19 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     }
     let verdict = Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
     let servers = servers.iter().map(|clients| memory::measure(*clients)).collect::<Result<_, _>>()?;
-    show(options, &Document::new(setting, verdict, curve, servers))
-}
-
-fn show(options: &Options, document: &Document) -> Result<(), Box<dyn Error>> {
-    match &options.json {
-        Some(JsonSink::Stdout) => say(&document.to_string()),
-        _ => writeln!(std::io::stdout(), "{document}")?,
-    }
-    if let Some(path) = &options.svg {
-        file::write(path, document.plot().as_bytes())?;
-    }
-    if let Some(sink) = &options.json {
-        sink.write(document)?;
-    }
-    Ok(())
+    let document = Document::new(setting, verdict, curve, servers);
+    options.svg.as_deref().map_or(Ok(()), |path| file::write(path, document.plot().as_bytes()))?;
+    PROGRAM.show(&document, options.json.as_ref(), None)
 }

@@ -3,13 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use bench::load::Failure;
 use bench::pattern::{self, Tag};
-use mlx5::{ContextUses, Device, DeviceSpec, Did, ForeignDevice, NicParameters, Simulation, SoftOptions};
+use mlx5::{ContextUses, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{CallError, CallFailure, CallHandle, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use scalerpc::{CallFailure, CallToken, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
 use serde::Serialize;
-use thiserror::Error;
 
 use super::workload::{Lane, Store, Workload};
 
@@ -74,34 +74,9 @@ pub(crate) struct Measured {
     pub(crate) most_of_a_client: u64,
 }
 
-/// Why a point has no result.
-#[derive(Debug, Error)]
-pub(crate) enum PointError {
-    #[error("setting up the server: {0}")]
-    Server(SetupError),
-    #[error("setting up client {client} of {clients}: {error}")]
-    Client { client: u32, clients: u32, error: SetupError },
-    #[error(transparent)]
-    Foreign(#[from] ForeignDevice),
-    #[error("client {client}: a call was refused: {error}")]
-    Refused { client: u32, error: CallError },
-    #[error("client {client}: call {call} failed: {error}")]
-    Failed { client: u32, call: u64, error: CallFailure },
-    #[error("client {client}: the end of a call that was not outstanding")]
-    Unknown { client: u32 },
-    #[error("client {client}: the response to call {call} has {bytes} bytes that are not those expected")]
-    Wrong { client: u32, call: u64, bytes: usize },
-    #[error("{lost} calls had not ended {} ms after the last one was made", DRAIN_NS / 1_000_000)]
-    Lost { lost: u64 },
-    #[error("the server found {0} malformed requests or entries")]
-    Garbage(u64),
-    #[error("the accounts hold {held} more than at first, and transactions brought {brought}")]
-    Money { held: u64, brought: u64 },
-}
-
 impl Point {
     /// Runs the point. It is an error if a call is not answered, or a response is wrong.
-    pub(crate) fn measure(&self) -> Result<Measured, PointError> {
+    pub(crate) fn measure(&self) -> Result<Measured, Failure> {
         let mut simulation = Simulation::new(self.nic);
         let world = World::new(self, &mut simulation)?;
         let start_ns = self.settle_ns;
@@ -153,14 +128,15 @@ struct World {
 }
 
 impl World {
-    fn new(point: &Point, simulation: &mut Simulation<'_>) -> Result<Self, PointError> {
-        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &point.server).map_err(PointError::Server)?;
+    fn new(point: &Point, simulation: &mut Simulation<'_>) -> Result<Self, Failure> {
+        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &point.server)
+            .map_err(|error| format!("setting up the server: {error}"))?;
         let device = server.device().clone();
         let is_over = Rc::<Cell<bool>>::default();
         let mut callers = Vec::with_capacity(point.clients as usize);
         for number in 0..point.clients {
             let client =
-                connect(simulation, &mut server).map_err(|error| PointError::Client { client: number, clients: point.clients, error })?;
+                connect(simulation, &mut server).map_err(|error| format!("setting up client {number} of {}: {error}", point.clients))?;
             let device = client.device().clone();
             let caller = Rc::new(RefCell::new(Caller::new(client, number, point)));
             callers.push(Rc::clone(&caller));
@@ -173,7 +149,7 @@ impl World {
         Ok(Self { server, device, callers, is_over })
     }
 
-    fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, PointError> {
+    fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, Failure> {
         self.check()?;
         let ended = self.callers.iter().map(|caller| caller.borrow().ended).collect();
         let server = &self.server.borrow().server;
@@ -181,34 +157,39 @@ impl World {
     }
 
     /// Returns the first error of the run.
-    fn check(&self) -> Result<(), PointError> {
+    fn check(&self) -> Result<(), Failure> {
         match self.server.borrow().server.stats().garbage {
             0 => {}
-            garbage => return Err(PointError::Garbage(garbage)),
+            garbage => return Err(format!("the server found {garbage} malformed requests or entries").into()),
         }
         self.callers.iter().find_map(|caller| caller.borrow_mut().error.take()).map_or(Ok(()), Err)
     }
 
     /// Lets all calls under way end.
-    fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), PointError> {
+    fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), Failure> {
         self.is_over.set(true);
         let end_ns = simulation.now_ns() + DRAIN_NS;
         loop {
             self.check()?;
             match self.callers.iter().map(|caller| caller.borrow().outstanding.len() as u64).sum() {
                 0 => return self.check_money(),
-                lost if simulation.now_ns() >= end_ns => return Err(PointError::Lost { lost }),
+                lost if simulation.now_ns() >= end_ns => {
+                    return Err(format!("{lost} calls had not ended {} ms after the last one was made", DRAIN_NS / 1_000_000).into());
+                }
                 _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
             };
         }
     }
 
     /// Compares the money of the accounts with that of the transactions, all of which have ended.
-    fn check_money(&self) -> Result<(), PointError> {
+    fn check_money(&self) -> Result<(), Failure> {
         let lanes_of = |caller: &Rc<RefCell<Caller>>| caller.borrow().idle.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.brought));
         let brought = self.callers.iter().map(lanes_of).fold(0, u64::wrapping_add);
         let held = self.server.borrow().store.borrow().gained();
-        if held == brought { Ok(()) } else { Err(PointError::Money { held, brought }) }
+        if held != brought {
+            return Err(format!("the accounts hold {held} more than at first, and transactions brought {brought}").into());
+        }
+        Ok(())
     }
 }
 
@@ -275,11 +256,11 @@ struct Caller {
     made: u64,
     ended: u64,
     /// Each with its number, and its lane.
-    outstanding: Vec<(CallHandle, u64, Lane)>,
+    outstanding: Vec<(CallToken, u64, Lane)>,
     idle: Vec<Lane>,
     request: Vec<u8>,
     response: Vec<u8>,
-    error: Option<PointError>,
+    error: Option<Failure>,
 }
 
 impl Caller {
@@ -302,13 +283,13 @@ impl Caller {
     }
 
     /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or made, whichever is larger.
-    fn work(&mut self, is_over: bool) -> Result<u64, PointError> {
+    fn work(&mut self, is_over: bool) -> Result<u64, Failure> {
         self.client.poll();
         let (mut ended, made) = (0, self.made);
         while let Some(completion) = self.client.poll_completion(&mut self.response) {
-            let at = self.outstanding.iter().position(|(handle, ..)| *handle == completion.handle);
+            let at = self.outstanding.iter().position(|(token, ..)| *token == completion.call);
             let Some((_, call, mut lane)) = at.map(|at| self.outstanding.swap_remove(at)) else {
-                return Err(PointError::Unknown { client: self.number });
+                return Err(format!("client {}: the end of a call that was not outstanding", self.number).into());
             };
             self.ended += self.check(&mut lane, call, completion.outcome)?;
             self.idle.push(lane);
@@ -324,16 +305,16 @@ impl Caller {
     }
 
     /// Makes a call in each idle lane.
-    fn call_anew(&mut self) -> Result<(), PointError> {
+    fn call_anew(&mut self) -> Result<(), Failure> {
         while let Some(lane) = self.idle.pop() {
             lane.request(Tag::new(self.number as usize, self.made), &mut self.request);
             match self.client.call(REQUEST, &self.request) {
-                Ok(handle) => self.outstanding.push((handle, self.made, lane)),
+                Ok(token) => self.outstanding.push((token, self.made, lane)),
                 Err(error) if error.is_retryable() => {
                     self.idle.push(lane);
                     return Ok(());
                 }
-                Err(error) => return Err(PointError::Refused { client: self.number, error }),
+                Err(error) => return Err(format!("client {}: a call was refused: {error}", self.number).into()),
             }
             self.made += 1;
         }
@@ -341,10 +322,10 @@ impl Caller {
     }
 
     /// Returns the number of operations that end with the call.
-    fn check(&self, lane: &mut Lane, call: u64, outcome: Result<usize, CallFailure>) -> Result<u64, PointError> {
+    fn check(&self, lane: &mut Lane, call: u64, outcome: Result<usize, CallFailure>) -> Result<u64, Failure> {
         let client = self.number;
-        let bytes = outcome.map_err(|error| PointError::Failed { client, call, error })?;
+        let bytes = outcome.map_err(|error| format!("client {client}: call {call} failed: {error}"))?;
         let ended = self.response.get(..bytes).and_then(|response| lane.response(Tag::new(client as usize, call), response));
-        ended.ok_or(PointError::Wrong { client, call, bytes })
+        ended.ok_or_else(|| format!("client {client}: the response to call {call} has {bytes} bytes that are not those expected").into())
     }
 }

@@ -9,13 +9,13 @@ use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, T
 
 /// The name of a call until its completion is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CallHandle(pub(crate) ReqId);
+pub struct CallToken(pub(crate) ReqId);
 
 /// The end of a call: the payload bytes of the response, or the reason why there are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// The call.
-    pub handle: CallHandle,
+    pub call: CallToken,
     /// Payload bytes of the response, or the failure.
     pub outcome: Result<usize, CallFailure>,
 }
@@ -39,7 +39,7 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// [`CallError`]; nothing was done.
     #[inline]
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallHandle, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallToken, CallError> {
         if let State::Closed(reason) = self.state {
             return Err(CallError::Closed(reason));
         }
@@ -74,7 +74,7 @@ impl<M: Memory> Client<M> {
         if is_offered {
             out.push(self.write_request(start, len));
         }
-        Ok(CallHandle(id))
+        Ok(CallToken(id))
     }
 
     /// Ends a rest, and sends the calls that were made in it. Does not wait.
@@ -96,7 +96,7 @@ impl<M: Memory> Client<M> {
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         let completion = self.ended.pop_front()?;
-        let slot = usize::from(completion.handle.0.slot);
+        let slot = usize::from(completion.call.0.slot);
         if let Ok(len) = completion.outcome {
             let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
             let copied = len.min(into.len());
@@ -121,15 +121,15 @@ impl<M: Memory> Client<M> {
     fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
         // The slot is not free before the end of its call is taken: `poll_completion` frees it then.
-        if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
+        if self.ended.iter().all(|completion| usize::from(completion.call.0.slot) != slot) {
             self.free_slot(slot);
         }
     }
 
     #[inline(always)]
     fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
-        let handle = CallHandle(ReqId { slot: slot as u8, sequence: self.calls[slot].sequence });
-        self.ended.push_back(Completion { handle, outcome });
+        let call = CallToken(ReqId { slot: slot as u8, sequence: self.calls[slot].sequence });
+        self.ended.push_back(Completion { call, outcome });
     }
 
     /// Ends the calls whose time is over. Their slots wait for the response (S14), unless the request was never offered.

@@ -14,7 +14,7 @@ mod states;
 
 use std::collections::VecDeque;
 
-pub use calls::{CallHandle, Completion};
+pub use calls::{CallToken, Completion};
 
 use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
 use crate::protocol::error::CloseReason;

@@ -207,7 +207,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
         side.client.poll(0, &mut side.to_server);
         let mut payload = [0xff];
         while let Some(completion) = side.client.poll_completion(&mut payload) {
-            let call = calls.iter().position(|call| *call == completion.handle).unwrap();
+            let call = calls.iter().position(|call| *call == completion.call).unwrap();
             ends.push((call, completion.outcome.map(|_| payload[0])));
         }
     }

@@ -9,7 +9,7 @@ use crate::protocol::request::ClientId;
 use crate::protocol::tests::memory::HeapMemory;
 use crate::protocol::wire::Status;
 use crate::protocol::{
-    CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
+    CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
     ServerConfig, ServerMemory, ServerOp, ServerRegions, State,
 };
 
@@ -81,7 +81,7 @@ pub(super) struct Side {
     pub(super) has_left: bool,
     pub(super) made: usize,
     /// Calls whose ends were not taken.
-    pub(super) open: Vec<(CallHandle, usize)>,
+    pub(super) open: Vec<(CallToken, usize)>,
     /// Number of runs of the handler, and of responses taken, for each call.
     pub(super) executed: Vec<u8>,
     pub(super) ended: Vec<u8>,
@@ -177,22 +177,22 @@ impl World {
     }
 
     /// Makes a call whose payload identifies it.
-    pub(super) fn call(&mut self, nth: usize) -> Option<CallHandle> {
+    pub(super) fn call(&mut self, nth: usize) -> Option<CallToken> {
         self.call_type(nth, 7)
     }
 
     /// Makes a call of this type whose payload identifies it.
-    pub(super) fn call_type(&mut self, nth: usize, rpc_type: u16) -> Option<CallHandle> {
+    pub(super) fn call_type(&mut self, nth: usize, rpc_type: u16) -> Option<CallToken> {
         let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
         let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
-        let handle = side.client.call(rpc_type, &payload, now_ns, &mut side.to_server).ok()?;
-        assert!(side.open.iter().all(|(open, _)| *open != handle), "a handle names two calls");
-        side.open.push((handle, side.made));
+        let token = side.client.call(rpc_type, &payload, now_ns, &mut side.to_server).ok()?;
+        assert!(side.open.iter().all(|(open, _)| *open != token), "a token names two calls");
+        side.open.push((token, side.made));
         assert!(side.open.len() <= side.client.layout().depth, "S14: a slot is used again before the end of its call was taken");
         side.made += 1;
         side.executed.push(0);
         side.ended.push(0);
-        Some(handle)
+        Some(token)
     }
 
     /// Makes a call of each client that can make one.
@@ -334,7 +334,7 @@ impl World {
         let side = &mut self.sides[nth];
         let mut payload = [0; 4];
         let completion = side.client.poll_completion(&mut payload)?;
-        let at = side.open.iter().position(|(open, _)| *open == completion.handle).expect("ended twice");
+        let at = side.open.iter().position(|(open, _)| *open == completion.call).expect("ended twice");
         let (_, call) = side.open.swap_remove(at);
         match completion.outcome {
             Ok(len) => {

@@ -65,15 +65,13 @@ pub(crate) struct Arrival {
     bytes: usize,
 }
 
-/// A device and the queue pairs of one end.
+/// The queue pairs of one end.
 pub(crate) trait Port: Sized {
     /// Bytes in a receive before the message.
     const HEADROOM_BYTES: usize;
 
     /// Makes the queue pairs on a device.
-    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure>;
-    fn pd(&self) -> &Pd;
-    fn device_info(&self) -> DeviceInfo;
+    fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure>;
     /// Returns the record with which that peer reaches this end.
     fn record(&self, peer: usize) -> Vec<u8>;
     fn connect(&mut self, peer: usize, record: &[u8]) -> Result<(), Failure>;
@@ -115,6 +113,7 @@ impl Header {
 /// One end: the port, and the memory of its messages.
 struct End<P> {
     port: P,
+    device: Device,
     shape: Shape,
     /// Sessions of its peers, in their order.
     sessions: Range<usize>,
@@ -129,17 +128,18 @@ struct End<P> {
 
 impl<P: Port> End<P> {
     fn open(device: &Device, shape: Shape, first_session: usize) -> Result<Self, Failure> {
-        let mut port = P::open(device, &shape)?;
+        let pd = device.alloc_pd()?;
+        let mut port = P::open(device, &pd, &shape)?;
         let message_bytes = P::HEADROOM_BYTES + shape.message_bytes;
-        let receives = port.pd().alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
-        let sends = port.pd().alloc(shape.messages() * shape.buffer_bytes(), Access::empty())?;
+        let receives = pd.alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
+        let sends = pd.alloc(shape.messages() * shape.buffer_bytes(), Access::empty())?;
         for place in 0..shape.messages() {
             port.post_receive(receives.sge(place * Self::receive_bytes(&shape), message_bytes as u32)?, place)?;
         }
         port.ring();
         let (unsent, arrived) = (VecDeque::with_capacity(shape.messages()), Vec::with_capacity(POLL_BUDGET));
         let sessions = first_session..first_session + shape.peers;
-        Ok(Self { port, shape, sessions, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
+        Ok(Self { port, device: device.clone(), shape, sessions, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
     }
 
     /// Returns the bytes of a receive's buffer.
@@ -247,7 +247,7 @@ impl<P: Port> Server for SendServer<P> {
     }
 
     fn device_info(&self) -> DeviceInfo {
-        self.end.port.device_info()
+        self.end.device.info()
     }
 }
 

@@ -1,9 +1,7 @@
 //! Reliable connections: a queue pair for each peer, all on one shared receive queue.
 
 use bench::load::Failure;
-use mlx5::{
-    ConnectOptions, Cq, Cqe, Device, DeviceInfo, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, Send, Sge, Signal, Srq,
-};
+use mlx5::{ConnectOptions, Cq, Cqe, Device, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, Send, Sge, Signal, Srq};
 
 use super::super::contestant::record;
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape};
@@ -17,8 +15,6 @@ pub(crate) struct RcPort {
     send_cq: Cq,
     /// The receive completions, each with its peer.
     recv_cq: MonoCq<usize>,
-    pd: Pd,
-    device: Device,
     /// Peers whose doorbells are to be rung.
     unrung: Vec<usize>,
 }
@@ -31,8 +27,7 @@ struct Link {
 impl Port for RcPort {
     const HEADROOM_BYTES: usize = 0;
 
-    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure> {
-        let pd = device.alloc_pd()?;
+    fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure> {
         // Room for messages whose completions have not been taken: those of a quarter of the queue are not signalled.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
         let (send_cq, mut recv_cq) = (device.create_cq(wqebbs * shape.peers as u32)?, device.create_mono_cq(2 * shape.messages() as u32)?);
@@ -45,15 +40,7 @@ impl Port for RcPort {
             recv_cq.register(qp.qpn(), peer);
             links.push(Link { qp, is_unrung: false });
         }
-        Ok(Self { links, srq, send_cq, recv_cq, pd, device: device.clone(), unrung: Vec::with_capacity(shape.peers) })
-    }
-
-    fn pd(&self) -> &Pd {
-        &self.pd
-    }
-
-    fn device_info(&self) -> DeviceInfo {
-        self.device.info()
+        Ok(Self { links, srq, send_cq, recv_cq, unrung: Vec::with_capacity(shape.peers) })
     }
 
     fn record(&self, peer: usize) -> Vec<u8> {

@@ -2,8 +2,7 @@
 
 use bench::load::Failure;
 use mlx5::{
-    Cq, Cqe, Destination, Device, DeviceInfo, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge, Signal, UdQp,
-    UdSend,
+    Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge, Signal, UdQp, UdSend,
 };
 
 use super::super::contestant::record;
@@ -21,15 +20,12 @@ pub(crate) struct UdPort {
     recv_cq: Cq,
     /// Destinations of the peers, by number.
     destinations: Vec<Destination>,
-    pd: Pd,
-    device: Device,
 }
 
 impl Port for UdPort {
     const HEADROOM_BYTES: usize = GRH_BYTES;
 
-    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure> {
-        let pd = device.alloc_pd()?;
+    fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure> {
         let wqebbs = (4 * WQEBBS * shape.messages()).min(MAX_WQEBBS) as u32;
         let messages = shape.messages() as u32;
         let (send_cq, recv_cq) = (device.create_cq(wqebbs)?, device.create_cq(2 * messages)?);
@@ -37,15 +33,7 @@ impl Port for UdPort {
         let config = QpConfig { max_send_wr: wqebbs, max_inline_data: MAX_INLINE_BYTES, ..QpConfig::default() };
         let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, own, &config)?;
         qp.activate(QKEY)?;
-        Ok(Self { qp, send_cq, recv_cq, destinations: Vec::with_capacity(shape.peers), pd, device: device.clone() })
-    }
-
-    fn pd(&self) -> &Pd {
-        &self.pd
-    }
-
-    fn device_info(&self) -> DeviceInfo {
-        self.device.info()
+        Ok(Self { qp, send_cq, recv_cq, destinations: Vec::with_capacity(shape.peers) })
     }
 
     fn record(&self, _: usize) -> Vec<u8> {
