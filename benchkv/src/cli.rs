@@ -417,7 +417,8 @@ mod tests {
 
     #[test]
     fn devices_are_named_as_they_are_printed() {
-        let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port };
+        let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port, relay: false };
+        let relayed = |name: &str, port| DeviceChoice::Verbs { name: Some(name.to_owned()), port, relay: true };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
             ("soft", DeviceChoice::Soft(SoftDevice::default())),
@@ -427,11 +428,13 @@ mod tests {
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
             ("verbs:rocep3s0f1", verbs(Some("rocep3s0f1"), None)),
             ("verbs:ibp1s0:1", verbs(Some("ibp1s0"), Some(1))),
+            ("relay:mlx5_0", relayed("mlx5_0", None)),
+            ("relay:rxe0:1", relayed("rxe0", Some(1))),
         ] {
             assert_eq!(parse(&format!("--device {text}")).unwrap().job.device, device.clone().into());
             assert_eq!(device.to_string(), text);
         }
-        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:0", "mlx5_0:256"] {
+        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "relay", "relay:", "mlx5_0:0", "mlx5_0:256"] {
             assert_eq!(parse(&format!("--device {text}")).unwrap_err().exit_code(), 2, "{text}");
         }
     }

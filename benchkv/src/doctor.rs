@@ -48,7 +48,7 @@ pub struct Machine {
     pub huge_pages: HugePages,
     /// The file of each library of the driver, by the name it is loaded by; or the loader's reason.
     pub driver: Vec<(&'static str, Result<String, String>)>,
-    /// The mlx5 devices; or why there are none.
+    /// The RDMA devices; or why there are none.
     pub devices: Result<Vec<Device>, String>,
     /// The MPI library of this build; `None` without the feature.
     pub mpi_library: Option<String>,
@@ -58,7 +58,7 @@ pub struct Machine {
     pub ucx: Result<String, String>,
 }
 
-/// An mlx5 device.
+/// An RDMA device.
 #[derive(Debug, Clone)]
 pub struct Device {
     /// Its name.
@@ -78,7 +78,7 @@ pub struct Port {
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
-    /// The address by which peers reach it, with its GID; or why it cannot be opened. `None` for a port that is not active.
+    /// The address by which peers reach it, with its GID, and whether it is driven directly or relayed; or why it cannot be opened. `None` for a port that is not active.
     pub reached_by: Option<Result<String, String>>,
 }
 

@@ -32,6 +32,8 @@ pub enum DeviceChoice {
         name: Option<String>,
         /// Its port. `None`: the first active port.
         port: Option<u8>,
+        /// Whether it is reached through the calls of libibverbs, as a device that is not mlx5, also where direct access is possible.
+        relay: bool,
     },
 }
 
@@ -42,19 +44,20 @@ impl std::str::FromStr for DeviceChoice {
         let device = match text {
             "auto" => return Ok(Self::Auto),
             "soft" => return Ok(Self::Soft(SoftDevice::default())),
-            "verbs" => return Ok(Self::Verbs { name: None, port: None }),
+            "verbs" => return Ok(Self::Verbs { name: None, port: None, relay: false }),
             text if text.starts_with("mlx5_") => text,
-            text => match (text.strip_prefix("soft:"), text.strip_prefix("verbs:").filter(|name| !name.is_empty())) {
-                (Some(options), _) => return options.parse().map(Self::Soft),
-                (None, Some(name)) => name,
-                (None, None) => return Err("use auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT] or verbs:NAME[:PORT]".to_owned()),
+            text => match text.split_once(':') {
+                Some(("soft", options)) => return options.parse().map(Self::Soft),
+                Some(("verbs" | "relay", name)) if !name.is_empty() => name,
+                _ => return Err("use auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT], verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()),
             },
         };
+        let relay = text.starts_with("relay:");
         let (name, port) = match device.split_once(':') {
             Some((name, port)) => (name, Some(port_number(port)?)),
             None => (device, None),
         };
-        Ok(Self::Verbs { name: Some(name.to_owned()), port })
+        Ok(Self::Verbs { name: Some(name.to_owned()), port, relay })
     }
 }
 
@@ -69,13 +72,12 @@ impl std::fmt::Display for DeviceChoice {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Soft(options) => options.fmt(f),
-            Self::Verbs { name, port } => {
-                let name = name.as_deref();
-                f.write_str(if name.is_some_and(|name| name.starts_with("mlx5_")) { "" } else { "verbs" })?;
+            Self::Verbs { name, port, relay } => {
+                let way = if *relay { "relay" } else { "verbs" };
                 match name {
-                    Some(name) if name.starts_with("mlx5_") => f.write_str(name)?,
-                    Some(name) => write!(f, ":{name}")?,
-                    None => {}
+                    Some(name) if name.starts_with("mlx5_") && !relay => f.write_str(name)?,
+                    Some(name) => write!(f, "{way}:{name}")?,
+                    None => f.write_str(way)?,
                 }
                 port.map_or(Ok(()), |port| write!(f, ":{port}"))
             }
@@ -106,13 +108,20 @@ impl DeviceChoice {
             Err(VerbsError::NotInstalled { library, .. }) => format!("{library} is not installed"),
             Err(VerbsError::NoDevice { .. }) => "there is no RDMA device".to_owned(),
             Err(other) => other.to_string(),
-            Ok(devices) => match devices.iter().find(|device| is_active(device)) {
+            Ok(devices) => match devices.iter().find(|device| device.is_mlx5 && is_active(device)) {
                 Some(DeviceEntry { name, .. }) => {
                     let why = format!("{name} is the first mlx5 device with an active port");
-                    return (Self::Verbs { name: Some(name.clone()), port: None }, why);
+                    return (Self::Verbs { name: Some(name.clone()), port: None, relay: false }, why);
                 }
-                None if devices.is_empty() => "no RDMA device is an mlx5 device".to_owned(),
-                None => format!("no mlx5 device has an active port: {}", list(devices.iter().map(fault_of))),
+                None => match devices.first() {
+                    // They are behind the mlx5 devices.
+                    Some(DeviceEntry { name, is_mlx5: false, .. }) => {
+                        format!("no RDMA device is an mlx5 device; verbs:{name} takes one that is reached through libibverbs")
+                    }
+                    _ => {
+                        format!("no mlx5 device has an active port: {}", list(devices.iter().filter(|device| device.is_mlx5).map(fault_of)))
+                    }
+                },
             },
         };
         (Self::Soft(SoftDevice::default()), why)
@@ -165,7 +174,9 @@ impl DeviceChoice {
                 let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
                 DeviceSpec::Soft(SoftOptions { fabric, timing: options.timing(), faults: options.faults(), ..SoftOptions::default() })
             }
-            Self::Verbs { name, port } => DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() }),
+            Self::Verbs { name, port, relay } => {
+                DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, relay: *relay, ..VerbsOptions::default() })
+            }
         }
     }
 }
@@ -207,7 +218,7 @@ mod tests {
             mtu: 1024,
         };
         let ports = ports.map(|states| states.iter().enumerate().map(port).collect());
-        DeviceEntry { name: name.to_owned(), node_guid: 7, numa_node: None, ports }
+        DeviceEntry { name: name.to_owned(), is_mlx5: !name.starts_with("rxe"), node_guid: 7, numa_node: None, ports }
     }
 
     #[test]
@@ -269,7 +280,16 @@ mod tests {
                 "soft",
                 "no mlx5 device has an active port: no permission to open /dev/infiniband/uverbs0 of",
             ),
-            (Ok(Vec::new()), "soft", "no RDMA device is an mlx5 device"),
+            (
+                Ok(vec![entry("rxe0", Ok(&[Active]))]),
+                "soft",
+                "no RDMA device is an mlx5 device; verbs:rxe0 takes one that is reached through libibverbs",
+            ),
+            (
+                Ok(vec![entry("mlx5_0", Ok(&[Down])), entry("rxe0", Ok(&[Active]))]),
+                "soft",
+                "no mlx5 device has an active port: port 1 of mlx5_0 is down",
+            ),
             (Err(missing("libmlx5.so.1")), "soft", "libmlx5.so.1 is not installed"),
             (Err(VerbsError::NoDevice { hint: "no NIC".to_owned() }), "soft", "there is no RDMA device"),
             (Err(VerbsError::OldCqes { name: "mlx5_0".to_owned() }), "soft", "mlx5_0 has CQEs of version 0"),

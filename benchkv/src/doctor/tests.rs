@@ -14,7 +14,7 @@ fn complete() -> Machine {
         number,
         is_active: true,
         text: "Active, Ethernet, LID 0, MTU 4096".to_owned(),
-        reached_by: Some(Ok("RoCE v2, GID index 3 (::ffff:10.0.0.1)".to_owned())),
+        reached_by: Some(Ok("RoCE v2, GID index 3 (::ffff:10.0.0.1); direct, libmlx5.so.1.24.44.0".to_owned())),
     };
     let file = |name: &str| Ok(format!("{name}.14.44.0"));
     Machine {
@@ -160,4 +160,5 @@ fn a_device_of_this_machine_is_described_with_the_way_to_reach_it() {
     assert!(active.text.starts_with("Active, ") && active.text.contains(", MTU "), "{active:?}");
     let reached_by = active.reached_by.as_ref().unwrap().as_ref().unwrap();
     assert!(["InfiniBand, LID ", "RoCE v"].iter().any(|start| reached_by.starts_with(start)), "{active:?}");
+    assert!(reached_by.contains("; direct, libmlx5.so.1."), "{active:?}");
 }

@@ -189,7 +189,7 @@ impl Provider for Context {
             numa_node: self.device.numa_node,
             modes: format!(
                 "{}, firmware {firmware}, MTU {}{}",
-                if self.is_direct { format!("hardware, {}", self.device.api.library_file()) } else { "relay, libibverbs".to_owned() },
+                if self.is_direct { format!("direct, {}", self.device.api.library_file()) } else { "relay, libibverbs".to_owned() },
                 self.port.mtu,
                 self.device.numa_node.map(at).unwrap_or_default()
             ),

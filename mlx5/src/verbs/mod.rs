@@ -98,11 +98,13 @@ impl VerbsOptions {
     }
 }
 
-/// An mlx5 device of this machine.
+/// An RDMA device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
     /// Name of the device.
     pub name: String,
+    /// Whether it is an mlx5 device, whose queues this crate drives itself. Any other is reached by a relay.
+    pub is_mlx5: bool,
     /// EUI-64.
     pub node_guid: u64,
     /// NUMA node that the device is attached to, if the system tells.
@@ -112,19 +114,20 @@ pub struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the mlx5 devices of this machine, in libibverbs's order.
+    /// Returns the devices of this machine: the mlx5 devices in libibverbs's order, then the others, but no iWARP devices.
     ///
     /// # Errors
-    /// The libraries are not installed, or there is no RDMA device of any kind. A device that cannot be opened is in the list.
+    /// The libraries are not installed, or there is no such device. A device that cannot be opened is in the list.
     pub fn all() -> Result<Vec<Self>, VerbsError> {
         let list = device::List::get(library::Api::get()?)?;
         let entry = |found: &device::Found<'_>| Self {
             name: found.name(),
+            is_mlx5: found.is_mlx5(),
             node_guid: found.node_guid(),
             numa_node: found.numa_node(),
             ports: found.open().and_then(|opened| opened.ports()),
         };
-        Ok(list.all().filter(device::Found::is_mlx5).map(|found| entry(&found)).collect())
+        Ok(list.candidates(&VerbsOptions::default())?.iter().map(entry).collect())
     }
 }
 
