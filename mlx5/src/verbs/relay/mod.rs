@@ -347,12 +347,14 @@ impl Queues for Relay {
     }
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
-        check("the number of CQ entries", config.entries.into(), 1, self.base.info().max_cqe.into())?;
+        let max_cqe = self.base.info().max_cqe;
+        check("the number of CQ entries", config.entries.into(), 1, max_cqe.into())?;
         if config.compression {
-            return Err(CreateError::Unsupported { what: "compression of CQEs, which a relayed device does not do" });
+            return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
         }
         let place = CqPlace::new(config)?;
-        let entries = place.cq.entries;
+        // The maximum need not be a power of two, as the ring is.
+        let entries = place.cq.entries.min(max_cqe);
         // SAFETY: an open device and its channel.
         let cq = unsafe {
             let create = self.base.device.api.verbs.ibv_create_cq;
