@@ -114,7 +114,7 @@ impl End {
             Payload::Inline => self.qp.post(&WriteImm { addr, rkey, imm, payload: Inline(bytes) }, Signal::Reclaim, n),
             Payload::Gathered => {
                 let offset = place(n) as usize;
-                // SAFETY: a place inside the region, 8-aligned, whose last message arrived long ago: more places than messages under way.
+                // SAFETY: a place inside the region, 8-aligned, whose last message arrived long ago: more places than messages in flight.
                 unsafe { self.source.as_ptr().add(offset).cast::<[u64; BYTES / 8]>().write(words) };
                 let payload: Sge = self.source.sge(offset, BYTES as u32).unwrap();
                 self.qp.post(&WriteImm { addr, rkey, imm, payload }, Signal::Reclaim, n)

@@ -227,7 +227,7 @@ fn a_queue_pair_whose_operation_failed_is_in_the_error_state() {
 fn a_child_of_fork_does_not_disturb_its_parent() {
     under_the_library("commands::a_child_of_fork_does_not_disturb_its_parent", "", &[], || {
         let device = Device::start();
-        // SAFETY: the child calls what a program calls, and leaves at once.
+        // SAFETY: the child only makes calls that a program may make, and exits at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_refused = device.alloc_pd().is_err_and(|error| error.raw_os_error() == Some(libc::EIO));

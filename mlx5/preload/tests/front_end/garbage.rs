@@ -224,7 +224,7 @@ fn forks() {
 fn files(n: usize) -> Vec<(File, u64)> {
     use std::os::unix::fs::MetadataExt;
     let file = |_| {
-        // SAFETY: a string; the descriptor is ours.
+        // SAFETY: a string; this test owns the descriptor.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"program".as_ptr(), 0)) };
         let inode = file.metadata().unwrap().ino();
         (file, inode)

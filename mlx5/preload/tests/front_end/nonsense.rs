@@ -37,7 +37,7 @@ impl Device {
 
     /// Writes a command. Returns the error number.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), i32> {
-        // SAFETY: what a command makes the device write is in `Memory`, or cannot be written.
+        // SAFETY: every address in a command is in `Memory`, or cannot be written.
         let n = unsafe { libc::write(self.0, bytes.as_ptr().cast(), bytes.len()) };
         if n == bytes.len() as isize { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) }
     }
@@ -121,7 +121,7 @@ impl Memory {
                 2 => self.place(random).swap_bytes(),
                 _ => u64::from(random.below(u32::MAX)) << 32 | u64::from(random.below(u32::MAX)),
             };
-            // SAFETY: inside; the device reads it as what may change.
+            // SAFETY: inside; the device reads it as memory that may change.
             unsafe { (self.at((at + i) * 8) as *mut u64).write_volatile(word) };
         }
     }

@@ -76,7 +76,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let (mut peer, parent) = UnixStream::pair().unwrap();
-        // SAFETY: the child calls what a program calls, and is killed.
+        // SAFETY: the child only makes calls that a program may make, and is killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: plain numbers: it does not outlive its parent, not even stopped.

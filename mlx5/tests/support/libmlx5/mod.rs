@@ -120,7 +120,7 @@ pub(crate) enum Api {
     Wr,
 }
 
-// SAFETY: libibverbs locks, and the handle is a pointer to what never changes.
+// SAFETY: libibverbs locks, and the handle is a pointer to data that never changes.
 unsafe impl Send for VerbsDevice {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsDevice {}
