@@ -17,10 +17,13 @@ counted in one run.
                                    the loops of mlx5/benches/instructions/loops.c, which run three times: it must be linear. "locked" is the
                                    default of programs; "one" is libmlx5 at its best, without locks: a thread domain, a CQ of one thread,
                                    MLX5_SINGLE_THREADED=1. No other variable of libmlx5 is set.
+
+The operations of the relay run on the device of mlx5-run too; what libibverbs and libmlx5 do in them is not counted.
 """
 
 import argparse
 import concurrent.futures
+import ctypes.util
 import json
 import os
 import pathlib
@@ -80,6 +83,31 @@ def by_call(function, command, environment):
         return [int(re.search(r"^totals: (\d+)$", dump.read_text(), re.MULTILINE)[1]) for dump in dumps]
 
 
+def of_relay(program, name, number, function):
+    """Returns the instructions of the program itself, and none of its libraries, in the relay's `function` while it does `number` operations."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = pathlib.Path(folder) / "out"
+        words = [f"--toggle-collect=mlx5::verbs::relay::Relay::{function}", "--compress-strings=no", program, name, number]
+        callgrind(words, {**os.environ, "LAUNCHER": mlx5_run()}, written)
+        total, is_own, is_of_call = 0, False, False
+        for line in written.read_text().splitlines():
+            key, is_header, value = line.partition("=")
+            if key == "ob":
+                is_own = value == str(program)
+            elif key == "calls":
+                # The next line has what the called function cost, which is counted where that is.
+                is_of_call = True
+            elif not is_header and line and not line.endswith(":") and ":" not in line:
+                total += int(line.split()[-1]) if is_own and not is_of_call else 0
+                is_of_call = False
+        return total
+
+
+def mlx5_run():
+    """Returns the launcher of the software HCA under the real libraries."""
+    return os.environ.get("MLX5_RUN") or tools.built("mlx5/preload", "bin", "mlx5-run")
+
+
 def of_one(program, operation, *options):
     """Returns the instructions of one operation, by the difference of two runs."""
     name, first, second = operation.name, operation.first, operation.second
@@ -100,6 +128,9 @@ def count(program, operation):
         each = of_one(program, operation, *HCA)
     elif collect == "nohca":
         each = of_one(program, operation, *HCA, "--collect-atstart=yes")
+    elif kind == "relay":
+        less, more = (of_relay(program, operation.name, number, function) for number in (operation.first, operation.second))
+        each = (more - less) / (operation.second - operation.first)
     elif kind == "in":
         # The toggle excludes the set-up.
         each = callgrind([toggle, program, operation.name, operation.second]) / operation.second
@@ -163,7 +194,7 @@ def versus(json_file):
     """Compares with libmlx5."""
     found, copy = programs(["mlx5"])
     program = found["mlx5"]
-    launcher = os.environ.get("MLX5_RUN") or tools.built("mlx5/preload", "bin", "mlx5-run")
+    launcher = mlx5_run()
     known = []
     for line in tools.output([program, "--list-vs"]).splitlines():
         name, theirs, apis, first, second, what = line.split("|")
@@ -207,6 +238,9 @@ def counted(crates, checked_only=False):
     """Counts the operations of `crates`. Returns pairs of an operation and its instructions, and the routine that copies to BlueFlame."""
     found, copy = programs(crates)
     jobs = [(found[crate], operation) for crate in crates for operation in operations(found[crate])]
+    if not ctypes.util.find_library("ibverbs"):
+        print("no libibverbs: the operations of the relay: NOT counted", file=sys.stderr)
+        jobs = [job for job in jobs if not job[1].collect.startswith("relay")]
     if checked_only:
         jobs = [job for job in jobs if job[1].bound is not None]
     return list(zip([operation for _, operation in jobs], in_parallel(count, jobs))), copy

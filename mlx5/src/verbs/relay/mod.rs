@@ -168,6 +168,7 @@ impl Relay {
     }
 
     /// Posts the new WQEs of the queue pair whose register is the `index`th.
+    #[inline(never)]
     pub(crate) fn ring(&self, index: usize) {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
         let Some(ring) = sends.get_mut(index as u16) else { return };
