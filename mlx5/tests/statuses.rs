@@ -29,19 +29,15 @@ fn fails(net: &Net, a: &mut End, post: impl FnOnce(&mut End)) -> CompletionError
     error
 }
 
-fn leak(mr: Mr) -> &'static Mr {
-    Box::leak(Box::new(mr))
-}
-
 const NO_KEY: &str = "no such key, or its region was deregistered";
 const BOUNDS: &str = "not inside the memory region";
 const ACCESS: &str = "the memory region does not allow this access";
 const DOMAIN: &str = "the memory region is of another protection domain";
 
-/// Returns wrong keys of `end`'s device for 8 bytes that need `access`: address, key, and the expected detail.
-fn wrong(end: &End, access: Access) -> Vec<(u64, u32, &'static str)> {
-    let without = leak(end.pd.alloc(64, Access::LOCAL_WRITE.difference(access)).unwrap());
-    let other = leak(end.device.alloc_pd().unwrap().alloc(64, ANY).unwrap());
+/// Returns wrong keys of `end`'s device for 8 bytes that need `access`: address, key, and the expected detail; and the regions of some of them.
+fn wrong(end: &End, access: Access) -> (Vec<(u64, u32, &'static str)>, [Mr; 2]) {
+    let without = end.pd.alloc(64, Access::LOCAL_WRITE.difference(access)).unwrap();
+    let other = end.device.alloc_pd().unwrap().alloc(64, ANY).unwrap();
     let gone = end.pd.alloc(64, ANY).unwrap();
     let (gone_at, gone_key) = (gone.addr(), gone.lkey());
     gone.deregister().unwrap();
@@ -58,19 +54,20 @@ fn wrong(end: &End, access: Access) -> Vec<(u64, u32, &'static str)> {
     if !access.is_empty() {
         wrong.push((without.addr(), without.lkey(), ACCESS));
     }
-    wrong
+    (wrong, [without, other])
 }
 
 #[test]
 fn local_protection_of_what_is_sent_and_of_what_a_result_goes_into() {
-    let count = wrong(&pair(&Net::new(), SHARED).0, Access::LOCAL_WRITE).len();
+    let count = wrong(&pair(&Net::new(), SHARED).0, Access::LOCAL_WRITE).0.len();
     for i in 0..count {
         for kind in 0..4 {
             let net = Net::new();
             let (mut a, mut b) = pair(&net, SHARED);
             b.receives(1, 64);
             let access = if kind < 2 { Access::empty() } else { Access::LOCAL_WRITE };
-            let Some(&(addr, lkey, text)) = wrong(&a, access).get(i) else { continue };
+            let (wrong, _regions) = wrong(&a, access);
+            let Some(&(addr, lkey, text)) = wrong.get(i) else { continue };
             let sge = Sge { addr, len: 8, lkey };
             let (to, rkey) = (b.mr.addr(), b.mr.rkey());
             let error = fails(&net, &mut a, |a| match kind {
@@ -98,12 +95,13 @@ fn remote_access_of_every_verb_that_names_the_peers_memory() {
         }),
     ];
     for (access, post) in verbs {
-        let count = wrong(&pair(&Net::new(), SHARED).0, access).len();
+        let count = wrong(&pair(&Net::new(), SHARED).0, access).0.len();
         for i in 0..count {
             let net = Net::new();
             let (mut a, mut b) = pair(&net, SHARED);
             b.receives(1, 64);
-            let (addr, rkey, text) = wrong(&b, access)[i];
+            let (wrong, _regions) = wrong(&b, access);
+            let (addr, rkey, text) = wrong[i];
             let addr = if access == Access::REMOTE_ATOMIC { (addr + 7) & !7 } else { addr };
             let error = fails(&net, &mut a, |a| post(a, addr, rkey));
             assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteAccess, time::detail(text)), "{access:?} {i}");
@@ -145,9 +143,10 @@ fn a_receive_that_cannot_be_filled_is_a_remote_operation_error_here_and_a_local_
     for i in 0..8 {
         let net = Net::new();
         let (mut a, mut b) = pair(&net, OWN);
-        let (addr, lkey, text) = wrong(&b, Access::LOCAL_WRITE)[i];
+        let (wrong, _regions) = wrong(&b, Access::LOCAL_WRITE);
+        let (addr, lkey, text) = wrong[i];
         // The region that forbids it must not even allow that.
-        let readable = leak(b.pd.alloc(64, Access::empty()).unwrap());
+        let readable = b.pd.alloc(64, Access::empty()).unwrap();
         let (addr, lkey) = if text == ACCESS { (readable.addr(), readable.lkey()) } else { (addr, lkey) };
         b.receive(&[Sge { addr, len: 8, lkey }], 5);
         let error = fails(&net, &mut a, |a| a.post(&SendImm { imm: 1, payload: Inline(&[7; 8]) }, 0));
