@@ -122,7 +122,7 @@ SCALERPC_DEFECTS = {
     ),
     "slot-freed-twice": (
         "it becomes free then, and again when the end of its call is taken",
-        [(f"{SCALERPC}/client/calls.rs", "if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {", "{")],
+        [(f"{SCALERPC}/client/calls.rs", "if self.ended.iter().all(|completion| usize::from(completion.call.0.slot) != slot) {", "{")],
     ),
     "timeout-frees-slot": (
         "the slot of a call that ran out of time is free at once, although its response may still come",
