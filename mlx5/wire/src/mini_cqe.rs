@@ -28,6 +28,7 @@ use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
 pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
 
 /// One completion of a compressed session.
+#[doc(alias = "MiniCqeIterator")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniCqe {
     /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet packet; not used here. Send: WQE
