@@ -274,7 +274,8 @@ impl Requester {
                 self.acknowledge(psn.after(1), now_ns);
             }
             Syndrome::RnrNak { timer } => {
-                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
+                // A duplicate of the NAK, while the requester waits, changes nothing.
+                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged || self.pause_ns.is_some() {
                     return;
                 }
                 if self.options.rnr_retry < WITHOUT_END && self.rnr_retries >= self.options.rnr_retry {
@@ -289,7 +290,7 @@ impl Requester {
                     return;
                 }
                 match nak {
-                    Nak::Sequence => self.is_lost(now_ns),
+                    Nak::Sequence => self.on_loss(now_ns),
                     Nak::InvalidRequest => self.fail(Status::RemoteInvalidRequest),
                     Nak::RemoteAccess => self.fail(Status::RemoteAccess),
                     Nak::RemoteOperational => self.fail(Status::RemoteOperation),
@@ -311,7 +312,7 @@ impl Requester {
             (Request::Read(from), Some(len)) => {
                 let offset = at * self.options.mtu;
                 if at > message.answered {
-                    self.is_lost(now_ns);
+                    self.on_loss(now_ns);
                     return Taken::Nothing;
                 }
                 if at < message.answered || len as u32 != (from.len - offset).min(self.options.mtu) {
@@ -338,7 +339,7 @@ impl Requester {
                 return true;
             }
             if message.request.has_response() {
-                self.is_lost(now_ns);
+                self.on_loss(now_ns);
                 return false;
             }
             let end = message.end();
@@ -372,14 +373,14 @@ impl Requester {
         self.retry_ns = is_under_way.then(|| now_ns.saturating_add(self.options.timeout_ns));
     }
 
-    /// Has everything that is not acknowledged sent again.
+    /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are sent again.
     fn go_back(&mut self, now_ns: u64) {
         self.next = self.acknowledged;
         self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
     }
 
     /// Retries, as a response shows that the oldest packet that is not acknowledged, or its response, is lost.
-    fn is_lost(&mut self, now_ns: u64) {
+    fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.retry(now_ns);
             self.is_known_lost = true;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use mlx5_wire::MAX_MESSAGE_BYTES;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 
 use super::{MAX_RD_ATOMIC, packets};
@@ -242,6 +243,10 @@ impl Responder {
             return Err(Nak::InvalidRequest.into());
         }
         let from = headers.reth;
+        // A longer one would take so many PSNs that earlier and later ones are not told apart.
+        if u64::from(from.len) > MAX_MESSAGE_BYTES {
+            return Err(Nak::InvalidRequest.into());
+        }
         if from.len > 0 {
             target.check(&from, true)?;
         }

@@ -362,7 +362,8 @@ fn p3_a_peer_that_does_not_answer_fails_the_oldest_message_after_its_retries() {
 
 #[test]
 fn p4_a_peer_without_receives_fails_it_after_the_rnr_retries() {
-    let mut world = World::new(1, Badness::default(), 7);
+    // NAKs that come twice are one each.
+    let mut world = World::new(1, Badness { doubled: 1000, ..Badness::default() }, 7);
     world.requester.set_rnr_retry(3);
     world.posted.push(Posted::refused(vec![1]));
     world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
@@ -381,6 +382,7 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
     for (request, status) in [
         (Request::Write { to: Reth { addr: BASE, rkey: 1, len: 8 }, imm: None, is_solicited: false }, Status::RemoteAccess),
         (Request::Read(Reth { addr: BASE + MEMORY as u64 - 8, rkey: RKEY, len: 16 }), Status::RemoteAccess),
+        (Request::Read(Reth { addr: BASE, rkey: RKEY, len: (1 << 30) + 1 }), Status::RemoteInvalidRequest),
         (Request::FetchAdd(AtomicEth { addr: BASE + 4, rkey: RKEY, swap_add: 1, compare: 0 }), Status::RemoteAccess),
         (Request::Send { len: 10_000, imm: None, is_solicited: false }, Status::RemoteInvalidRequest),
     ] {
