@@ -60,7 +60,7 @@ impl Flow {
             Self::V4 { source, destination, source_port, identification } => {
                 let mut ip = [0xff; IPV4_BYTES];
                 ip[0] = 0x45;
-                ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_len).to_be_bytes());
+                ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_BYTES as u16).to_be_bytes());
                 ip[4..6].copy_from_slice(&identification.to_be_bytes());
                 ip[6..8].copy_from_slice(&0x4000_u16.to_be_bytes());
                 ip[9] = UDP;

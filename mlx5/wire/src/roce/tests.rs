@@ -212,6 +212,18 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
     assert_eq!(Headers::parse(&packet), Err(PacketError::Version(1)));
 }
 
+/// More bytes than a datagram has are no packet, and no panic either.
+#[test]
+fn the_icrc_of_bytes_of_any_number_is_computed() {
+    let flow = Flow::V4 { source: [1; 4], destination: [2; 4], source_port: 1, identification: 0 };
+    for len in [0, 3, 4, 5, 65_510, 65_530, 70_000] {
+        let mut bytes = std::vec![7; len];
+        bytes.extend(flow.icrc(&bytes, &[]));
+        assert_eq!(flow.check(&bytes), Some(0));
+    }
+    assert_eq!(flow.check(&[1, 2, 3]), None);
+}
+
 /// Any bytes, with any opcode: no panic, and what is a packet is emitted as it was, but for reserved bits.
 #[test]
 fn random_bytes_are_refused_or_read_back() {
