@@ -4,9 +4,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DeviceKind {
-    /// The software HCA of this crate.
+    /// The software HCA of this crate, without a port for packets.
     Soft = 1,
-    /// A device that libibverbs finds.
+    /// A device that libibverbs finds, or a software HCA with a port for packets.
     Hardware = 2,
 }
 
@@ -19,9 +19,11 @@ pub struct QpAddress {
     pub mtu: u16,
     /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
+    /// UDP port of a software HCA that sends RoCE packets; 0 for all others: RoCE devices have 4791.
+    pub port: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number, 24 bits; the software HCA has no packets and ignores it.
+    /// First packet sequence number, 24 bits; a software HCA without packets ignores it.
     pub psn: u32,
     /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its owner died, this number never. 0 on
     /// hardware.
@@ -38,7 +40,7 @@ impl QpAddress {
     /// Returns the address of a queue pair of a software HCA.
     #[must_use]
     pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
-        Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
+        Self { kind: DeviceKind::Soft, mtu: 4096, lid, port: 0, qpn, psn: 0, epoch, gid: [0; 16] }
     }
 
     /// Adds the user of a software HCA.
@@ -49,10 +51,11 @@ impl QpAddress {
 
     /// Returns the user of a software HCA, if the address names it.
     pub(crate) fn user(&self) -> Option<u32> {
-        self.gid.last_chunk().and_then(|user| u32::from_le_bytes(*user).checked_sub(1))
+        let user = self.gid.last_chunk().filter(|_| self.kind == DeviceKind::Soft);
+        user.and_then(|user| u32::from_le_bytes(*user).checked_sub(1))
     }
 
-    /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID;
+    /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, UDP port, QPN, PSN, epoch, GID;
     /// little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
@@ -60,6 +63,7 @@ impl QpAddress {
         b[0] = self.kind as u8;
         b[2..4].copy_from_slice(&self.mtu.to_le_bytes());
         b[4..6].copy_from_slice(&self.lid.to_le_bytes());
+        b[6..8].copy_from_slice(&self.port.to_le_bytes());
         b[8..12].copy_from_slice(&self.qpn.to_le_bytes());
         b[12..16].copy_from_slice(&self.psn.to_le_bytes());
         b[16..24].copy_from_slice(&self.epoch.to_le_bytes());
@@ -81,6 +85,7 @@ impl QpAddress {
             kind,
             mtu: u16::from_le_bytes([b[2], b[3]]),
             lid: u16::from_le_bytes([b[4], b[5]]),
+            port: u16::from_le_bytes([b[6], b[7]]),
             qpn: u32::from_le_bytes([b[8], b[9], b[10], b[11]]),
             psn: u32::from_le_bytes([b[12], b[13], b[14], b[15]]),
             epoch: u64::from_le_bytes([b[16], b[17], b[18], b[19], b[20], b[21], b[22], b[23]]),
@@ -99,13 +104,13 @@ mod tests {
     fn an_address_survives_the_way_to_the_peer_and_other_bytes_are_none() {
         let gid = core::array::from_fn(|i| i as u8 + 1);
         let kind = DeviceKind::Hardware;
-        let address = QpAddress { kind, mtu: 1024, lid: 0x1234, qpn: 0xabcdef, psn: 0x654321, epoch: 0x1122_3344_5566_7788, gid };
+        let address = QpAddress { kind, mtu: 1024, lid: 0x1234, port: 0x4321, qpn: 0xabcdef, psn: 0x654321, epoch: 1 << 60 | 7, gid };
         let bytes = address.to_bytes();
         assert_eq!(QpAddress::from_bytes(&bytes), Some(address));
         let soft = QpAddress::soft(7, 8, 9);
         assert_eq!(QpAddress::from_bytes(&soft.to_bytes()), Some(soft));
         // Kind, padding, MTU, the upper bytes of QPN and PSN.
-        for (at, value) in [(0, 0), (0, 3), (1, 1), (2, 1), (3, 0), (3, 32), (6, 1), (7, 1), (11, 1), (15, 1)] {
+        for (at, value) in [(0, 0), (0, 3), (1, 1), (2, 1), (3, 0), (3, 32), (11, 1), (15, 1)] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(QpAddress::from_bytes(&bad), None, "byte {at} is {value}");

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5_hca::{DeviceInfo, Hca, SoftOptions};
+use mlx5_hca::{DeviceInfo, Hca, RoceOptions, SoftOptions};
 use mlx5_sim::{Simulated, Simulation};
 use shm::sleep::{Sleeper, Watch};
 
@@ -49,7 +49,12 @@ impl From<&DeviceSpec> for DeviceSpec {
     }
 }
 
-/// Converts a name: `soft` and `null` with their defaults; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
+/// Parses the options in the name of a software HCA with a port for packets. `None` for other names.
+fn roce_options(name: &str) -> Option<Result<RoceOptions, String>> {
+    name.strip_prefix("soft:roce=").map(str::parse)
+}
+
+/// Converts a name: `soft` and `null` with their defaults; `soft:roce=ADDRESS,..` with [`RoceOptions`]; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
 /// follows after a colon, `mlx5_0:2`; the default is the first active one.
 impl From<&str> for DeviceSpec {
     fn from(name: &str) -> Self {
@@ -57,6 +62,9 @@ impl From<&str> for DeviceSpec {
             "soft" => return Self::default(),
             "null" => return Self::Null(NullOptions::default()),
             _ => {}
+        }
+        if let Some(Ok(roce)) = roce_options(name) {
+            return Self::Soft(SoftOptions { roce: Some(roce), ..SoftOptions::default() });
         }
         let (relay, name) = match name.split_once(':') {
             Some(("relay", name)) => (true, name),
@@ -132,6 +140,9 @@ impl Device {
                 Ok(Self { control: Control::new(Rc::clone(&null) as _, None), null: Some(null) })
             }
             DeviceSpec::Verbs(options) => {
+                if let Some(Err(reason)) = options.device.as_deref().and_then(roce_options) {
+                    return Err(OpenError::Roce { reason });
+                }
                 let context = Context::open(options)?;
                 if context.is_direct {
                     return Ok(Self { control: Control::new(Rc::new(context), None), null: None });

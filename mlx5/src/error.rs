@@ -12,6 +12,12 @@ pub enum OpenError {
     /// The software HCA cannot be opened.
     #[error(transparent)]
     Soft(#[from] mlx5_hca::OpenError),
+    /// The options in the name of a software HCA with a port for packets are not legal.
+    #[error("soft:roce=ADDRESS: {reason}")]
+    Roce {
+        /// What is wrong, and what is legal.
+        reason: String,
+    },
     /// A device behind libibverbs cannot be used; the error advises.
     #[error(transparent)]
     Verbs(#[from] VerbsError),

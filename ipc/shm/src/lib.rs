@@ -56,6 +56,7 @@ mod robust;
 pub mod sleep;
 pub mod sync;
 mod sys;
+pub mod threads;
 pub mod wait;
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.

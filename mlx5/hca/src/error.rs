@@ -1,6 +1,7 @@
 //! Errors of the software HCA.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 
 use mlx5_wire::Access;
 
@@ -21,6 +22,19 @@ pub enum OpenError {
         /// The cause.
         source: io::Error,
     },
+    /// The port for packets cannot be used.
+    #[error("RoCE packets from {address}, UDP port {port}: {source}; use an address of this host, and a free port")]
+    Wire {
+        /// The address of the port.
+        address: IpAddr,
+        /// Its UDP port; 0: any.
+        port: u16,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Devices with packets execute each WQE at once.
+    #[error("RoCE packets take real time: use no model of the time of operations with them")]
+    WireInModel,
     /// Every LID is taken.
     #[error("all {0} LIDs of the fabric are in use by living devices")]
     NoFreeLid(u16),
@@ -147,5 +161,19 @@ pub enum ConnectError {
         lid: u16,
         /// The requested number.
         qpn: u32,
+    },
+    /// The device sends no packets, and the peer is reached by nothing else.
+    #[error("the peer at {to} is reached by RoCE packets, which this device does not send: open it as soft:roce=ADDRESS")]
+    NoWire {
+        /// The address of the peer.
+        to: SocketAddr,
+    },
+    /// The peer answers to the UDP port 4791 only, as every device does that is no software HCA.
+    #[error("the peer at {to} sends to UDP port 4791, which another device of this address has; this one has port {own}")]
+    NotTheRocePort {
+        /// The address of the peer.
+        to: SocketAddr,
+        /// The UDP port of this device.
+        own: u16,
     },
 }

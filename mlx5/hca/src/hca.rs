@@ -21,6 +21,8 @@ use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::objects::regions::Regions;
 use crate::objects::rqs::RqSlot;
 use crate::options::{Gid, GidKind, Port};
+use crate::packets::port::PacketCounters;
+use crate::packets::run as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp};
 use crate::random::Random;
@@ -86,6 +88,8 @@ pub struct DeviceInfo {
     /// Number of times that an operation of this device found no receive posted at its target (RNR NAK), and was delayed or failed. `None`
     /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
     pub rnr_naks: Option<u64>,
+    /// Counters of the device's packets. `None` on hardware and on devices without a [port for them](crate::RoceOptions).
+    pub packets: Option<PacketCounters>,
 }
 
 impl DeviceInfo {
@@ -110,6 +114,7 @@ impl DeviceInfo {
             quarantined: 0,
             violations: 0,
             rnr_naks: None,
+            packets: None,
         }
     }
 }
@@ -263,6 +268,9 @@ impl Hca {
         let mut progress = false;
         if !state.deferred.is_empty() {
             progress = self.executing(|| execute::run_deferred(self, state));
+        }
+        if state.links.wire.is_some() {
+            progress |= self.executing(|| packets::poll(self, state));
         }
         if state.links.has_datagrams {
             progress |= datagrams::receive(self, state) > 0;

@@ -26,7 +26,7 @@
 // - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
 // - `shared`: the memory that devices share. No other module touches the memory of a peer.
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
-// - `packets`: reliable connections to devices whose memory is out of reach, over packets. No queue pair uses it yet: only tests do.
+// - `packets`: connections to devices whose memory is out of reach, over packets.
 // - `sleep`: sleeping until a poll has something to do.
 // - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces, texts.
@@ -46,7 +46,6 @@ mod hca;
 pub mod network;
 mod objects;
 mod options;
-#[cfg(test)]
 mod packets;
 mod queues;
 mod random;
@@ -66,7 +65,10 @@ pub use hca::{COMP_VECTORS, DeviceInfo, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
-pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
+pub use options::{FabricSpec, Gid, GidKind, Port, RoceOptions, SoftOptions};
+pub use packets::connection::PacketPath;
+pub use packets::port::PacketCounters;
+pub use packets::udp::{address_of, gid_of};
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;

@@ -1,7 +1,8 @@
 //! Options of a device.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use mlx5_wire::AddressVector;
 
@@ -69,11 +70,70 @@ impl Port {
     }
 }
 
+/// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module. Its peers are software HCAs and other
+/// RoCEv2 devices on any host. Packets are neither encrypted nor authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoceOptions {
+    /// An IP address of this host. Packets come from it, and it is the device's GID.
+    pub address: IpAddr,
+    /// Its UDP port. `None`: 4791, or any free one if another device of this address has that. Software HCAs learn the port of a peer;
+    /// other devices send to 4791 only.
+    pub port: Option<u16>,
+    /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's interface.
+    pub mtu: Option<u16>,
+    /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and to measure.
+    pub is_for_all: bool,
+    /// Packets in a thousand that are lost on purpose.
+    pub loss_permille: u16,
+    /// File for a capture of all packets (pcap).
+    pub pcap: Option<PathBuf>,
+}
+
+impl RoceOptions {
+    /// Returns the options of a port with this address and all defaults.
+    #[must_use]
+    pub const fn new(address: IpAddr) -> Self {
+        Self { address, port: None, mtu: None, is_for_all: false, loss_permille: 0, pcap: None }
+    }
+}
+
+/// Parses `ADDRESS`, and after commas `port=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
+/// error is a sentence that says what is legal.
+impl FromStr for RoceOptions {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        let address = parts.next().unwrap_or_default();
+        let mut options = Self::new(address.parse().map_err(|_| format!("\"{address}\" is no IP address of this host"))?);
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let number = |legal: &str| value.parse().map_err(|_| format!("{key}={value}: use {legal}"));
+            match key {
+                "port" => options.port = Some(number("a UDP port, 0 to 65535")?),
+                "mtu" => {
+                    let legal = "256, 512, 1024, 2048 or 4096";
+                    let mtu = number(legal)?;
+                    let is_legal = [256, 512, 1024, 2048, 4096].contains(&mtu);
+                    options.mtu = Some(if is_legal { mtu } else { return Err(format!("mtu={value}: use {legal}")) });
+                }
+                "loss" => options.loss_permille = number("packets in a thousand, 0 to 1000")?.min(1000),
+                "packets" if value == "all" => options.is_for_all = true,
+                "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
+                _ => return Err(format!("\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, pcap=FILE")),
+            }
+        }
+        Ok(options)
+    }
+}
+
 /// Options of a software HCA.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
     /// The fabric of its peers.
     pub fabric: FabricSpec,
+    /// The port for packets, to peers that share no memory with this device. Default `None`.
+    pub roce: Option<RoceOptions>,
     /// The port that it shares with all others of its fabric. Each is a virtual function of it, at most [`MAX_VF`](crate::MAX_VF). The
     /// upper 10 bits of a queue pair number are the virtual function, so the number alone names the device. Default `None`: each device is
     /// a port of its own, with a LID.
@@ -111,6 +171,7 @@ impl Default for SoftOptions {
     fn default() -> Self {
         Self {
             fabric: FabricSpec::Shared { dir: None },
+            roce: None,
             port: None,
             arena_bytes: default_arena_bytes(),
             dead_peer_timeout_ns: 10_000_000,

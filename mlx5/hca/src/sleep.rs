@@ -39,19 +39,26 @@ impl Idle<'_> {
 impl Watch for Idle<'_> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.0.memory.lanes().sleep.0.word());
+        if let Some(waker) = self.0.state.borrow_mut().links.wire.as_mut().and_then(|wire| wire.waker()) {
+            show(waker.word());
+        }
     }
 
     fn arm(&mut self) {
         // A peer may die meanwhile.
         self.0.state.borrow_mut().polls_to_check = 0;
         self.0.has_chores.set(true);
+        if let Some(waker) = self.0.state.borrow_mut().links.wire.as_mut().and_then(|wire| wire.waker()) {
+            waker.arm();
+        }
         // H7, R1
         self.with_lanes(|hot, queues| hot.arm(queues));
     }
 
     fn look(&mut self, is_told: bool) -> bool {
         let are_empty = self.with_lanes(|hot, queues| hot.deactivate(queues, is_told));
-        !are_empty || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
+        let has_packets = self.0.state.borrow().links.wire.as_ref().is_some_and(|wire| wire.has_arrivals());
+        !are_empty || has_packets || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
     }
 
     fn slice(&mut self) -> Duration {
@@ -109,7 +116,10 @@ impl Hca {
     /// Returns the time in ns that the device can sleep before it must poll by itself. 0 if only polls advance its clock to the next due
     /// event.
     fn longest_sleep_ns(&self) -> u64 {
-        match (&self.clock, self.state.borrow().deferred.next_ns()) {
+        let state = &mut *self.state.borrow_mut();
+        let is_woken = state.links.wire.as_mut().is_none_or(|wire| wire.waker().is_some());
+        match (&self.clock, state.deferred.next_ns()) {
+            (Clock::System, None) if !is_woken => SHORT_SLEEP_NS,
             (Clock::System, None) => longest_ns(),
             (Clock::System, Some(at_ns)) => at_ns.saturating_sub(Clock::System.now_ns()).clamp(SHORTEST_SLEEP_NS, longest_ns()),
             (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,

@@ -3,11 +3,15 @@
 use core::cell::RefCell;
 use core::ptr::NonNull;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-use mlx5_hca::{Address, CqMemory, DeviceInfo, Hca, QpMemory, Receives as From, Region, RqMemory, SoftOptions, check, check_region};
+use mlx5_hca::{
+    Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory, SoftOptions, address_of, check,
+    check_region, gid_of,
+};
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::CqConfig;
@@ -17,12 +21,18 @@ use crate::provider::alarm::Alarm;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
+use crate::wire::roce::UDP_PORT;
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
 /// Returns the user with whose processes this one shares memory.
 fn own_user() -> u32 {
     // SAFETY: no arguments.
     unsafe { libc::geteuid() }
+}
+
+/// Returns the UDP port to which packets for a queue pair go.
+fn packet_port(remote: &QpAddress) -> u16 {
+    if remote.port == 0 { UDP_PORT } else { remote.port }
 }
 
 /// A software HCA and the memory of its queues.
@@ -44,6 +54,23 @@ impl Soft {
 
     pub(crate) fn hca(&self) -> &Rc<Hca> {
         &self.hca
+    }
+
+    /// Returns whether a device with a port for packets is reached through shared memory.
+    fn shares_memory_with(&self, remote: &QpAddress) -> bool {
+        let address = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
+        remote.lid != 0 && !self.hca.sends_packets_only() && self.hca.shares_memory_with(&address)
+    }
+
+    fn connect_by_packets(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let address = address_of(&remote.gid).ok_or(ConnectError::NoGid)?;
+        let to = SocketAddr::new(address, packet_port(remote));
+        let Some((own, mtu)) = self.hca.wire_address() else { return Err(mlx5_hca::ConnectError::NoWire { to }.into()) };
+        if remote.port == 0 && own.port() != UDP_PORT {
+            return Err(mlx5_hca::ConnectError::NotTheRocePort { to, own: own.port() }.into());
+        }
+        let path = PacketPath { to, qpn: remote.qpn, psn: remote.psn, mtu: mtu.min(remote.mtu) };
+        Ok(self.hca.connect_by_packets(qpn, &path, options, Access::REMOTE)?)
     }
 }
 
@@ -68,6 +95,12 @@ impl Provider for Soft {
 
     fn take_async_event(&self) -> Option<AsyncEvent> {
         self.hca.take_async_event()
+    }
+
+    fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
+        let (local, remote) = (self.kind(), remote.kind);
+        let is_legal = local == remote || self.hca.wire_address().is_some();
+        if is_legal { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
     }
 }
 
@@ -155,12 +188,19 @@ impl Queues for Soft {
 impl Connections for Soft {
     fn address(&self, qpn: u32) -> QpAddress {
         let Address { lid, qpn, epoch } = self.hca.address(qpn);
-        QpAddress::soft(lid, qpn, epoch).of_user(own_user())
+        let Some((own, mtu)) = self.hca.wire_address() else { return QpAddress::soft(lid, qpn, epoch).of_user(own_user()) };
+        let (kind, gid) = (DeviceKind::Hardware, gid_of(own.ip()));
+        // No device has the LID 0: peers that see it send packets.
+        let lid = if self.hca.sends_packets_only() { 0 } else { lid };
+        QpAddress { kind, mtu, lid, port: own.port(), qpn, psn: self.hca.first_psn(qpn), epoch, gid }
     }
 
     fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
         use mlx5_hca::ConnectError::{NoSuchDevice, StaleDevice};
 
+        if remote.kind == DeviceKind::Hardware && !self.shares_memory_with(remote) {
+            return self.connect_by_packets(qpn, remote, options);
+        }
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
@@ -181,6 +221,10 @@ impl Connections for Soft {
     }
 
     fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        Ok(AddressVector::local(remote.lid, 0))
+        if remote.kind == DeviceKind::Soft || self.shares_memory_with(remote) {
+            return Ok(AddressVector::local(remote.lid, 0));
+        }
+        let [high, low] = packet_port(remote).to_be_bytes();
+        Ok(AddressVector { rmac: [0x02, 0, 0, 0, high, low], rgid: remote.gid, ..AddressVector::local(0, 0) })
     }
 }

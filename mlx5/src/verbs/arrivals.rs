@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use shm::sleep::{Sleep, Watch, Word};
+use shm::threads::without_signals;
 
 use crate::provider::alarm::Alarm;
 
@@ -61,20 +62,6 @@ fn is_interrupted() -> bool {
 
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-/// Starts a thread that takes no signals. They belong to the program.
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    let [mut all, mut before] = [core::mem::MaybeUninit::<libc::sigset_t>::uninit(); 2];
-    // SAFETY: places for two masks; the first is filled before it is used.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let started = start();
-    // SAFETY: the call above filled the mask.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), core::ptr::null_mut()) };
-    started
 }
 
 /// All queues of the device, armed for a sleep. The sleeper checks the queues itself, as after any arming, because an event is only a

@@ -56,6 +56,7 @@ impl Connections for Context {
             kind: DeviceKind::Hardware,
             mtu: self.port.mtu,
             lid: self.port.lid,
+            port: 0,
             qpn,
             psn: self.objects.borrow().qps.get(&qpn).map_or(0, |object| object.psn),
             epoch: 0,
@@ -225,7 +226,7 @@ mod tests {
     }
 
     fn attributes(port: &Port, max_dest_rd_atomic: u8, gid: [u8; 16], mtu: u16) -> Result<ibv_qp_attr, ConnectError> {
-        let remote = QpAddress { kind: DeviceKind::Hardware, mtu, lid: 0x77, qpn: 0x1234, psn: 0xabcdef, epoch: 0, gid };
+        let remote = QpAddress { kind: DeviceKind::Hardware, mtu, lid: 0x77, port: 0, qpn: 0x1234, psn: 0xabcdef, epoch: 0, gid };
         let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };
         let connection = ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() };
         ready_to_receive(port, &options, max_dest_rd_atomic, &remote, &connection)

@@ -197,6 +197,7 @@ impl Provider for Context {
             quarantined: 0,
             violations: 0,
             rnr_naks: None,
+            packets: None,
         }
     }
 

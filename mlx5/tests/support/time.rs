@@ -1,4 +1,4 @@
-//! Tests of several devices in one thread that hold in each mode of time: `MLX5_TEST_TIME=immediate|delay|virtual`.
+//! Tests of several devices in one thread that hold in each mode of time: `MLX5_TEST_TIME=immediate|delay|virtual|packets`.
 //! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more.
 //! `scripts/verbs-tests` lists the tests that are useful there.
 //!
@@ -9,9 +9,9 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
+use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, RoceOptions, Rule, SoftOptions, Timing};
 
 /// The time at which operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(crate) enum Mode {
     Delay,
     /// At the times of the NIC model, on a clock that polls advance.
     Virtual,
+    /// By packets over the loopback interface, of which `MLX5_TEST_LOSS` in a thousand are lost.
+    Packets,
     /// By a device behind libibverbs, at any time.
     Hardware,
 }
@@ -41,7 +43,8 @@ pub(crate) fn mode() -> Mode {
         Err(std::env::VarError::NotPresent) | Ok("immediate") => Mode::Immediate,
         Ok("delay") => Mode::Delay,
         Ok("virtual") => Mode::Virtual,
-        other => panic!("MLX5_TEST_TIME is {other:?}; legal is immediate, delay or virtual"),
+        Ok("packets") => Mode::Packets,
+        other => panic!("MLX5_TEST_TIME is {other:?}; legal is immediate, delay, virtual or packets"),
     })
 }
 
@@ -58,9 +61,20 @@ const POLL_NS: u64 = 50;
 const ROUNDS: u64 = 20_000_000;
 /// The same on hardware, where the thread sleeps between two rounds, because an emulated device may need its core.
 const HARDWARE_ROUNDS: u64 = 400_000;
+/// The same with packets: a round is a system call for each device.
+const PACKET_ROUNDS: u64 = 4_000_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
 /// Time after which every operation in flight there without a timer of its own is over.
 const HARDWARE_QUIET: Duration = Duration::from_millis(5);
+
+/// Time after which every packet has arrived and is answered.
+const PACKETS_QUIET: Duration = Duration::from_millis(5);
+
+/// Returns the port of a device whose peers all get packets.
+fn packets() -> RoceOptions {
+    let loss_permille = std::env::var("MLX5_TEST_LOSS").map_or(0, |loss| loss.parse().unwrap());
+    RoceOptions { port: Some(0), is_for_all: true, loss_permille, ..RoceOptions::new([127, 0, 0, 1].into()) }
+}
 
 /// Devices of one local fabric, with one clock and one network.
 #[derive(Clone)]
@@ -73,6 +87,7 @@ struct Shared {
     now_ns: Arc<AtomicU64>,
     clock: Clock,
     timing: Timing,
+    roce: Option<RoceOptions>,
     devices: RefCell<Vec<Device>>,
 }
 
@@ -87,14 +102,15 @@ impl Net {
         let now_ns = Arc::<AtomicU64>::default();
         let (clock, timing) = match mode {
             Mode::Immediate => (Clock::Manual(Arc::clone(&now_ns)), Timing::Immediate),
-            Mode::Hardware => (Clock::System, Timing::Immediate),
+            Mode::Hardware | Mode::Packets => (Clock::System, Timing::Immediate),
             Mode::Delay => (Clock::System, Timing::Delay { ns: DELAY_NS }),
             Mode::Virtual => (
                 Clock::Stepping { now_ns: Arc::clone(&now_ns), poll_ns: POLL_NS },
                 Timing::Model(Arc::new(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() }))),
             ),
         };
-        let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, devices: RefCell::default() };
+        let roce = (mode == Mode::Packets).then(packets);
+        let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, roce, devices: RefCell::default() };
         Self { shared: std::rc::Rc::new(shared) }
     }
 
@@ -105,6 +121,7 @@ impl Net {
             arena_bytes: 1 << 30,
             clock: self.shared.clock.clone(),
             timing: self.shared.timing.clone(),
+            roce: self.shared.roce.clone(),
             strict: true,
             ..SoftOptions::default()
         }
@@ -156,7 +173,11 @@ impl Net {
 
     /// Makes progress until `done`.
     pub(crate) fn settle(&self, mut done: impl FnMut() -> bool) {
-        let rounds = if mode() == Mode::Hardware { HARDWARE_ROUNDS } else { ROUNDS };
+        let rounds = match mode() {
+            Mode::Hardware => HARDWARE_ROUNDS,
+            Mode::Packets => PACKET_ROUNDS,
+            _ => ROUNDS,
+        };
         for _ in 0..rounds {
             if done() {
                 return;
@@ -180,6 +201,12 @@ impl Net {
     pub(crate) fn quiet(&self) {
         if mode() == Mode::Hardware {
             return std::thread::sleep(HARDWARE_QUIET);
+        }
+        if self.shared.roce.is_some() {
+            let end = Instant::now() + PACKETS_QUIET;
+            while Instant::now() < end {
+                self.progress();
+            }
         }
         if matches!(self.shared.timing, Timing::Immediate) {
             return self.progress();

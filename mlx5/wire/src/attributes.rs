@@ -66,9 +66,14 @@ impl ConnectOptions {
     /// Returns the time for which an unanswered operation is retried before it fails, in ns.
     #[must_use]
     pub fn transport_timeout_ns(&self) -> u64 {
+        self.ack_timeout_ns().saturating_mul(u64::from(self.retry_count.min(7)) + 1)
+    }
+
+    /// Returns the time for which an acknowledgement is waited for, in ns.
+    #[must_use]
+    pub fn ack_timeout_ns(&self) -> u64 {
         // "Local ACK Timeout": 0 means no timeout. The driver creates no queue pair with it.
-        let once_ns = if self.timeout == 0 { u64::MAX } else { 4096 << self.timeout.min(31) };
-        once_ns.saturating_mul(u64::from(self.retry_count.min(7)) + 1)
+        if self.timeout == 0 { u64::MAX } else { 4096 << self.timeout.min(31) }
     }
 }
 

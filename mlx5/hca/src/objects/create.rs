@@ -20,6 +20,8 @@ use crate::deferred::LANE_RETRY_NS;
 use crate::error::{ConnectError, CreateError, OpenError, check};
 use crate::objects::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
 use crate::options::SoftOptions;
+use crate::packets::port::WirePort;
+use crate::packets::run as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
@@ -114,11 +116,18 @@ impl Hca {
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
         let random = &mut Random::new(membership.seed);
+        let wire = match &options.roce {
+            Some(_) if !options.timing.is_immediate() => return Err(OpenError::WireInModel),
+            // A random number that only this user's processes learn.
+            Some(roce) => Some(Box::new(WirePort::open(roce, memory.ids()[2].token)?)),
+            None => None,
+        };
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
-        if !is_plain || options.clock.steps() || state.queues.injector.is_some() {
+        if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
+        state.links.wire = wire;
         Ok(Self {
             membership,
             memory,
@@ -155,6 +164,7 @@ impl Hca {
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
+            packets: state.links.wire.as_ref().map(|wire| wire.counters),
             ..DeviceInfo::with_limits_of_formats(name, self.membership.describe(), modes)
         }
     }
@@ -496,6 +506,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
+        packets::abandon(&mut qp);
         // Arrived messages took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);

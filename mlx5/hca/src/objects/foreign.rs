@@ -8,6 +8,7 @@ use mlx5_wire::{Access, ConnectOptions};
 
 use crate::error::ConnectError;
 use crate::objects::request::Address;
+use crate::packets::run as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
@@ -147,6 +148,7 @@ impl Hca {
             return false;
         }
         hot.remove(index);
+        packets::abandon(qp);
         // The messages in the lane took receives of a shared queue. Draining returns them, as it does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
         // SAFETY: committed when the queue pair was made; the peer was waited for.

@@ -1,9 +1,12 @@
-//! Reliable connections over packets, pure: no socket, no clock, no memory (InfiniBand Architecture Specification, volume 1, chapter 9,
-//! "Reliable Service").
+//! Packets between devices that share no memory: RoCEv2 in UDP datagrams.
 //!
-//! A [`Requester`] numbers the packets of the messages that are posted to it, says which packet is to be sent next, and learns from
-//! responses and from the time which ones arrived. A [`Responder`] executes the packets of the other end once and in order, on memory and
-//! receives that it reaches by [`Target`], and answers. A connection has one of each at either end.
+//! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no memory (InfiniBand Architecture
+//!   Specification, volume 1, chapter 9, "Reliable Service"). `message`: what both count.
+//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes and decodes packets. `udp`: the socket. `waker`: ends sleeps. `pcap`: a capture.
+//!
+//! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it, says which packet is to be sent next, and learns from
+//! responses and from the time which ones arrived. A [`Responder`](responder::Responder) executes the packets of the other end once and in order, on memory and
+//! receives that it reaches by [`Target`](responder::Target), and answers. A connection has one of each at either end.
 //!
 //! Rules, by which the tests are named:
 //!
@@ -14,23 +17,18 @@
 //!   on after a NAK; `retry_count` times without progress. A READ is asked for again from its first missing byte.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it; `rnr_retry` times.
 //! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a duplicate SEND or WRITE, READs again for a
-//!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`].
+//!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
 
+pub(crate) mod connection;
+mod message;
+mod pcap;
+pub(crate) mod port;
 mod requester;
 mod responder;
-
-pub(crate) use requester::{Failure, Options, Outgoing, Request, Requester, Taken};
-pub(crate) use responder::{Completion, Reply, Responder, Target};
+pub(crate) mod run;
+pub(crate) mod udp;
+mod waker;
 
 #[cfg(test)]
 mod tests;
-
-/// Maximum READs and atomics of a connection that are not answered, and number of atomics whose results a responder remembers.
-pub(crate) const MAX_RD_ATOMIC: usize = 16;
-
-/// Returns the number of packets of a message.
-const fn packets(len: u32, mtu: u32) -> u32 {
-    // A message of no bytes has one packet.
-    if len == 0 { 1 } else { len.div_ceil(mtu) }
-}

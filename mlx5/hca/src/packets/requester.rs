@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
-use super::{MAX_RD_ATOMIC, packets};
+use super::message::packets;
 
 /// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
-const WINDOW: u32 = 128;
+const MAX_WINDOW: u32 = 64;
+/// Maximum payload of these packets, in bytes: what the default socket buffer of a Linux receiver holds, with its overhead.
+const WINDOW_BYTES: u32 = 128 << 10;
 /// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that have begun: half of all.
 const MAX_SPAN: u32 = 1 << 23;
 /// The retry count that means "forever".
@@ -27,6 +29,15 @@ pub(crate) struct Options {
     pub(crate) retry_count: u8,
     /// Retries after RNR NAKs; 7: no limit.
     pub(crate) rnr_retry: u8,
+    /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`](super::message::MAX_RD_ATOMIC), and no more than the peer keeps.
+    pub(crate) rd_atomic: u8,
+}
+
+impl Options {
+    /// Returns the maximum number of packets that are not acknowledged.
+    fn window(&self) -> u32 {
+        (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
+    }
 }
 
 /// A message to be executed by the peer.
@@ -108,6 +119,10 @@ pub(crate) struct Requester {
     messages: VecDeque<Message>,
     /// Number of messages of which a packet was sent.
     begun: usize,
+    /// Number of READs and atomics among them.
+    unanswered: usize,
+    /// Place of the message with the PSN `next`, or a place before it.
+    cursor: usize,
     /// Number of the oldest message that is not complete.
     oldest: u64,
     /// PSN behind the messages that have begun.
@@ -127,6 +142,8 @@ pub(crate) struct Requester {
     /// Time until which nothing is sent, after an RNR NAK.
     pause_ns: Option<u64>,
     failure: Option<Failure>,
+    /// Number of packets that were sent and are sent again, or were to be, when a later answer came.
+    retransmitted: u64,
 }
 
 impl Requester {
@@ -136,6 +153,8 @@ impl Requester {
             options,
             messages: VecDeque::new(),
             begun: 0,
+            unanswered: 0,
+            cursor: 0,
             oldest: 0,
             end: first,
             next: first,
@@ -147,7 +166,18 @@ impl Requester {
             retry_ns: None,
             pause_ns: None,
             failure: None,
+            retransmitted: 0,
         }
+    }
+
+    /// Takes the number of packets that were sent again since the last call.
+    pub(crate) fn take_retransmitted(&mut self) -> u64 {
+        core::mem::take(&mut self.retransmitted)
+    }
+
+    /// Returns whether a READ or an atomic is not answered or not even sent.
+    pub(crate) fn awaits_response(&self) -> bool {
+        self.messages.iter().any(|message| message.request.has_response())
     }
 
     /// Posts a message.
@@ -174,10 +204,12 @@ impl Requester {
     /// Returns the next packet to be sent, if there is one that may be sent.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
         let in_flight = self.next.since(self.acknowledged) as u32;
-        if self.failure.is_some() || self.pause_ns.is_some() || in_flight >= WINDOW || self.next == self.end && !self.begin() {
+        let may_send = self.failure.is_none() && self.pause_ns.is_none() && in_flight < self.options.window();
+        if !may_send || self.next == self.end && !self.begin() {
             return None;
         }
-        let nth = self.place(self.next)?;
+        let nth = self.place(self.next, self.cursor)?;
+        self.cursor = nth;
         let message = self.messages[nth];
         let packet = self.packet(&message, self.oldest + nth as u64);
         // A READ takes the PSNs of its responses.
@@ -191,21 +223,22 @@ impl Requester {
 
     /// Begins the next message, if there is one that may begin.
     fn begin(&mut self) -> bool {
-        let unanswered = self.messages.iter().take(self.begun).filter(|message| message.request.has_response()).count();
         let span = self.end.since(self.acknowledged) as u32;
         let Some(message) = self.messages.get_mut(self.begun) else { return false };
-        if message.request.has_response() && unanswered >= MAX_RD_ATOMIC || span + message.packets >= MAX_SPAN {
+        let has_response = message.request.has_response();
+        if has_response && self.unanswered >= self.options.rd_atomic.into() || span + message.packets >= MAX_SPAN {
             return false;
         }
+        self.unanswered += usize::from(has_response);
         message.first = self.end;
         self.end = message.end();
         self.begun += 1;
         true
     }
 
-    /// Returns the place of the message with this PSN, among those that have begun and are not complete.
-    fn place(&self, psn: Psn) -> Option<usize> {
-        self.messages.iter().take(self.begun).position(|message| psn.since(message.end()) < 0)
+    /// Returns the place of the message with this PSN, at `from` or behind it, among those that have begun and are not complete.
+    fn place(&self, psn: Psn, from: usize) -> Option<usize> {
+        (from..self.begun).find(|&nth| psn.since(self.messages[nth].end()) < 0)
     }
 
     /// Makes the packet of a message with the PSN that is next.
@@ -246,7 +279,7 @@ impl Requester {
         };
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-        headers.bth.asks_ack = is_last || message.request.has_response() || self.next.get() % (WINDOW / 4) == 0;
+        headers.bth.asks_ack = is_last || message.request.has_response() || self.next.get() % (self.options.window() / 4) == 0;
         Outgoing { headers, message: number, offset, len }
     }
 
@@ -302,7 +335,7 @@ impl Requester {
 
     /// Takes a READ response of this length, or the answer to an atomic.
     fn on_answer(&mut self, psn: Psn, len: Option<usize>, value: u64, now_ns: u64) -> Taken {
-        let Some(nth) = self.place(psn) else { return Taken::Nothing };
+        let Some(nth) = self.place(psn, 0) else { return Taken::Nothing };
         let (number, message) = (self.oldest + nth as u64, self.messages[nth]);
         if !self.acknowledge(message.first, now_ns) || self.oldest != number {
             return Taken::Nothing;
@@ -354,8 +387,10 @@ impl Requester {
     }
 
     fn complete(&mut self) {
-        self.messages.pop_front();
+        let is_response = self.messages.pop_front().is_some_and(|message| message.request.has_response());
+        self.unanswered -= usize::from(is_response);
         self.begun -= 1;
+        self.cursor = self.cursor.saturating_sub(1);
         self.oldest += 1;
     }
 
@@ -375,7 +410,8 @@ impl Requester {
 
     /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are sent again.
     fn go_back(&mut self, now_ns: u64) {
-        self.next = self.acknowledged;
+        (self.next, self.cursor) = (self.acknowledged, 0);
+        self.retransmitted += self.sent.since(self.acknowledged) as u64;
         self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
     }
 
@@ -396,7 +432,8 @@ impl Requester {
         }
     }
 
-    fn fail(&mut self, status: Status) {
+    /// Fails the oldest message.
+    pub(crate) fn fail(&mut self, status: Status) {
         self.failure = Some(Failure { message: self.oldest, status });
     }
 

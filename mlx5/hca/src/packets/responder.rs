@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mlx5_wire::MAX_MESSAGE_BYTES;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 
-use super::{MAX_RD_ATOMIC, packets};
+use super::message::{MAX_RD_ATOMIC, packets};
 
 /// Maximum answers that wait to be sent; further duplicates get none.
 const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
@@ -116,6 +116,11 @@ impl Responder {
     /// Returns whether it refused a request for a reason that ends the connection.
     pub(crate) const fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    /// Returns the PSN of the next request.
+    pub(crate) const fn expected(&self) -> Psn {
+        self.expected
     }
 
     /// Takes a request of the peer.
@@ -336,10 +341,6 @@ impl Responder {
 
 #[cfg(test)]
 impl Responder {
-    pub(super) const fn expected(&self) -> Psn {
-        self.expected
-    }
-
     /// Returns the number of answers and results that it keeps.
     pub(super) fn kept(&self) -> usize {
         self.answers.len() + self.atomics.len()

@@ -7,13 +7,15 @@ use std::collections::{BinaryHeap, VecDeque};
 use mlx5_wire::Syndrome as Status;
 use mlx5_wire::roce::{AtomicEth, Flow, Headers, Nak, Opcode, Psn, Reth};
 
-use super::*;
+use super::message::{MAX_RD_ATOMIC, packets};
+use super::requester::{Failure, Options, Request, Requester, Taken};
+use super::responder::{Completion, Responder, Target};
 use crate::random::Random;
 
 const MEMORY: usize = 16 << 10;
 const RKEY: u32 = 0x1234;
 const BASE: u64 = 0x7f00_0000_0000;
-const FLOW: Flow = Flow::V6 { source: [1; 16], destination: [2; 16], source_port: 0xc000 };
+const FLOW: Flow = Flow::V6 { source: [1; 16], destination: [2; 16], source_port: 0xc000, destination_port: 4791 };
 const TIMEOUT_NS: u64 = 1_000_000;
 /// Code of 0.64 ms.
 const RNR_TIMER: u8 = 12;
@@ -146,7 +148,7 @@ impl World {
         let mtu = 256 << rng.below(3);
         // Often close to the wrap.
         let first = Psn::new(if rng.happens(500) { 0xff_fff0 } else { rng.next_u64() as u32 });
-        let options = Options { qpn: 7, mtu, timeout_ns: TIMEOUT_NS, retry_count, rnr_retry: 7 };
+        let options = Options { qpn: 7, mtu, timeout_ns: TIMEOUT_NS, retry_count, rnr_retry: 7, rd_atomic: MAX_RD_ATOMIC as u8 };
         let bytes = (0..MEMORY).map(|_| rng.next_u64() as u8).collect();
         let memory = Memory { bytes, receives: 0, open: None, received: Vec::new(), end: MEMORY };
         Self {

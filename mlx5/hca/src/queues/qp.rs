@@ -9,6 +9,7 @@ use shm::lane::LaneRx;
 use crate::Hca;
 use crate::debug::watch::QpWatch;
 use crate::objects::request::SqMemory;
+use crate::packets::connection::Connection;
 use crate::queues::in_flight::InFlight;
 use crate::requester::outcome::WaitFor;
 use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS};
@@ -140,6 +141,8 @@ pub(crate) enum Transport {
     Unconnected,
     /// Connected to a queue pair that does not exist.
     NoPeer,
+    /// Reliable connection by packets.
+    Wire(Box<Connection>),
     /// Unreliable datagrams. It receives those with this Q_Key.
     Datagram { qkey: u32 },
 }
@@ -183,6 +186,11 @@ impl SoftQp {
         !self.receives.is_linked
     }
 
+    /// Returns whether this device takes its receives, and no peer.
+    pub(crate) fn takes_receives(&self) -> bool {
+        matches!(self.transport, Transport::Datagram { .. } | Transport::Wire(_))
+    }
+
     pub(crate) fn is_datagram(&self) -> bool {
         matches!(self.transport, Transport::Datagram { .. })
     }
@@ -192,16 +200,7 @@ impl SoftQp {
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
             Transport::Connected(remote) => Some(remote),
-            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer => None,
-        }
-    }
-
-    /// Returns the connected peer.
-    #[inline(always)]
-    pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
-        match &mut self.transport {
-            Transport::Connected(remote) => Some(remote),
-            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer => None,
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer | Transport::Wire(_) => None,
         }
     }
 

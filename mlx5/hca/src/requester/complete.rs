@@ -54,9 +54,17 @@ impl Completions<'_> {
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 
-    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in which it neither sends nor receives.
+    /// Completes the WQE at the head of the SQ, which failed, and goes on to the next.
     #[cold]
     pub(crate) fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
+        self.fail_taken(qp, ctrl, syndrome, vendor_syndrome);
+        // A malformed WQE may claim to be longer than the posted WQEBBs.
+        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
+    }
+
+    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in which it neither sends nor receives.
+    pub(crate) fn fail_taken(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
         qp.waiting = None;
         qp.fail(self.hca);
         let raw_syndrome = syndrome as u8;
@@ -69,9 +77,6 @@ impl Completions<'_> {
             user_index: qp.user_index,
         };
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
-        // A malformed WQE may claim to be longer than the posted WQEBBs.
-        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
     }
 
     /// Finishes a WQE. Its CQE, if it writes one, is visible when the peer's acknowledgement arrives, and in order.

@@ -3,12 +3,15 @@
 //! queue pair share only the ready bits, and a sender that dies leaves nothing half done. As on a network, a datagram is dropped if it
 //! finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver it waits for room, for a bounded time.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use mlx5_wire::roce::{Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service};
 use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome};
 
 use crate::Hca;
 use crate::options::GidKind;
+use crate::packets::port::WirePort;
+use crate::packets::udp::{address_of, gid_of};
 use crate::requester::data::{Data, check_local};
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
@@ -20,25 +23,39 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 
 /// The headers in the first bytes of a receive: a Global Route Header (InfiniBand specification, "Global Route Header"). For a datagram
 /// that was sent as UDP over IPv4 they are 20 unused bytes and an IPv4 header (annex A17, "RoCEv2").
-struct Grh([u8; GRH_BYTES]);
+pub(crate) struct Grh([u8; GRH_BYTES]);
 
 const BTH_BYTES: usize = 12;
 const DETH_BYTES: usize = 8;
 const IMM_BYTES: usize = 4;
-const ICRC_BYTES: usize = 4;
 const UDP_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;
+/// Hop limit of packets that arrived.
+const HOPS: u8 = 64;
 
 impl Grh {
     /// Makes the headers of a message of `length` bytes to the address `vector`.
     fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
-        let headers = BTH_BYTES + DETH_BYTES + if opcode == Opcode::SendImm { IMM_BYTES } else { 0 };
-        let length = headers + length.next_multiple_of(4) + ICRC_BYTES;
+        let length = packet_bytes(length, opcode == Opcode::SendImm);
         let source = hca.source_gid(vector);
         match (source.kind, source.ipv4(), Ipv6Addr::from(vector.rgid).to_ipv4_mapped()) {
             (GidKind::RoceV2, Some(from), Some(to)) => Self::ipv4(vector, from, to.octets(), length),
             _ => Self::ipv6(vector, &source.bytes, length),
         }
+    }
+
+    /// Makes the headers of a message of `length` bytes that arrived as a packet between these addresses. A socket does not tell its type
+    /// of service and its hop limit.
+    pub(crate) fn of_packet((from, to): (IpAddr, IpAddr), length: usize, has_imm: bool) -> Self {
+        let (vector, length) = (AddressVector { hop_limit: HOPS, ..AddressVector::default() }, packet_bytes(length, has_imm));
+        match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => Self::ipv4(&vector, from.octets(), to.octets(), length),
+            _ => Self::ipv6(&AddressVector { rgid: gid_of(to), ..vector }, &gid_of(from), length),
+        }
+    }
+
+    pub(crate) const fn bytes(&self) -> &[u8; GRH_BYTES] {
+        &self.0
     }
 
     fn ipv6(vector: &AddressVector, from: &[u8; 16], length: usize) -> Self {
@@ -68,11 +85,22 @@ impl Grh {
         header[9] = NEXT_IS_UDP;
         header[12..16].copy_from_slice(&from);
         header[16..20].copy_from_slice(&to);
-        let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-        let folded = (sum & 0xffff) + (sum >> 16);
-        header[10..12].copy_from_slice(&(!(folded + (folded >> 16)) as u16).to_be_bytes());
+        let checksum = checksum(header);
+        header[10..12].copy_from_slice(&checksum);
         Self(b)
     }
+}
+
+/// Returns the bytes of a datagram's packet with a message of `length` bytes, from the BTH to the ICRC.
+fn packet_bytes(length: usize, has_imm: bool) -> usize {
+    BTH_BYTES + DETH_BYTES + if has_imm { IMM_BYTES } else { 0 } + length.next_multiple_of(4) + ICRC_BYTES
+}
+
+/// Returns the checksum of an IPv4 header whose checksum is 0 (RFC 791).
+pub(crate) fn checksum(header: &[u8]) -> [u8; 2] {
+    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    (!(folded + (folded >> 16)) as u16).to_be_bytes()
 }
 
 /// Time in ns for which a datagram under another driver waits until the receiver's device has taken earlier ones. The links of InfiniBand
@@ -116,8 +144,14 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         opcode: cqe_opcode as u32,
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
-    let lid = hca.lid_of(to.qpn, &to.vector);
-    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(&hca.membership, lid).ok()) else { return Outcome::Done(0) };
+    // No device has the LID 0.
+    let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| *lid != 0);
+    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(&hca.membership, lid).ok()) else {
+        if let (Some(wire), true) = (&mut links.wire, hca.is_port_up.get()) {
+            send_packet(wire, &to, &header, opcode, &data);
+        }
+        return Outcome::Done(0);
+    };
     let lane = links.lane_to(&hca.memory, &peer);
     let place = lane.and_then(|lane| links.outgoing[lane].next_payload(hca.memory.datagram_lane(lane)).map(|to| (lane, to)));
     let Some((lane, mut to)) = place else {
@@ -146,4 +180,31 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         links.outgoing[lane].publish(header, hca.membership.lid);
     }
     Outcome::Done(0)
+}
+
+/// Sends a datagram as a packet, if there is room for it, to a GID that is an IP address.
+fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeader, opcode: Opcode, data: &Data<'_>) {
+    let Some(address) = address_of(&to.vector.rgid) else { return };
+    if !wire.has_room() || header.byte_count > u32::from(wire.mtu) {
+        wire.counters.refused += 1;
+        return;
+    }
+    let kind = if opcode == Opcode::SendImm { PacketKind::SendOnlyImm } else { PacketKind::SendOnly };
+    let packet = PacketOpcode { transport: Service::Ud, opcode: kind };
+    let mut headers = Headers::new(packet, to.qpn, Psn::new(wire.counters.sent as u32));
+    headers.deth = Deth { qkey: header.qkey, source_qpn: header.source_qpn };
+    headers.imm = header.imm;
+    headers.bth.is_solicited = header.flags & SOLICITED != 0;
+    headers.bth.pad = (header.byte_count.wrapping_neg() & 3) as u8;
+    let _: Result<(), Fault> = wire.send(&SocketAddr::new(address, wire.port_of(to)), &headers, header.byte_count as usize, |payload| {
+        let mut at = payload.as_mut_ptr();
+        data.each(|piece| {
+            // SAFETY: the piece is readable, and all pieces together have the length of the payload.
+            unsafe {
+                at.copy_from(piece.at, piece.len);
+                at = at.add(piece.len);
+            }
+            Ok(())
+        })
+    });
 }

@@ -3,31 +3,24 @@
 //! All work happens in the caller's thread, in posting order, without help from the target's CPU. A WQE that cannot run yet stops only its
 //! own send queue, and is tried again on a later empty poll.
 
-use core::ptr::NonNull;
 use std::collections::VecDeque;
 
-use mlx5_wire::{CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
+use mlx5_wire::{CtrlWords, FenceMode, SEGMENT, WQEBB};
 
-use crate::debug::faults::{Fate, Injector};
 use crate::debug::strict;
-use crate::deferred::LANE_RETRY_NS;
-use crate::queues::qp::{Mode, SoftQp, Waiting, blocks};
+use crate::packets::run as packets;
+use crate::queues::qp::{Mode, SoftQp, Transport, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
-use crate::requester::data::takes_receive;
 use crate::requester::operations::execute;
-use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+use crate::requester::outcome::Outcome;
 use crate::requester::plain;
 use crate::requester::timing::Timing;
+use crate::requester::wqe::{exceptional_outcome, wait, wqe_bytes};
 use crate::shared::layout::qp_index;
 use crate::shared::links::Links;
-use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State};
 
-/// Time between two requests to a peer that does not answer, in ns.
-const PEER_RETRY_NS: u64 = 1_000_000;
-/// The RNR retry count that means "without limit".
-const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
@@ -104,6 +97,10 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
         while let Some(acknowledged) = due(&mut qp.in_flight.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
             complete::show(hca, qp, &mut state.queues.cqs, &mut state.violations, &acknowledged);
         }
+        if let Transport::Wire(_) = qp.transport {
+            packets::on_time(hca, state, index, now_ns);
+            continue;
+        }
         run_due(hca, state, index, now_ns);
     }
     any
@@ -158,7 +155,11 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
     if !begin(qp) {
         return;
     }
-    let granted = qp.remote().map_or(0, Remote::granted);
+    let granted = match &qp.transport {
+        Transport::Connected(remote) => remote.granted(),
+        Transport::Wire(_) => return packets::run(hca, state, index),
+        _ => 0,
+    };
     while qp.sq_consumer != qp.sq_limit {
         let at = qp.sq.wqebb(qp.sq_consumer);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
@@ -194,6 +195,8 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
                 continue;
             }
             Outcome::Fail(syndrome, vendor) => (syndrome, vendor),
+            // Of connections by packets only.
+            Outcome::Later => break,
             Outcome::Wait(reason) => {
                 let fault_ns = injector.as_ref().map_or(0, |i| i.delay_ns());
                 match wait(hca, qp, reason, fault_ns) {
@@ -207,85 +210,11 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         };
         Completions { hca, cqs, deferred, violations, touched }.fail(qp, ctrl, syndrome, vendor);
     }
-    if let Some(remote) = qp.remote_mut() {
-        remote.announce(hca.barrier);
+    match &mut qp.transport {
+        Transport::Connected(remote) => remote.announce(hca.barrier),
+        Transport::Datagram { .. } => links.flush_packets(),
+        _ => {}
     }
-}
-
-/// Decides how long a WQE may wait, and when to try it again.
-#[cold]
-fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
-    let now_ns = hca.clock.now_ns();
-    let is_gone = qp.remote().is_none_or(|r| r.peer.is_gone());
-    let waiting = match &mut qp.waiting {
-        Some(waiting) if waiting.reason == reason => waiting,
-        // First attempt, or the reason changed: the wait starts now.
-        slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
-    };
-    waiting.again_ns = match reason {
-        // The clock of a stepper would never pass an event that is always due again.
-        WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
-        WaitFor::Room => now_ns,
-        WaitFor::Answer if !is_gone => now_ns,
-        WaitFor::Fault => now_ns.saturating_add(fault_ns),
-        WaitFor::Receive => {
-            hca.rnr_naks.set(hca.rnr_naks.get() + 1);
-            match waiting.rnr_left {
-                0 => return Err(Syndrome::RnrRetryExceeded),
-                RNR_RETRY_WITHOUT_END => {}
-                _ => waiting.rnr_left -= 1,
-            }
-            now_ns.saturating_add(qp.options.rnr_timer_ns.max(1))
-        }
-        WaitFor::Peer | WaitFor::Answer => {
-            let patience = qp.options.transport_timeout_ns();
-            let patience = if is_gone { patience.min(hca.dead_peer_timeout_ns) } else { patience };
-            let end_ns = waiting.since_ns.saturating_add(patience);
-            if now_ns >= end_ns {
-                return Err(Syndrome::TransportRetryExceeded);
-            }
-            end_ns.min(now_ns.saturating_add(PEER_RETRY_NS))
-        }
-    };
-    Ok(waiting.again_ns)
-}
-
-/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if the WQE is to be executed normally.
-#[cold]
-fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
-    if qp.has_failed() {
-        return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
-    }
-    if let Some(rule) = qp.watch.broken.take() {
-        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
-    }
-    // Datagrams are lost where they are sent.
-    let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
-    let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
-    let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
-    match fate {
-        Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
-        Fate::Normal => None,
-        Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
-        Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),
-        Fate::Fails(syndrome) => Some(Limit::OnPurpose.fails(syndrome)),
-    }
-}
-
-/// Returns the bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
-#[inline(always)]
-fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
-    let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl.ds()));
-    if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
-        return Err(Malformed::Control);
-    }
-    let to_end = qp.sq.capacity() - (u32::from(qp.sq_consumer) & (qp.sq.capacity() - 1));
-    if blocks > 1 && u32::from(blocks) > to_end {
-        return Ok(None);
-    }
-    Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))
 }
 
 /// Executes a WQE that wraps. A driver may let a WQE wrap; the device reads it in two parts.

@@ -1,6 +1,6 @@
 //! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and completes them.
 //!
-//! - `execute`: the doorbell, the order of WQEs, retries. `timing`: the time at which a WQE is executed.
+//! - `execute`: the doorbell, the order of WQEs. `wqe`: the WQE at the head, its retries. `timing`: the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
 //! - `operations`: each verb. `datagrams`: unreliable datagrams. `data`: gathering and scattering. `outcome`: the results.
 //! - `complete`: writes CQEs to the send CQ. `buffers`: checks that buffers in flight are not touched.
@@ -14,3 +14,4 @@ pub(crate) mod operations;
 pub(crate) mod outcome;
 pub(crate) mod plain;
 pub(crate) mod timing;
+pub(crate) mod wqe;

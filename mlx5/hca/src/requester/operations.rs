@@ -34,17 +34,16 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         Transport::Connected(remote) => remote.as_mut(),
         Transport::Unconnected => return Malformed::NotConnected.into(),
         Transport::NoPeer => return Outcome::Wait(WaitFor::Peer),
+        // Runs its own WQEs.
+        Transport::Wire(_) => return Outcome::Later,
         Transport::Datagram { qkey } => {
             let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
             let from = datagrams::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
             return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
         }
     };
-    let header = SEGMENT + header_bytes(opcode, false);
-    let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
-    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
-    let length = match check_local(hca, qp.pd, &data, has_result(opcode)) {
-        Ok(length) => length,
+    let (header, data, length) = match local_part(hca, qp.pd, opcode, wqe) {
+        Ok(part) => part,
         Err(outcome) => return outcome,
     };
     if granted & RECEIVES == 0 {
@@ -81,6 +80,16 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         Opcode::RdmaWrite => done(write(span, &data)),
         _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl),
     }
+}
+
+/// Checks the local part of a WQE on a connection: returns the number of bytes before its data, the data, and its length in bytes.
+#[inline(always)]
+pub(crate) fn local_part<'a>(hca: &Hca, pd: u32, opcode: Opcode, wqe: &'a [u8]) -> Result<(usize, Data<'a>, u64), Outcome> {
+    let header = SEGMENT + header_bytes(opcode, false);
+    let Some(body) = wqe.get(header..) else { return Err(Malformed::Header.into()) };
+    let Some(data) = Data::parse(body) else { return Err(Malformed::InlineLength.into()) };
+    let length = check_local(hca, pd, &data, has_result(opcode))?;
+    Ok((header, data, length))
 }
 
 fn done(result: Result<(), Outcome>) -> Outcome {

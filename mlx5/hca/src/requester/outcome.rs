@@ -10,6 +10,8 @@ pub(crate) enum Outcome {
     Done(u32),
     /// Cannot run yet.
     Wait(WaitFor),
+    /// Cannot run before earlier ones are complete, of the same queue pair.
+    Later,
     /// Failed, and the queue pair with it. The second value is the vendor syndrome.
     Fail(Syndrome, u8),
 }

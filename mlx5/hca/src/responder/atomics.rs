@@ -77,7 +77,7 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
 }
 
 /// Returns the word at `addr` under `key` in this process, for the peer of `qp`.
-fn word<'a>(hca: &'a Hca, qp: &SoftQp, key: u32, addr: u64) -> Result<&'a AtomicU64, Fault> {
+pub(crate) fn word<'a>(hca: &'a Hca, qp: &SoftQp, key: u32, addr: u64) -> Result<&'a AtomicU64, Fault> {
     if !qp.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);
     }

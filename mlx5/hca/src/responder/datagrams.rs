@@ -1,15 +1,18 @@
 //! The receiver of unreliable datagrams: takes them out of the lanes of their senders, and fills receives of its own.
 
-use core::sync::atomic::AtomicU64;
+use std::net::SocketAddr;
 
+use mlx5_wire::roce::Headers;
 use mlx5_wire::{CqeOpcode, GRH_BYTES};
 
 use crate::objects::rqs::RqSlot;
-use crate::queues::qp::Transport;
+use crate::queues::cq::SoftCq;
+use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::data::{Data, scatter};
-use crate::responder::deliver::{Sender, deliver, trace};
+use crate::requester::datagrams::Grh;
+use crate::responder::deliver::{Sender, deliver, take_own_receive, trace};
 use crate::shared::datagrams::{Incoming, ready_lids};
-use crate::shared::layout::{DATAGRAM_SLOTS, GRH, MAX_MTU, Message, SOLICITED, qp_index};
+use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, Message, SOLICITED, qp_index};
 use crate::shared::links::Links;
 use crate::{Hca, Queues, State};
 
@@ -59,44 +62,77 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     for _ in 0..DATAGRAM_SLOTS {
         let Some((header, payload)) = incoming.pop() else { break };
         is_any = true;
-        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
-        // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped, like a datagram for another device.
-        let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
-        let (Some(qp), Some(opcode)) = (qp, opcode) else { continue };
-        let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
-        if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
-            continue;
-        }
-        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
-        let pop = || qp.receives.pop(&AtomicU64::new(0));
-        // Another driver may have posted a receive before the datagram was sent, which was not copied yet.
-        let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
-        let Some(taking) = pop().or_else(refreshed) else { continue };
-        let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
-        let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
-        // SAFETY: the payload is in the sender's mapping, which `incoming` keeps. The sender may overwrite it, which only changes the
-        // bytes.
-        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
-        let (opcode, imm) = match result {
-            Ok(()) => (opcode, header.imm),
-            Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor)),
-        };
-        let message = Message {
-            payload: 0,
-            byte_count: header.byte_count + GRH_BYTES as u32,
-            imm,
-            taking,
-            op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
-        };
-        trace(hca, qp, &message);
-        deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
-        received += 1;
+        // SAFETY: the payload is in the sender's mapping, which `incoming` keeps. The sender may overwrite it, which only changes the bytes.
+        received += usize::from(unsafe { arrive(hca, (qps, cqs, rqs), &header, payload.as_ptr()) });
     }
     if is_any {
         incoming.give_room();
     }
     received
 }
+
+/// Delivers a datagram, whose payload begins with a GRH if its flags say so. Returns whether it found a receive.
+///
+/// # Safety
+/// The payload is readable.
+unsafe fn arrive(hca: &Hca, (qps, cqs, rqs): Parts<'_>, header: &DatagramHeader, payload: *const u8) -> bool {
+    let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
+    // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped, like a datagram for another device.
+    let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
+    let (Some(qp), Some(opcode)) = (qp, opcode) else { return false };
+    let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
+    if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
+        return false;
+    }
+    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return false };
+    let Some(taking) = take_own_receive(qp, rqs) else { return false };
+    let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
+    let data = Data::of_memory(payload, grh + header.byte_count as usize);
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
+    let (opcode, imm) = match result {
+        Ok(()) => (opcode, header.imm),
+        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor)),
+    };
+    let message = Message {
+        payload: 0,
+        byte_count: header.byte_count + GRH_BYTES as u32,
+        imm,
+        taking,
+        op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
+    };
+    trace(hca, qp, &message);
+    deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
+    true
+}
+
+/// Delivers a datagram that arrived as a packet.
+pub(crate) fn take_packet(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payload: &[u8]) {
+    let State { queues: Queues { qps, cqs, .. }, links, rqs, .. } = state;
+    let Some(wire) = &mut links.wire else { return };
+    let has_imm = headers.opcode.opcode.has_imm();
+    let header = DatagramHeader {
+        qpn: headers.bth.qpn,
+        qkey: headers.deth.qkey,
+        source_qpn: headers.deth.source_qpn,
+        byte_count: payload.len() as u32,
+        imm: if has_imm { headers.imm } else { 0 },
+        opcode: if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend } as u32,
+        flags: GRH | if headers.bth.is_solicited { SOLICITED } else { 0 },
+    };
+    let mut bytes = [0; GRH_BYTES + MAX_MTU];
+    let Some(room) = bytes.get_mut(GRH_BYTES..GRH_BYTES + payload.len()) else { return };
+    room.copy_from_slice(payload);
+    let grh = Grh::of_packet((from.ip(), wire.own().ip()), payload.len(), has_imm);
+    bytes[..GRH_BYTES].copy_from_slice(grh.bytes());
+    // SAFETY: the header describes `bytes`.
+    if !unsafe { arrive(hca, (qps, cqs, rqs), &header, bytes.as_ptr()) } {
+        wire.counters.lost_datagrams += 1;
+    }
+}
+
+/// The parts of a device that an arriving datagram changes.
+type Parts<'a> = (&'a mut [Option<Box<SoftQp>>], &'a mut [Option<SoftCq>], &'a mut [Option<RqSlot>]);
 
 /// Finds the lane of device `lid` that leads to this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {

@@ -1,10 +1,13 @@
 //! Delivery of a message, or a datagram, as a CQE.
 
+use core::sync::atomic::AtomicU64;
+
 use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 use shm::cache::prefetch;
 
 use crate::Hca;
 use crate::debug::trace::What;
+use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::responder::atomics;
@@ -87,6 +90,14 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
     fail_receive(hca, qp, cq, message.taking, (raw_syndrome, vendor_syndrome));
     qp.fail(hca);
+}
+
+/// Takes the next receive of a queue pair whose messages this device takes.
+pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Option<Taking> {
+    let pop = || qp.receives.pop(&AtomicU64::new(0));
+    // Another driver may have posted a receive before the message was sent, which was not copied yet.
+    let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
+    pop().or_else(refreshed)
 }
 
 /// Writes the CQE of a receive that failed with a syndrome and a vendor syndrome.

@@ -3,8 +3,9 @@
 use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
+use crate::packets::run as packets;
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::SoftQp;
+use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::execute;
 use crate::responder::arrive;
 use crate::responder::deliver::fail_receive;
@@ -21,7 +22,9 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         let is_same = |qp: &&mut Box<SoftQp>| qp.has_failed() && qp.generation == generation;
         let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
         let owns_rq = qp.owns_rq();
-        if qp.waiting.take().is_some() {
+        if let Transport::Wire(_) = qp.transport {
+            packets::flush(hca, state, index);
+        } else if qp.waiting.take().is_some() {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
         }
@@ -48,9 +51,9 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
     arrive::drain(hca, qp, cqs);
     let mut flushed = qp.lane.position() != before;
     loop {
-        // Datagrams take their receives here, and complete them at once.
+        // Datagrams and packets take their receives here, and complete them before the next one.
         let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
-        let next = if qp.is_datagram() { qp.receives.popped() } else { announced.wrapping_add(qp.flushed) };
+        let next = if qp.takes_receives() { qp.receives.popped() } else { announced.wrapping_add(qp.flushed) };
         if qp.receives.popped() == next {
             if !qp.receives.take(next) {
                 return flushed;

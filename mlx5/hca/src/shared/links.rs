@@ -8,6 +8,7 @@ use shm::lane::LaneTx;
 
 use crate::error::ConnectError;
 use crate::objects::request::Address;
+use crate::packets::port::WirePort;
 use crate::shared::datagrams::{Incoming, Outgoing};
 use crate::shared::fabric::{Membership, Peer};
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
@@ -17,6 +18,8 @@ use crate::shared::memory::{DeviceMemory, commit};
 #[derive(Default)]
 pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
+    /// The port for packets.
+    pub(crate) wire: Option<Box<WirePort>>,
     /// Whether datagram queue pairs of this device exist or existed.
     pub(crate) has_datagrams: bool,
     /// Lanes of this device to others, by number.
@@ -29,6 +32,13 @@ pub(crate) struct Links {
 }
 
 impl Links {
+    /// Sends the packets that were added.
+    pub(crate) fn flush_packets(&mut self) {
+        if let Some(wire) = &mut self.wire {
+            wire.flush();
+        }
+    }
+
     /// Returns all peers.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
         self.peers.iter()

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5_wire::Syndrome;
 
 use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
+use crate::queues::qp::Transport;
 use crate::random::Random;
 use crate::requester::plain;
 use crate::shared::layout::{Pop, Taking, qp_index};
@@ -435,7 +436,8 @@ fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
     let receives = b.hca.state.borrow().rqs[b.rqn as usize].as_ref().unwrap().receives;
     {
         let state = &mut *a.hca.state.borrow_mut();
-        let remote = state.queues.qps[qp_index(a.qpn)].as_mut().unwrap().remote_mut().unwrap();
+        let qp = state.queues.qps[qp_index(a.qpn)].as_mut().unwrap();
+        let Transport::Connected(remote) = &mut qp.transport else { panic!("connected") };
         let taken = remote.take_receive().unwrap();
         assert_eq!(intent(), taken.0 + Pop::ONE, "it took one, and has not told of it");
         let is_late = receives.exchange(taken.0, || &b.hca.memory.lane(qp_index(b.qpn)).intent).is_none();

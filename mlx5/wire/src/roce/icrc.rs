@@ -6,7 +6,6 @@
 
 use crc32fast::Hasher;
 
-use super::UDP_PORT;
 use crate::bytes;
 
 /// Bytes of the ICRC.
@@ -34,6 +33,8 @@ pub enum Flow {
         destination: [u8; 4],
         /// UDP port of the sender.
         source_port: u16,
+        /// UDP port of the receiver: [`UDP_PORT`](super::UDP_PORT).
+        destination_port: u16,
         /// Identification. Linux sends 0 from a socket that is not connected and has `IP_PMTUDISC_DO`.
         identification: u16,
     },
@@ -45,6 +46,8 @@ pub enum Flow {
         destination: [u8; 16],
         /// UDP port of the sender.
         source_port: u16,
+        /// UDP port of the receiver: [`UDP_PORT`](super::UDP_PORT).
+        destination_port: u16,
     },
 }
 
@@ -56,8 +59,8 @@ impl Flow {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
         let mut crc = Hasher::new();
         crc.update(&[0xff; 8]);
-        let source_port = match *self {
-            Self::V4 { source, destination, source_port, identification } => {
+        let ports = match *self {
+            Self::V4 { source, destination, source_port, destination_port, identification } => {
                 let mut ip = [0xff; IPV4_BYTES];
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_BYTES as u16).to_be_bytes());
@@ -67,9 +70,9 @@ impl Flow {
                 ip[12..16].copy_from_slice(&source);
                 ip[16..20].copy_from_slice(&destination);
                 crc.update(&ip);
-                source_port
+                [source_port, destination_port]
             }
-            Self::V6 { source, destination, source_port } => {
+            Self::V6 { source, destination, source_port, destination_port } => {
                 let mut ip = [0xff; IPV6_BYTES];
                 ip[0] = 0x6f;
                 ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
@@ -77,12 +80,12 @@ impl Flow {
                 ip[8..24].copy_from_slice(&source);
                 ip[24..40].copy_from_slice(&destination);
                 crc.update(&ip);
-                source_port
+                [source_port, destination_port]
             }
         };
         let mut udp = [0xff; UDP_BYTES];
-        udp[0..2].copy_from_slice(&source_port.to_be_bytes());
-        udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
+        udp[0..2].copy_from_slice(&ports[0].to_be_bytes());
+        udp[2..4].copy_from_slice(&ports[1].to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
         crc.update(&udp);
         let (before, after) = headers.split_at(CONGESTION.min(headers.len()));

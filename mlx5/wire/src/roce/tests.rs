@@ -33,12 +33,12 @@ fn captured() -> Vec<Captured> {
         let header = if ip[0] == 0x45 { 20 } else { 40 };
         let udp = &ip[header..];
         assert_eq!((be16(udp, 2), usize::from(be16(udp, 4))), (UDP_PORT, udp.len()));
-        let source_port = be16(udp, 0);
+        let (source_port, destination_port) = (be16(udp, 0), be16(udp, 2));
         let flow = if header == 20 {
             let (source, destination) = (ip[12..16].try_into().unwrap(), ip[16..20].try_into().unwrap());
-            Flow::V4 { source, destination, source_port, identification: be16(ip, 4) }
+            Flow::V4 { source, destination, source_port, destination_port, identification: be16(ip, 4) }
         } else {
-            Flow::V6 { source: ip[8..24].try_into().unwrap(), destination: ip[24..40].try_into().unwrap(), source_port }
+            Flow::V6 { source: ip[8..24].try_into().unwrap(), destination: ip[24..40].try_into().unwrap(), source_port, destination_port }
         };
         packets.push(Captured { flow, packet: &udp[8..] });
     }
@@ -47,8 +47,8 @@ fn captured() -> Vec<Captured> {
 
 fn without_identification(flow: Flow) -> (Flow, u16) {
     match flow {
-        Flow::V4 { source, destination, source_port, identification } => {
-            (Flow::V4 { source, destination, source_port, identification: 0 }, identification)
+        Flow::V4 { source, destination, source_port, destination_port, identification } => {
+            (Flow::V4 { source, destination, source_port, destination_port, identification: 0 }, identification)
         }
         Flow::V6 { .. } => (flow, 0),
     }
@@ -215,7 +215,7 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
 /// More bytes than a datagram has are no packet, and no panic either.
 #[test]
 fn the_icrc_of_bytes_of_any_number_is_computed() {
-    let flow = Flow::V4 { source: [1; 4], destination: [2; 4], source_port: 1, identification: 0 };
+    let flow = Flow::V4 { source: [1; 4], destination: [2; 4], source_port: 1, destination_port: UDP_PORT, identification: 0 };
     for len in [0, 3, 4, 5, 65_510, 65_530, 70_000] {
         let mut bytes = std::vec![7; len];
         bytes.extend(flow.icrc(&bytes, &[]));

@@ -1,0 +1,105 @@
+//! The state of a connected queue pair whose peer is reached by packets.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use mlx5_wire::roce::Psn;
+use mlx5_wire::{ConnectOptions, Syndrome, rnr_timer_code};
+
+use super::message::MAX_RD_ATOMIC;
+use super::port::WirePort;
+use super::requester::{Options, Requester};
+use super::responder::Responder;
+use crate::shared::layout::Taking;
+
+/// A WQE that was taken off the send queue, and is not complete.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    /// Its place in the send queue.
+    pub(super) counter: u16,
+    /// Bytes that its READ or atomic returns.
+    pub(super) byte_count: u32,
+    pub(super) end: End,
+}
+
+/// What completes a WQE, when those before it are complete.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum End {
+    /// The requester.
+    Message,
+    /// Nothing more: it sends nothing.
+    Done,
+    /// It is refused, with this syndrome and vendor syndrome.
+    Failed(Syndrome, u8),
+}
+
+/// The end of a connection by packets that belongs to this device.
+pub(crate) struct Connection {
+    pub(super) peer: SocketAddr,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    pub(super) posted: VecDeque<Posted>,
+    /// Places in the send queue of the WQEs that the requester has, from message number `completed` on.
+    pub(super) messages: VecDeque<u16>,
+    pub(super) completed: u64,
+    /// The receive of the message that is arriving.
+    pub(super) open: Option<Taking>,
+    /// A WQE failed: no more are taken until it is complete.
+    pub(super) is_ending: bool,
+    /// An event of its retry timer is scheduled.
+    pub(super) is_scheduled: bool,
+    /// It is among [`WirePort::active`].
+    pub(super) is_active: bool,
+}
+
+/// The way to a peer by packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketPath {
+    /// Address and UDP port of the peer.
+    pub to: SocketAddr,
+    /// Its queue pair.
+    pub qpn: u32,
+    /// Its first packet sequence number, 24 bits.
+    pub psn: u32,
+    /// Maximum payload of a packet, in bytes, the same at both ends: 256, 512, 1024, 2048 or 4096.
+    pub mtu: u16,
+}
+
+impl Connection {
+    pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions) -> Self {
+        let mtu = u32::from(path.mtu);
+        let requester = Options {
+            qpn: path.qpn,
+            mtu,
+            timeout_ns: options.ack_timeout_ns(),
+            retry_count: options.retry_count.min(7),
+            rnr_retry: options.rnr_retry.min(7),
+            rd_atomic: MAX_RD_ATOMIC as u8,
+        };
+        Self {
+            peer: path.to,
+            requester: Requester::new(requester, first),
+            responder: Responder::new(path.qpn, mtu, rnr_timer_code(options.rnr_timer_ns), Psn::new(path.psn)),
+            posted: VecDeque::new(),
+            messages: VecDeque::new(),
+            completed: 0,
+            open: None,
+            is_ending: false,
+            is_scheduled: false,
+            is_active: false,
+        }
+    }
+
+    /// Returns the WQE of a message: its counter.
+    pub(super) fn wqe_of(&self, message: u64) -> Option<u16> {
+        self.messages.get(message.checked_sub(self.completed)? as usize).copied()
+    }
+
+    /// Makes the next poll of the port run the queue pair.
+    pub(super) fn activate(&mut self, wire: &mut WirePort, index: usize) {
+        if !self.is_active {
+            self.is_active = true;
+            wire.active.push(index);
+        }
+    }
+}

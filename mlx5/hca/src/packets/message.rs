@@ -1,0 +1,10 @@
+//! What both ends of a connection count.
+
+/// Maximum READs and atomics of a connection that are not answered, and number of atomics whose results a responder remembers.
+pub(crate) const MAX_RD_ATOMIC: usize = 16;
+
+/// Returns the number of packets of a message of `len` bytes.
+pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
+    // A message of no bytes has one packet.
+    if len == 0 { 1 } else { len.div_ceil(mtu) }
+}

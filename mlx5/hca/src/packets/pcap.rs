@@ -1,0 +1,77 @@
+//! A packet capture in the format of tcpdump (pcap-savefile(5)), with the IP and UDP headers that the packets have on the wire.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Timestamps in ns.
+const MAGIC: u32 = 0xa1b2_3c4d;
+const VERSION: [u16; 2] = [2, 4];
+const SNAPLEN: u32 = 1 << 16;
+/// Packets begin with an IP header.
+const LINKTYPE_RAW: u32 = 101;
+const UDP: u8 = 17;
+const UDP_BYTES: usize = 8;
+const IPV4_BYTES: usize = 20;
+const HOPS: u8 = 64;
+
+/// A capture that is being written. A write error ends it.
+#[derive(Debug)]
+pub(crate) struct Pcap(Option<BufWriter<File>>);
+
+impl Pcap {
+    /// Makes the file, or empties it.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let mut file = BufWriter::new(File::create(path)?);
+        let [major, minor] = VERSION.map(u32::from);
+        for word in [MAGIC, minor << 16 | major, 0, 0, SNAPLEN, LINKTYPE_RAW] {
+            file.write_all(&word.to_le_bytes())?;
+        }
+        Ok(Self(Some(file)))
+    }
+
+    /// Adds a packet, the payload of a UDP datagram.
+    pub(crate) fn record(&mut self, from: &SocketAddr, to: &SocketAddr, packet: &[u8]) {
+        if let Some(file) = &mut self.0 {
+            if write(file, from, to, packet).is_err() {
+                self.0 = None;
+            }
+        }
+    }
+}
+
+fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8]) -> io::Result<()> {
+    let udp_len = (UDP_BYTES + packet.len()) as u16;
+    let mut headers = Vec::with_capacity(48);
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let mut ip = [0; IPV4_BYTES];
+            (ip[0], ip[6], ip[8], ip[9]) = (0x45, 0x40, HOPS, UDP);
+            ip[2..4].copy_from_slice(&(udp_len + IPV4_BYTES as u16).to_be_bytes());
+            ip[12..16].copy_from_slice(&from.octets());
+            ip[16..20].copy_from_slice(&to.octets());
+            let checksum = crate::requester::datagrams::checksum(&ip);
+            ip[10..12].copy_from_slice(&checksum);
+            headers.extend(ip);
+        }
+        (from, to) => {
+            headers.extend([0x60, 0, 0, 0]);
+            headers.extend(udp_len.to_be_bytes());
+            headers.extend([UDP, HOPS]);
+            headers.extend(super::udp::gid_of(from));
+            headers.extend(super::udp::gid_of(to));
+        }
+    }
+    for port in [from.port(), to.port(), udp_len, 0] {
+        headers.extend(port.to_be_bytes());
+    }
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let len = (headers.len() + packet.len()) as u32;
+    for word in [time.as_secs() as u32, time.subsec_nanos(), len, len] {
+        file.write_all(&word.to_le_bytes())?;
+    }
+    file.write_all(&headers)?;
+    file.write_all(packet)
+}

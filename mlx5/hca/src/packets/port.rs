@@ -1,0 +1,214 @@
+//! The port on the wire: what leaves and arrives there, before and after anybody knows what it means.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use mlx5_wire::DatagramSegment;
+use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
+
+use super::pcap::Pcap;
+use super::udp::{self, BATCH, Packets, Udp};
+use super::waker::Waker;
+use crate::error::OpenError;
+use crate::options::RoceOptions;
+use crate::random::Random;
+
+/// What a port has sent, received and dropped, in packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketCounters {
+    /// Sent.
+    pub sent: u64,
+    /// Sent again, because a peer did not answer in time or asked for them.
+    pub retransmitted: u64,
+    /// Received, with those that were dropped.
+    pub received: u64,
+    /// Received ahead of an earlier one of their connection, or after they had been executed.
+    pub out_of_sequence: u64,
+    /// Dropped, as their ICRC is wrong.
+    pub bad_icrc: u64,
+    /// Dropped, as they are no packets, or not of the peer that the queue pair is connected to.
+    pub strangers: u64,
+    /// Datagrams dropped, as no queue pair with their Q_Key has a receive.
+    pub lost_datagrams: u64,
+    /// Refused by the kernel: too long for the path, or without a route.
+    pub refused: u64,
+}
+
+/// The port of a device on the wire.
+pub(crate) struct WirePort {
+    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be started. Before the socket, which it uses.
+    waker: Option<Option<Waker>>,
+    udp: Udp,
+    /// The address that packets come from, with the port.
+    own: SocketAddr,
+    /// RDMA MTU of the interface, in bytes.
+    pub(crate) mtu: u16,
+    /// Whether devices of the same fabric get packets, too.
+    pub(crate) is_for_all: bool,
+    /// From which the first PSNs of queue pairs follow.
+    secret: u64,
+    /// Packets `first..end` wait for room in the socket.
+    out: Packets,
+    first: usize,
+    end: usize,
+    /// Empty while its packets are being handled.
+    incoming: Packets,
+    loss: (u16, Random),
+    pcap: Option<Pcap>,
+    pub(crate) counters: PacketCounters,
+    /// Queue pairs with packets to be sent, by index.
+    pub(crate) active: Vec<usize>,
+}
+
+/// Returns the addresses of a packet from `source` to `destination`.
+fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
+    let (source_port, destination_port) = (source.port(), destination.port());
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            Flow::V4 { source: from.octets(), destination: to.octets(), source_port, destination_port, identification: 0 }
+        }
+        (from, to) => Flow::V6 { source: udp::gid_of(from), destination: udp::gid_of(to), source_port, destination_port },
+    }
+}
+
+impl WirePort {
+    /// Binds the port. First PSNs follow from `secret`.
+    pub(crate) fn open(options: &RoceOptions, secret: u64) -> Result<Self, OpenError> {
+        let failed = |port: u16| move |source| OpenError::Wire { address: options.address, port, source };
+        let bind = |port| Udp::bind(SocketAddr::new(options.address, port)).map_err(failed(port));
+        let udp = match (options.port, bind(options.port.unwrap_or(UDP_PORT))) {
+            (None, Err(OpenError::Wire { source, .. })) if source.kind() == io::ErrorKind::AddrInUse => bind(0)?,
+            (_, bound) => bound?,
+        };
+        let own = udp.local().map_err(failed(0))?;
+        let mtu = match options.mtu {
+            Some(mtu) => mtu,
+            None => udp::rdma_mtu(udp.interface_mtu().map_err(failed(own.port()))?, &options.address),
+        };
+        let pcap = options.pcap.as_deref().map(Pcap::create).transpose();
+        let pcap = pcap.map_err(|source| OpenError::Memory { what: "the packet capture", source })?;
+        Ok(Self {
+            waker: None,
+            udp,
+            own,
+            mtu,
+            is_for_all: options.is_for_all,
+            secret,
+            out: Packets::new(),
+            first: 0,
+            end: 0,
+            incoming: Packets::new(),
+            loss: (options.loss_permille, Random::new(secret)),
+            pcap,
+            counters: PacketCounters::default(),
+            active: Vec::new(),
+        })
+    }
+
+    /// Returns the address of the port.
+    pub(crate) const fn own(&self) -> SocketAddr {
+        self.own
+    }
+
+    /// Returns the first PSN of a queue pair.
+    pub(crate) fn first_psn(&self, qpn: u32, generation: u32) -> Psn {
+        let mut random = Random::new(self.secret ^ u64::from(qpn) << 32 ^ u64::from(generation));
+        Psn::new(random.next_u64() as u32)
+    }
+
+    /// Returns the UDP port of the device with this queue pair, at the address of its vector.
+    pub(crate) const fn port_of(&self, to: &DatagramSegment) -> u16 {
+        match to.vector.rmac {
+            [0x02, 0, 0, 0, high, low] => u16::from_be_bytes([high, low]),
+            _ => UDP_PORT,
+        }
+    }
+
+    /// Returns the thread that ends sleeps, which the first call starts.
+    pub(crate) fn waker(&mut self) -> Option<&Waker> {
+        let socket = self.udp.fd();
+        self.waker.get_or_insert_with(|| Waker::start(socket).ok()).as_ref()
+    }
+
+    /// Returns whether packets have arrived.
+    pub(crate) fn has_arrivals(&self) -> bool {
+        self.udp.is_readable()
+    }
+
+    /// Returns whether there is room for a packet to be sent.
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.end == BATCH {
+            self.flush();
+        }
+        self.end < BATCH
+    }
+
+    /// Adds a packet to those that [`flush`](Self::flush) sends, if there is room. Its payload has `len` bytes, which `fill` writes; an
+    /// error of `fill` sends nothing.
+    pub(crate) fn send<E>(
+        &mut self,
+        to: &SocketAddr,
+        headers: &Headers,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let buffer = self.out.buffer(self.end);
+        let header = headers.emit();
+        let (head, rest) = buffer.split_at_mut(header.len());
+        head.copy_from_slice(&header);
+        fill(&mut rest[..len])?;
+        let covered = header.len() + len + usize::from(headers.bth.pad);
+        buffer[header.len() + len..covered].fill(0);
+        let icrc = flow(&self.own, to).icrc(&buffer[..covered], &[]);
+        let whole = covered + ICRC_BYTES;
+        buffer[covered..whole].copy_from_slice(&icrc);
+        self.counters.sent += 1;
+        if let Some(pcap) = &mut self.pcap {
+            pcap.record(&self.own, to, &buffer[..whole]);
+        }
+        let (permille, random) = &mut self.loss;
+        if !random.happens(*permille) {
+            self.out.set(self.end, whole, to);
+            self.end += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends the packets that were added, as far as the socket has room for them.
+    pub(crate) fn flush(&mut self) {
+        if self.first == self.end {
+            return;
+        }
+        let (next, refused) = self.udp.send(&mut self.out, self.first, self.end);
+        self.counters.refused += refused;
+        (self.first, self.end) = if next == self.end { (0, 0) } else { (next, self.end) };
+    }
+
+    /// Receives packets. Returns them and their number, for [`give_back`](Self::give_back).
+    pub(crate) fn receive(&mut self) -> (Packets, usize) {
+        let mut incoming = core::mem::replace(&mut self.incoming, Packets::none());
+        let count = self.udp.receive(&mut incoming);
+        self.counters.received += count as u64;
+        (incoming, count)
+    }
+
+    pub(crate) fn give_back(&mut self, incoming: Packets) {
+        self.incoming = incoming;
+    }
+
+    /// Decodes a received packet, and counts it if it is none.
+    pub(crate) fn decode<'a>(&mut self, from: &SocketAddr, packet: &'a [u8]) -> Option<(Headers, &'a [u8])> {
+        if let Some(pcap) = &mut self.pcap {
+            pcap.record(from, &self.own, packet);
+        }
+        let Ok(decoded) = Headers::parse(packet) else {
+            self.counters.strangers += 1;
+            return None;
+        };
+        if flow(from, &self.own).check(packet).is_none() {
+            self.counters.bad_icrc += 1;
+            return None;
+        }
+        Some(decoded)
+    }
+}

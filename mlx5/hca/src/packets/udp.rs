@@ -1,0 +1,329 @@
+//! The port on the wire: a UDP socket that needs no rights, with packets in batches (sendmmsg(2), recvmmsg(2)).
+//!
+//! The socket is not connected and has `IP_PMTUDISC_DO`: Linux then sends the IPv4 identification 0 (ip(7)), which an ICRC covers and a
+//! program cannot set. A packet is lost if it is longer than the path allows.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+
+use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
+
+/// Longest UDP payload of a packet: the largest MTU, with pad bytes that such a payload does not have.
+const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
+/// Packets of a batch.
+pub(crate) const BATCH: usize = 64;
+/// Requested size of the socket's buffers, in bytes; the kernel gives at most its `rmem_max` and `wmem_max`.
+const BUFFER_BYTES: libc::c_int = 4 << 20;
+/// Bytes of IP and UDP headers of a packet.
+const IPV4_AND_UDP: u32 = 28;
+const IPV6_AND_UDP: u32 = 48;
+
+/// Returns the largest RDMA MTU whose packets fit into IP packets of this size, in bytes; at least 256.
+pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
+    let headers = if address.is_ipv4() { IPV4_AND_UDP } else { IPV6_AND_UDP } + (MAX_HEADER_BYTES + ICRC_BYTES) as u32;
+    [4096, 2048, 1024, 512].into_iter().find(|mtu| u32::from(*mtu) + headers <= ip_mtu).unwrap_or(256)
+}
+
+/// Returns the bytes of an address as a GID has them.
+#[must_use]
+pub fn gid_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Returns the IP address that a GID of RoCEv2 is. `None` for the zero GID.
+#[must_use]
+pub fn address_of(gid: &[u8; 16]) -> Option<IpAddr> {
+    let v6 = Ipv6Addr::from(*gid);
+    (*gid != [0; 16]).then(|| v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4))
+}
+
+/// An IP address and port as the kernel has it.
+#[derive(Clone, Copy)]
+union RawAddress {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl RawAddress {
+    const NONE: Self = Self {
+        v6: libc::sockaddr_in6 {
+            sin6_family: 0,
+            sin6_port: 0,
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: [0; 16] },
+            sin6_scope_id: 0,
+        },
+    };
+
+    /// Converts an address. The second value is its length in bytes.
+    fn new(address: &SocketAddr) -> (Self, u32) {
+        let mut raw = Self::NONE;
+        let len = match address {
+            SocketAddr::V4(v4) => {
+                let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) };
+                let (sin_family, sin_port) = (libc::AF_INET as libc::sa_family_t, v4.port().to_be());
+                raw.v4 = libc::sockaddr_in { sin_family, sin_port, sin_addr, sin_zero: [0; 8] };
+                size_of::<libc::sockaddr_in>()
+            }
+            SocketAddr::V6(v6) => {
+                raw.v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                size_of::<libc::sockaddr_in6>()
+            }
+        };
+        (raw, len as u32)
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        // SAFETY: both variants begin with the family, and all bytes of the larger one are initialized.
+        unsafe {
+            match libc::c_int::from(self.v4.sin_family) {
+                libc::AF_INET => {
+                    Some(SocketAddr::new(Ipv4Addr::from(self.v4.sin_addr.s_addr.to_ne_bytes()).into(), u16::from_be(self.v4.sin_port)))
+                }
+                libc::AF_INET6 => Some(SocketAddr::new(Ipv6Addr::from(self.v6.sin6_addr.s6_addr).into(), u16::from_be(self.v6.sin6_port))),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// Packets of a batch, with the addresses of their other ends.
+pub(crate) struct Packets {
+    bytes: Vec<[u8; MAX_PACKET]>,
+    lens: Vec<usize>,
+    addresses: Vec<(RawAddress, u32)>,
+}
+
+impl Packets {
+    pub(crate) const fn none() -> Self {
+        Self { bytes: Vec::new(), lens: Vec::new(), addresses: Vec::new() }
+    }
+
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![[0; MAX_PACKET]; BATCH], lens: vec![0; BATCH], addresses: vec![(RawAddress::NONE, 0); BATCH] }
+    }
+
+    /// Returns packet `nth` and its sender. `None` if it was longer than any packet is.
+    pub(crate) fn get(&self, nth: usize) -> Option<(SocketAddr, &[u8])> {
+        Some((self.addresses[nth].0.address()?, self.bytes[nth].get(..self.lens[nth])?))
+    }
+
+    /// Returns the buffer of packet `nth`, to be filled.
+    pub(crate) fn buffer(&mut self, nth: usize) -> &mut [u8; MAX_PACKET] {
+        &mut self.bytes[nth]
+    }
+
+    /// Makes packet `nth` the first `len` bytes of its buffer, to this address.
+    pub(crate) fn set(&mut self, nth: usize, len: usize, to: &SocketAddr) {
+        (self.lens[nth], self.addresses[nth]) = (len, RawAddress::new(to));
+    }
+
+    /// Calls `f` with the kernel's descriptions of packets `first..end`, whose lengths are in `lens` or those of the buffers.
+    fn with_headers<R>(&mut self, first: usize, end: usize, is_full: bool, f: impl FnOnce(&mut [libc::mmsghdr]) -> R) -> R {
+        // SAFETY: zero bytes are an empty `iovec` and `mmsghdr`.
+        let (mut vectors, mut headers) =
+            unsafe { ([const { core::mem::zeroed::<libc::iovec>() }; BATCH], [const { core::mem::zeroed::<libc::mmsghdr>() }; BATCH]) };
+        for nth in first..end {
+            let iov_len = if is_full { MAX_PACKET } else { self.lens[nth] };
+            vectors[nth] = libc::iovec { iov_base: self.bytes[nth].as_mut_ptr().cast(), iov_len };
+            let header = &mut headers[nth].msg_hdr;
+            let (name, len) = &mut self.addresses[nth];
+            header.msg_name = core::ptr::from_mut(name).cast();
+            header.msg_namelen = if is_full { size_of::<RawAddress>() as u32 } else { *len };
+            (header.msg_iov, header.msg_iovlen) = (&raw mut vectors[nth], 1);
+        }
+        f(&mut headers[first..end])
+    }
+}
+
+/// A UDP socket.
+#[derive(Debug)]
+pub(crate) struct Udp(UdpSocket);
+
+impl Udp {
+    /// Binds a socket to this address.
+    ///
+    /// # Errors
+    /// Those of socket(2), bind(2) and setsockopt(2).
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind(address)?;
+        socket.set_nonblocking(true)?;
+        let udp = Self(socket);
+        if address.is_ipv4() {
+            udp.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        } else {
+            udp.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            // The kernel's RoCE sends no UDP checksum.
+            udp.set(libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+        }
+        // Without larger buffers packets are lost sooner.
+        let _ = udp.set(libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER_BYTES);
+        let _ = udp.set(libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER_BYTES);
+        Ok(udp)
+    }
+
+    fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        let len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the kernel reads one integer.
+        let result = unsafe { libc::setsockopt(self.0.as_raw_fd(), level, option, (&raw const value).cast(), len) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(crate) fn local(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    /// Returns the MTU of the interface of its address, in bytes of an IP packet.
+    ///
+    /// # Errors
+    /// Those of getifaddrs(3) and netdevice(7); no interface has the address.
+    pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
+        let ifr_name = interface_of(self.local()?.ip())?;
+        let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
+        // SAFETY: the kernel reads the name and writes the MTU.
+        if unsafe { libc::ioctl(self.fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: written by the kernel.
+        Ok(unsafe { request.ifr_ifru.ifru_mtu }.unsigned_abs())
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Returns whether packets have arrived.
+    pub(crate) fn is_readable(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, which lives.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
+    /// Receives packets. Returns their number.
+    pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
+        let fd = self.fd();
+        let lens = packets.with_headers(0, BATCH, true, |headers| {
+            // SAFETY: the headers describe buffers that outlive the call.
+            let count = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
+            let count = usize::try_from(count).unwrap_or(0);
+            let mut lens = [0; BATCH];
+            for (len, header) in lens.iter_mut().zip(&headers[..count]) {
+                let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+                *len = if is_cut { usize::MAX } else { header.msg_len as usize };
+            }
+            (count, lens)
+        });
+        packets.lens[..lens.0].copy_from_slice(&lens.1[..lens.0]);
+        lens.0
+    }
+
+    /// Sends packets `first..end`. Returns the first one that the socket has no room for, and the number of packets that the kernel
+    /// refused: those are lost.
+    pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
+        let (fd, mut next, mut refused) = (self.fd(), first, 0);
+        packets.with_headers(first, end, false, |headers| {
+            while next < end {
+                let rest = &mut headers[next - first..];
+                // SAFETY: the headers describe packets that outlive the call.
+                let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT) };
+                if let Ok(sent @ 1..) = usize::try_from(sent) {
+                    next += sent;
+                    continue;
+                }
+                match io::Error::last_os_error().kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted => {}
+                    // The path's MTU, no route, no permission.
+                    _ => (next, refused) = (next + 1, refused + 1),
+                }
+            }
+        });
+        (next, refused)
+    }
+}
+
+/// A list of getifaddrs(3).
+struct Interfaces(*mut libc::ifaddrs);
+
+impl Drop for Interfaces {
+    fn drop(&mut self) {
+        // SAFETY: the list that getifaddrs made.
+        unsafe { libc::freeifaddrs(self.0) }
+    }
+}
+
+/// Returns the name of the interface whose network has this address.
+fn interface_of(address: IpAddr) -> io::Result<[libc::c_char; libc::IFNAMSIZ]> {
+    let ip = |raw: *const libc::sockaddr| {
+        // SAFETY: the kernel's addresses have the length that their family says.
+        unsafe {
+            match raw.as_ref().map(|raw| libc::c_int::from(raw.sa_family)) {
+                Some(libc::AF_INET) => Some(IpAddr::V4((*raw.cast::<libc::sockaddr_in>()).sin_addr.s_addr.to_ne_bytes().into())),
+                Some(libc::AF_INET6) => Some(IpAddr::V6((*raw.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr.into())),
+                _ => None,
+            }
+        }
+    };
+    let bits = |address: IpAddr| u128::from_be_bytes(gid_of(address));
+    let mut list = Interfaces(core::ptr::null_mut());
+    // SAFETY: the call writes the list.
+    if unsafe { libc::getifaddrs(&raw mut list.0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut next = list.0;
+    // SAFETY: an entry of the list, which lives, or null.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let (Some(own), Some(mask)) = (ip(entry.ifa_addr), ip(entry.ifa_netmask)) else { continue };
+        if own.is_ipv4() == address.is_ipv4() && (bits(own) ^ bits(address)) & bits(mask) == 0 {
+            let mut name = [0; libc::IFNAMSIZ];
+            // SAFETY: the name is a string of fewer bytes, with its end.
+            unsafe { libc::strncpy(name.as_mut_ptr(), entry.ifa_name, name.len() - 1) };
+            return Ok(name);
+        }
+    }
+    Err(io::ErrorKind::AddrNotAvailable.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rdma_mtu_leaves_room_for_all_headers() {
+        let (v4, v6) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST));
+        for (ip_mtu, of_v4, of_v6) in [(65536, 4096, 4096), (4168, 4096, 2048), (4167, 2048, 2048), (1500, 1024, 1024), (0, 256, 256)] {
+            assert_eq!((rdma_mtu(ip_mtu, &v4), rdma_mtu(ip_mtu, &v6)), (of_v4, of_v6), "{ip_mtu}");
+        }
+    }
+
+    #[test]
+    fn packets_arrive_with_their_lengths_and_senders() {
+        for address in [IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST)] {
+            let [a, b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
+            let (mut out, mut incoming) = (Packets::new(), Packets::new());
+            for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
+                out.buffer(nth)[..len].fill(nth as u8 + 1);
+                out.set(nth, len, &b.local().unwrap());
+            }
+            assert_eq!(a.send(&mut out, 0, 4), (4, 0));
+            assert_eq!(b.receive(&mut incoming), 4);
+            for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
+                assert_eq!(incoming.get(nth).unwrap(), (a.local().unwrap(), &vec![nth as u8 + 1; len][..]));
+            }
+            let longer = UdpSocket::bind((address, 0)).unwrap();
+            longer.send_to(&[0; MAX_PACKET + 1], b.local().unwrap()).unwrap();
+            assert_eq!((b.receive(&mut incoming), incoming.get(0).is_some()), (1, false));
+        }
+    }
+}

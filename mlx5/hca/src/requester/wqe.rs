@@ -1,0 +1,92 @@
+//! What the WQE at the head of a send queue is, and what becomes of it if it is not executed now.
+
+use core::ptr::NonNull;
+
+use mlx5_wire::{CtrlWords, Opcode, SEGMENT, Syndrome};
+
+use crate::Hca;
+use crate::debug::faults::{Fate, Injector};
+use crate::deferred::LANE_RETRY_NS;
+use crate::queues::qp::{SoftQp, Transport, Waiting, blocks};
+use crate::requester::data::takes_receive;
+use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+
+/// Time between two requests to a peer that does not answer, in ns.
+const PEER_RETRY_NS: u64 = 1_000_000;
+/// The RNR retry count that means "without limit".
+const RNR_RETRY_WITHOUT_END: u8 = 7;
+/// Decides how long a WQE may wait, and when to try it again.
+#[cold]
+pub(crate) fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
+    let now_ns = hca.clock.now_ns();
+    let is_gone = qp.remote().map_or(matches!(qp.transport, Transport::NoPeer), |r| r.peer.is_gone());
+    let waiting = match &mut qp.waiting {
+        Some(waiting) if waiting.reason == reason => waiting,
+        // First attempt, or the reason changed: the wait starts now.
+        slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
+    };
+    waiting.again_ns = match reason {
+        // The clock of a stepper would never pass an event that is always due again.
+        WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
+        WaitFor::Room => now_ns,
+        WaitFor::Answer if !is_gone => now_ns,
+        WaitFor::Fault => now_ns.saturating_add(fault_ns),
+        WaitFor::Receive => {
+            hca.rnr_naks.set(hca.rnr_naks.get() + 1);
+            match waiting.rnr_left {
+                0 => return Err(Syndrome::RnrRetryExceeded),
+                RNR_RETRY_WITHOUT_END => {}
+                _ => waiting.rnr_left -= 1,
+            }
+            now_ns.saturating_add(qp.options.rnr_timer_ns.max(1))
+        }
+        WaitFor::Peer | WaitFor::Answer => {
+            let patience = qp.options.transport_timeout_ns();
+            let patience = if is_gone { patience.min(hca.dead_peer_timeout_ns) } else { patience };
+            let end_ns = waiting.since_ns.saturating_add(patience);
+            if now_ns >= end_ns {
+                return Err(Syndrome::TransportRetryExceeded);
+            }
+            end_ns.min(now_ns.saturating_add(PEER_RETRY_NS))
+        }
+    };
+    Ok(waiting.again_ns)
+}
+
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if the WQE is to be executed normally.
+#[cold]
+pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
+    if qp.has_failed() {
+        return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
+    }
+    if let Some(rule) = qp.watch.broken.take() {
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
+    }
+    // Datagrams are lost where they are sent.
+    let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
+    let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
+    let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
+    let fate = if is_first { injector.fate(Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
+    match fate {
+        Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal => None,
+        Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
+        Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),
+        Fate::Fails(syndrome) => Some(Limit::OnPurpose.fails(syndrome)),
+    }
+}
+
+/// Returns the bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
+#[inline(always)]
+pub(crate) fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
+    let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
+    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl.ds()));
+    if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
+        return Err(Malformed::Control);
+    }
+    let to_end = qp.sq.capacity() - (u32::from(qp.sq_consumer) & (qp.sq.capacity() - 1));
+    if blocks > 1 && u32::from(blocks) > to_end {
+        return Ok(None);
+    }
+    Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))
+}
