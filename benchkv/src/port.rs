@@ -57,7 +57,7 @@ impl PortOptions {
 
     fn check_one(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
-            (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => Err(range(
+            (DeviceChoice::Auto | DeviceChoice::Soft(_) | DeviceChoice::Roce(_), Some((flag, value))) => Err(range(
                 flag,
                 value,
                 "the software device has no port",

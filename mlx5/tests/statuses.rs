@@ -104,7 +104,7 @@ fn remote_access_of_every_verb_that_names_the_peers_memory() {
             let (addr, rkey, text) = wrong[i];
             let addr = if access == Access::REMOTE_ATOMIC { (addr + 7) & !7 } else { addr };
             let error = fails(&net, &mut a, |a| post(a, addr, rkey));
-            assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteAccess, time::detail(text)), "{access:?} {i}");
+            assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteAccess, time::remote_detail(text)), "{access:?} {i}");
             assert_eq!(error.to_string().contains(text), error.vendor_text().is_some());
             assert_eq!(b.received(), [], "no receive is taken");
             assert_eq!(b.bytes(BYTES - 8, 8), [0; 8]);
@@ -114,18 +114,19 @@ fn remote_access_of_every_verb_that_names_the_peers_memory() {
 
 #[test]
 fn a_send_longer_than_the_receive_is_an_invalid_request_here_and_a_local_length_error_there() {
-    let text = time::detail("the buffers of the receive end before the message");
+    let text = "the buffers of the receive end before the message";
+    let (here, there) = (time::remote_detail(text), time::detail(text));
     for size in [SHARED, OWN] {
         for room in [0, 9] {
             let net = Net::new();
             let (mut a, mut b) = pair(&net, size);
             b.receives(3, room);
             let error = fails(&net, &mut a, |a| a.post(&Send { payload: Inline(&[7; 10]) }, 0));
-            assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteInvalidRequest, text));
+            assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteInvalidRequest, here));
             assert_eq!(b.bytes(INTO + room as usize, 10), [0; 10], "nothing behind the buffer");
             let received = net.collect(if size.owns_receives { 3 } else { 1 }, || b.received());
             let (user, error) = received[0].unwrap_err();
-            assert_eq!((user, error.syndrome, error.vendor_text()), (0, Syndrome::LocalLength, text));
+            assert_eq!((user, error.syndrome, error.vendor_text()), (0, Syndrome::LocalLength, there));
             if size.owns_receives {
                 assert_eq!(b.qp.state(), QpState::Error);
                 let flushed: Vec<_> = received[1..].iter().map(|r| r.unwrap_err()).map(|(user, e)| (user, e.syndrome)).collect();
@@ -150,7 +151,7 @@ fn a_receive_that_cannot_be_filled_is_a_remote_operation_error_here_and_a_local_
         let (addr, lkey) = if text == ACCESS { (readable.addr(), readable.lkey()) } else { (addr, lkey) };
         b.receive(&[Sge { addr, len: 8, lkey }], 5);
         let error = fails(&net, &mut a, |a| a.post(&SendImm { imm: 1, payload: Inline(&[7; 8]) }, 0));
-        assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteOperation, time::detail(text)));
+        assert_eq!((error.syndrome, error.vendor_text()), (Syndrome::RemoteOperation, time::remote_detail(text)));
         let (user, error) = net.collect(1, || b.received())[0].unwrap_err();
         assert_eq!((user, error.syndrome, error.vendor_text()), (5, Syndrome::LocalProtection, time::detail(text)));
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use harness::affinity::cores_of_node;
 use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
-use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
+use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;
 
 /// Environment variable that names the device for `auto`, as it names the device of copyrpc's servers and clients.
@@ -26,6 +26,8 @@ pub enum DeviceChoice {
     Auto,
     /// The software device.
     Soft(SoftDevice),
+    /// The software device with a port for packets to other hosts.
+    Roce(RoceOptions),
     /// A device behind libibverbs.
     Verbs {
         /// Its name. `None`: the first device with an active port.
@@ -47,9 +49,10 @@ impl std::str::FromStr for DeviceChoice {
             "verbs" => return Ok(Self::Verbs { name: None, port: None, relay: false }),
             text if text.starts_with("mlx5_") => text,
             text => match text.split_once(':') {
+                Some(("soft", options)) if options.starts_with("roce=") => return options["roce=".len()..].parse().map(Self::Roce),
                 Some(("soft", options)) => return options.parse().map(Self::Soft),
                 Some(("verbs" | "relay", name)) if !name.is_empty() => name,
-                _ => return Err("use auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT], verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()),
+                _ => return Err("use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()),
             },
         };
         let relay = text.starts_with("relay:");
@@ -72,6 +75,7 @@ impl std::fmt::Display for DeviceChoice {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Soft(options) => options.fmt(f),
+            Self::Roce(options) => write!(f, "soft:roce={options}"),
             Self::Verbs { name, port, relay } => {
                 let way = if *relay { "relay" } else { "verbs" };
                 match name {
@@ -173,6 +177,10 @@ impl DeviceChoice {
             Self::Soft(options) => {
                 let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
                 DeviceSpec::Soft(SoftOptions { fabric, timing: options.timing(), faults: options.faults(), ..SoftOptions::default() })
+            }
+            Self::Roce(roce) => {
+                let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
+                DeviceSpec::Soft(SoftOptions { fabric, roce: Some(roce.clone()), ..SoftOptions::default() })
             }
             Self::Verbs { name, port, relay } => {
                 DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, relay: *relay, ..VerbsOptions::default() })

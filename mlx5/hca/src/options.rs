@@ -1,5 +1,6 @@
 //! Options of a device.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -76,6 +77,9 @@ impl Port {
 pub struct RoceOptions {
     /// An IP address of this host. Packets come from it, and it is the device's GID.
     pub address: IpAddr,
+    /// Length of a network prefix, in bits: the device has the address of this host in the network of `address`. So hosts with one network
+    /// can have the same options. `None`: it has `address`.
+    pub prefix: Option<u8>,
     /// Its UDP port. `None`: 4791, or any free one if another device of this address has that. Software HCAs learn the port of a peer;
     /// other devices send to 4791 only.
     pub port: Option<u16>,
@@ -93,19 +97,27 @@ impl RoceOptions {
     /// Returns the options of a port with this address and all defaults.
     #[must_use]
     pub const fn new(address: IpAddr) -> Self {
-        Self { address, port: None, mtu: None, is_for_all: false, loss_permille: 0, pcap: None }
+        Self { address, prefix: None, port: None, mtu: None, is_for_all: false, loss_permille: 0, pcap: None }
     }
 }
 
-/// Parses `ADDRESS`, and after commas `port=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
+/// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
 /// error is a sentence that says what is legal.
 impl FromStr for RoceOptions {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
-        let address = parts.next().unwrap_or_default();
-        let mut options = Self::new(address.parse().map_err(|_| format!("\"{address}\" is no IP address of this host"))?);
+        let text = parts.next().unwrap_or_default();
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
+        let legal = || format!("\"{text}\" is no IP address of this host, nor a network, such as 10.1.0.0/16, in which it has one");
+        let mut options = Self::new(address.parse().map_err(|_| legal())?);
+        let most = if options.address.is_ipv4() { 32 } else { 128 };
+        options.prefix = match prefix.map(str::parse) {
+            Some(Ok(bits)) if bits <= most => Some(bits),
+            Some(_) => return Err(legal()),
+            None => None,
+        };
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let number = |legal: &str| value.parse().map_err(|_| format!("{key}={value}: use {legal}"));
@@ -124,6 +136,22 @@ impl FromStr for RoceOptions {
             }
         }
         Ok(options)
+    }
+}
+
+/// Formats the options as they are parsed, without defaults.
+impl fmt::Display for RoceOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, prefix, port, mtu, is_for_all, loss_permille, pcap } = self;
+        address.fmt(f)?;
+        prefix.map_or(Ok(()), |bits| write!(f, "/{bits}"))?;
+        port.map_or(Ok(()), |port| write!(f, ",port={port}"))?;
+        mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
+        f.write_str(if *is_for_all { ",packets=all" } else { "" })?;
+        if *loss_permille > 0 {
+            write!(f, ",loss={loss_permille}")?;
+        }
+        pcap.as_ref().map_or(Ok(()), |file| write!(f, ",pcap={}", file.display()))
     }
 }
 
@@ -180,6 +208,32 @@ impl Default for SoftOptions {
             strict: false,
             faults: Faults::default(),
             trace: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_of_a_port_are_printed_as_they_are_parsed_and_others_are_refused_with_those_that_are_legal() {
+        for text in ["127.0.0.1", "::1,port=0", "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,pcap=/tmp/a"] {
+            assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
+        }
+        for (text, part) in [
+            ("", "no IP address"),
+            ("eth0", "no IP address"),
+            ("10.1.0.0/33", "10.1.0.0/16"),
+            ("::1,port=70000", "a UDP port, 0 to 65535"),
+            ("::1,mtu=1000", "256, 512, 1024, 2048 or 4096"),
+            ("::1,loss=1.5", "0 to 1000"),
+            ("::1,packets=some", "packets=all"),
+            ("::1,pcap=", "pcap=FILE"),
+            ("::1,", "port=N"),
+        ] {
+            let refused = text.parse::<RoceOptions>().unwrap_err();
+            assert!(refused.contains(part), "{text}: {refused}");
         }
     }
 }

@@ -30,6 +30,9 @@ fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// Hop limit of datagrams.
+const HOPS: u8 = 64;
+
 /// Returns the UDP port to which packets for a queue pair go.
 fn packet_port(remote: &QpAddress) -> u16 {
     if remote.port == 0 { UDP_PORT } else { remote.port }
@@ -69,7 +72,7 @@ impl Soft {
         if remote.port == 0 && own.port() != UDP_PORT {
             return Err(mlx5_hca::ConnectError::NotTheRocePort { to, own: own.port() }.into());
         }
-        let path = PacketPath { to, qpn: remote.qpn, psn: remote.psn, mtu: mtu.min(remote.mtu) };
+        let path = PacketPath { to, qpn: remote.qpn, psn: remote.psn, mtu: mtu.min(remote.mtu), is_polled: remote.port != 0 };
         Ok(self.hca.connect_by_packets(qpn, &path, options, Access::REMOTE)?)
     }
 }
@@ -98,9 +101,9 @@ impl Provider for Soft {
     }
 
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
-        let (local, remote) = (self.kind(), remote.kind);
-        let is_legal = local == remote || self.hca.wire_address().is_some();
-        if is_legal { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
+        let local = if self.hca.wire_address().is_some() { DeviceKind::Hardware } else { DeviceKind::Soft };
+        let remote = remote.kind;
+        if local == remote { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
     }
 }
 
@@ -225,6 +228,7 @@ impl Connections for Soft {
             return Ok(AddressVector::local(remote.lid, 0));
         }
         let [high, low] = packet_port(remote).to_be_bytes();
-        Ok(AddressVector { rmac: [0x02, 0, 0, 0, high, low], rgid: remote.gid, ..AddressVector::local(0, 0) })
+        let rmac = [0x02, 0, 0, 0, high, low];
+        Ok(AddressVector { rmac, ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, remote.gid) })
     }
 }

@@ -53,6 +53,16 @@ pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
     (mode() != Mode::Hardware).then_some(text)
 }
 
+/// Returns the vendor's detail of an error that the peer reports. A packet has no place for it.
+pub(crate) fn remote_detail(text: &'static str) -> Option<&'static str> {
+    detail(text).filter(|_| mode() != Mode::Packets)
+}
+
+/// Returns whether a device finds its peer when it connects, and not only when it sends.
+pub(crate) fn finds_peers() -> bool {
+    !matches!(mode(), Mode::Hardware | Mode::Packets)
+}
+
 /// Delay mode: time from the doorbell to the effect.
 const DELAY_NS: u64 = 3_000;
 /// Virtual mode: time of a poll of an empty CQ.

@@ -63,16 +63,22 @@ pub struct PacketPath {
     pub psn: u32,
     /// Maximum payload of a packet, in bytes, the same at both ends: 256, 512, 1024, 2048 or 4096.
     pub mtu: u16,
+    /// Whether the peer is a software HCA, which answers only while its program polls it. It is asked for 10 s at least.
+    pub is_polled: bool,
 }
+
+/// Time for which a software HCA that does not answer is asked, in ns.
+const POLLED_PATIENCE_NS: u64 = 10_000_000_000;
 
 impl Connection {
     pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions) -> Self {
-        let mtu = u32::from(path.mtu);
+        let (mtu, timeout_ns) = (u32::from(path.mtu), options.ack_timeout_ns());
+        let patient = if path.is_polled { (POLLED_PATIENCE_NS / timeout_ns).min(u8::MAX.into()) as u8 } else { 0 };
         let requester = Options {
             qpn: path.qpn,
             mtu,
-            timeout_ns: options.ack_timeout_ns(),
-            retry_count: options.retry_count.min(7),
+            timeout_ns,
+            retry_count: options.retry_count.min(7).max(patient),
             rnr_retry: options.rnr_retry.min(7),
             rd_atomic: MAX_RD_ATOMIC as u8,
         };

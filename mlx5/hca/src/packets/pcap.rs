@@ -60,8 +60,8 @@ fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8
             headers.extend([0x60, 0, 0, 0]);
             headers.extend(udp_len.to_be_bytes());
             headers.extend([UDP, HOPS]);
-            headers.extend(super::udp::gid_of(from));
-            headers.extend(super::udp::gid_of(to));
+            headers.extend(super::interface::gid_of(from));
+            headers.extend(super::interface::gid_of(to));
         }
     }
     for port in [from.port(), to.port(), udp_len, 0] {

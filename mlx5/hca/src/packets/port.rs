@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
+use super::interface::{self, gid_of};
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
 use super::waker::Waker;
@@ -67,7 +68,7 @@ fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             Flow::V4 { source: from.octets(), destination: to.octets(), source_port, destination_port, identification: 0 }
         }
-        (from, to) => Flow::V6 { source: udp::gid_of(from), destination: udp::gid_of(to), source_port, destination_port },
+        (from, to) => Flow::V6 { source: gid_of(from), destination: gid_of(to), source_port, destination_port },
     }
 }
 
@@ -75,7 +76,11 @@ impl WirePort {
     /// Binds the port. First PSNs follow from `secret`.
     pub(crate) fn open(options: &RoceOptions, secret: u64) -> Result<Self, OpenError> {
         let failed = |port: u16| move |source| OpenError::Wire { address: options.address, port, source };
-        let bind = |port| Udp::bind(SocketAddr::new(options.address, port)).map_err(failed(port));
+        let address = match options.prefix {
+            Some(prefix) => interface::address_in(options.address, prefix).map_err(failed(0))?,
+            None => options.address,
+        };
+        let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
         let udp = match (options.port, bind(options.port.unwrap_or(UDP_PORT))) {
             (None, Err(OpenError::Wire { source, .. })) if source.kind() == io::ErrorKind::AddrInUse => bind(0)?,
             (_, bound) => bound?,
@@ -83,7 +88,7 @@ impl WirePort {
         let own = udp.local().map_err(failed(0))?;
         let mtu = match options.mtu {
             Some(mtu) => mtu,
-            None => udp::rdma_mtu(udp.interface_mtu().map_err(failed(own.port()))?, &options.address),
+            None => udp::rdma_mtu(udp.interface_mtu().map_err(failed(own.port()))?, &address),
         };
         let pcap = options.pcap.as_deref().map(Pcap::create).transpose();
         let pcap = pcap.map_err(|source| OpenError::Memory { what: "the packet capture", source })?;

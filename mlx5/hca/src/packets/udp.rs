@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
 
+use super::interface;
+
 /// Longest UDP payload of a packet: the largest MTU, with pad bytes that such a payload does not have.
 const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
 /// Packets of a batch.
@@ -23,22 +25,6 @@ const IPV6_AND_UDP: u32 = 48;
 pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
     let headers = if address.is_ipv4() { IPV4_AND_UDP } else { IPV6_AND_UDP } + (MAX_HEADER_BYTES + ICRC_BYTES) as u32;
     [4096, 2048, 1024, 512].into_iter().find(|mtu| u32::from(*mtu) + headers <= ip_mtu).unwrap_or(256)
-}
-
-/// Returns the bytes of an address as a GID has them.
-#[must_use]
-pub fn gid_of(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-/// Returns the IP address that a GID of RoCEv2 is. `None` for the zero GID.
-#[must_use]
-pub fn address_of(gid: &[u8; 16]) -> Option<IpAddr> {
-    let v6 = Ipv6Addr::from(*gid);
-    (*gid != [0; 16]).then(|| v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4))
 }
 
 /// An IP address and port as the kernel has it.
@@ -188,7 +174,7 @@ impl Udp {
     /// # Errors
     /// Those of getifaddrs(3) and netdevice(7); no interface has the address.
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
-        let ifr_name = interface_of(self.local()?.ip())?;
+        let ifr_name = interface::name_of(self.local()?.ip())?;
         let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
         // SAFETY: the kernel reads the name and writes the MTU.
         if unsafe { libc::ioctl(self.fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
@@ -250,49 +236,6 @@ impl Udp {
         });
         (next, refused)
     }
-}
-
-/// A list of getifaddrs(3).
-struct Interfaces(*mut libc::ifaddrs);
-
-impl Drop for Interfaces {
-    fn drop(&mut self) {
-        // SAFETY: the list that getifaddrs made.
-        unsafe { libc::freeifaddrs(self.0) }
-    }
-}
-
-/// Returns the name of the interface whose network has this address.
-fn interface_of(address: IpAddr) -> io::Result<[libc::c_char; libc::IFNAMSIZ]> {
-    let ip = |raw: *const libc::sockaddr| {
-        // SAFETY: the kernel's addresses have the length that their family says.
-        unsafe {
-            match raw.as_ref().map(|raw| libc::c_int::from(raw.sa_family)) {
-                Some(libc::AF_INET) => Some(IpAddr::V4((*raw.cast::<libc::sockaddr_in>()).sin_addr.s_addr.to_ne_bytes().into())),
-                Some(libc::AF_INET6) => Some(IpAddr::V6((*raw.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr.into())),
-                _ => None,
-            }
-        }
-    };
-    let bits = |address: IpAddr| u128::from_be_bytes(gid_of(address));
-    let mut list = Interfaces(core::ptr::null_mut());
-    // SAFETY: the call writes the list.
-    if unsafe { libc::getifaddrs(&raw mut list.0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut next = list.0;
-    // SAFETY: an entry of the list, which lives, or null.
-    while let Some(entry) = unsafe { next.as_ref() } {
-        next = entry.ifa_next;
-        let (Some(own), Some(mask)) = (ip(entry.ifa_addr), ip(entry.ifa_netmask)) else { continue };
-        if own.is_ipv4() == address.is_ipv4() && (bits(own) ^ bits(address)) & bits(mask) == 0 {
-            let mut name = [0; libc::IFNAMSIZ];
-            // SAFETY: the name is a string of fewer bytes, with its end.
-            unsafe { libc::strncpy(name.as_mut_ptr(), entry.ifa_name, name.len() - 1) };
-            return Ok(name);
-        }
-    }
-    Err(io::ErrorKind::AddrNotAvailable.into())
 }
 
 #[cfg(test)]

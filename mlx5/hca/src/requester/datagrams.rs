@@ -10,8 +10,8 @@ use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES,
 
 use crate::Hca;
 use crate::options::GidKind;
+use crate::packets::interface::{address_of, gid_of};
 use crate::packets::port::WirePort;
-use crate::packets::udp::{address_of, gid_of};
 use crate::requester::data::{Data, check_local};
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
