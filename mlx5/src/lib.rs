@@ -124,7 +124,7 @@ pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
-pub use mlx5_hca::{Clock, DeviceInfo, FabricSpec, Faults, LocalFabric, Pages, Queue, Rule, SoftOptions, Timing, Violation};
+pub use mlx5_hca::{Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, Pages, Queue, Rule, SoftOptions, Timing, Violation};
 #[doc(no_inline)]
 pub use mlx5_sim::{Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated, Simulation};
 pub use mlx5_wire as wire;
