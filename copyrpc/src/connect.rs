@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::rc::{Rc, Weak};
 
-use mlx5::{Access, DeviceKind, QpConfig};
+use mlx5::{Access, DeviceKind, Engine, QpConfig};
 use thiserror::Error;
 
 pub(crate) use self::handshake::Handshake;
@@ -209,6 +209,8 @@ impl<U> PendingEndpoint<U> {
             stall_ns: nanoseconds(config.stall_timeout),
             idle_keepalive_ns: config.idle_keepalive.map_or(u64::MAX, nanoseconds),
             idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
+            // Where libibverbs executes operations it does not say how the device reads memory.
+            reads_whole_words: context.engine() != Engine::Relay,
             window: config.window,
         };
         let remote = Remote {

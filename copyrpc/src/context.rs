@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mlx5::{
-    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found, MonoCq, OpenError, Pd, QpConfig, RcQp,
+    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Engine, Found, MonoCq, OpenError, Pd, QpConfig, RcQp,
     RegisterError, Srq,
 };
 use thiserror::Error;
@@ -495,6 +495,11 @@ impl<U> Inner<U> {
     /// Returns address and key of the word that says whether a handler runs.
     pub(crate) fn activity(&self) -> (u64, u32) {
         self.activity.published()
+    }
+
+    /// Returns the part that executes the operations of its device.
+    pub(crate) fn engine(&self) -> Engine {
+        self.device.info().engine
     }
 
     /// Returns the event by which it broke down.

@@ -83,7 +83,7 @@ impl ControlMemory {
         (self.region.memory.addr() + self.offset() as u64, self.region.memory.rkey())
     }
 
-    /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by itself (F1).
+    /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by itself (F1), unless bytes are mixed too (F3).
     pub(crate) fn publish(&self, words: FlowWords) {
         for (index, word) in [(0, words.consumer_pos), (1, words.credit), (3, words.batches_received)] {
             // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only writer of these words.

@@ -100,6 +100,17 @@ pub(crate) struct FlowWords {
     pub(crate) batches_received: u64,
 }
 
+impl FlowWords {
+    /// Returns the smaller of each two words.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self {
+            consumer_pos: self.consumer_pos.min(other.consumer_pos),
+            credit: self.credit.min(other.credit),
+            batches_received: self.batches_received.min(other.batches_received),
+        }
+    }
+}
+
 /// The 32 bytes that start every batch.
 ///
 /// | offset | field | |

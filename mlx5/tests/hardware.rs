@@ -75,7 +75,9 @@ fn devices_are_listed_and_opened_by_name_by_place_and_by_default() {
         assert_eq!((info.name.as_str(), info.numa_node), ("mlx5_0:1", entry.numa_node));
         let transport = if is_roce { "RoCE v2, GID index 3 (::ffff:127.0.0.1".to_owned() } else { format!("InfiniBand, LID {}", port.lid) };
         assert!(info.transport.starts_with(&transport), "{}", info.transport);
-        assert!(info.modes.starts_with("direct, libmlx5.so.1."), "{}", info.modes);
+        assert!(info.engine == Engine::Direct && info.modes.starts_with("direct, libmlx5.so.1."), "{}", info.modes);
+        let relayed = open(&VerbsOptions { relay: true, ..options }).unwrap().info();
+        assert!(relayed.engine == Engine::Relay && relayed.modes.starts_with("relay, libibverbs, "), "{}", relayed.modes);
         assert!(info.max_cqe > 0 && info.max_srq_wr > 0 && info.max_send_wr > 0, "{info:?}");
     }
     let device = open(&VerbsOptions::default()).unwrap();

@@ -28,6 +28,8 @@ pub(crate) struct LinkConfig {
     pub(crate) idle_keepalive_ns: u64,
     /// With nothing outstanding, time after which the connection ends, in ns; `u64::MAX` never (K5).
     pub(crate) idle_timeout_ns: u64,
+    /// A READ returns each word of the peer's record as it was at one moment (F3).
+    pub(crate) reads_whole_words: bool,
     /// Maximum number of small batches under way before the next ones gather.
     pub(crate) window: Window,
 }

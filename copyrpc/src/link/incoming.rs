@@ -80,12 +80,14 @@ impl<U> Link<U> {
             return false;
         }
         let PublishedRecord { words, heartbeat, batches_taken } = PublishedRecord::decode(record);
-        let has_words = words != self.heard_by_read;
+        let last_read = std::mem::replace(&mut self.last_read, words);
+        let (told, floor) = if self.reads_whole_words { (words, self.heard_by_read) } else { (words.min(last_read), FlowWords::default()) };
+        let has_words = words != last_read || told != self.heard_by_read;
         let mut is_news = has_words || heartbeat != self.heard_heartbeat;
         self.heard_heartbeat = heartbeat;
-        match self.hear(words, self.heard_by_read) {
+        match self.hear(told, floor) {
             Ok(()) => {
-                self.heard_by_read = words;
+                self.heard_by_read = told;
                 is_news |= self.tx.note_taken(batches_taken);
             }
             Err(error) => self.close(error.into()),

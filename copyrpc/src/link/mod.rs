@@ -208,6 +208,9 @@ pub(crate) struct Link<U> {
     heard_by_batch: FlowWords,
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
     heard_by_read: FlowWords,
+    /// Words of the last READ, all of which are heard only if READs return whole words (F3).
+    last_read: FlowWords,
+    reads_whole_words: bool,
     read_in_flight: bool,
     /// Only the clock asked for that READ.
     read_is_probe: bool,
@@ -261,6 +264,8 @@ impl<U> Link<U> {
             is_unpublished: false,
             heard_by_batch: heard,
             heard_by_read: heard,
+            last_read: heard,
+            reads_whole_words: config.reads_whole_words,
             read_in_flight: false,
             read_is_probe: false,
             starved: false,

@@ -2,6 +2,7 @@
 //!
 //! No function of this crate calls user code. So one borrow of [`State`] for each entry point cannot conflict with another.
 
+use core::fmt;
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -49,11 +50,35 @@ pub const COMP_VECTORS: u32 = 1;
 /// The maximum number of messages that may wait in a queue pair's lane.
 pub const MAX_LANE_SLOTS: u32 = LANE_SLOTS as u32;
 
+/// The part that executes the operations in a device's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// The device itself, an mlx5 NIC.
+    Direct,
+    /// A device of any vendor, through the calls of libibverbs.
+    Relay,
+    /// The processors of this host.
+    Software,
+}
+
+/// Formats the engine in lower case.
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Direct => "direct",
+            Self::Relay => "relay",
+            Self::Software => "software",
+        })
+    }
+}
+
 /// The identity and capabilities of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Display name, for example `soft:lid=3`.
     pub name: String,
+    /// The part that executes its operations.
+    pub engine: Engine,
     /// Description of the transport to the peers.
     pub transport: String,
     /// Maximum size of a send queue, in WQEBBs.
@@ -99,6 +124,7 @@ impl DeviceInfo {
     pub const fn with_limits_of_formats(name: String, transport: String, modes: String) -> Self {
         Self {
             name,
+            engine: Engine::Software,
             transport,
             max_send_wr: MAX_SEND_WR,
             max_recv_wr: MAX_RECV_WR,

@@ -61,7 +61,7 @@ pub use debug::rule::{Queue, Rule, Violation};
 pub use debug::testing;
 pub use debug::vendor::text as vendor_text;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
-pub use hca::{COMP_VECTORS, DeviceInfo, Hca, MAX_LANE_SLOTS};
+pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};

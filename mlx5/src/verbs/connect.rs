@@ -120,6 +120,8 @@ impl Connections for Context {
 
     /// Moves the queue pair to the error state. A queue pair that the kernel does not move is already in it, or will be when it is
     /// destroyed.
+    #[cold]
+    #[inline(never)]
     fn fail_qp(&self, qpn: u32) {
         let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));

@@ -24,7 +24,7 @@ use crate::provider::alarm::Alarm;
 use crate::wire::{
     AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
 };
-use mlx5_hca::DeviceInfo;
+use mlx5_hca::{DeviceInfo, Engine};
 
 /// An open device with one of its ports. Objects are identified by the numbers that the device gave them.
 pub(crate) struct Context {
@@ -175,8 +175,10 @@ impl Provider for Context {
         let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
         let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
         let at = |node| format!(", NUMA node {node}");
+        let engine = if self.is_direct { Engine::Direct } else { Engine::Relay };
         DeviceInfo {
             name: format!("{}:{}", self.device.name, self.port.number),
+            engine,
             transport: self.port.describe(),
             max_send_wr: at_most(MAX_SEND_WR, self.attr.max_qp_wr),
             max_recv_wr: at_most(MAX_RECV_WR, self.attr.max_qp_wr),
@@ -188,8 +190,8 @@ impl Provider for Context {
             has_atomics: self.has_atomics(),
             numa_node: self.device.numa_node,
             modes: format!(
-                "{}, firmware {firmware}, MTU {}{}",
-                if self.is_direct { format!("direct, {}", self.device.api.library_file()) } else { "relay, libibverbs".to_owned() },
+                "{engine}, {}, firmware {firmware}, MTU {}{}",
+                if self.is_direct { self.device.api.library_file() } else { "libibverbs".to_owned() },
                 self.port.mtu,
                 self.device.numa_node.map(at).unwrap_or_default()
             ),

@@ -137,6 +137,8 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         is_unpublished,
         heard_by_batch,
         heard_by_read,
+        last_read,
+        reads_whole_words: _,
         read_in_flight: _,
         read_is_probe: _,
         starved,
@@ -168,7 +170,7 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         rx.note_told(published);
         told_by_batch.consumer_pos = rx.consumer_pos() - consumed;
         told_by_batch.credit = reservation.granted() - granted;
-        (*heard_by_batch, *heard_by_read) = (knows, knows);
+        (*heard_by_batch, *heard_by_read, *last_read) = (knows, knows, knows);
         *stats = Default::default();
     }
 }

@@ -145,6 +145,7 @@ impl World {
                 stall_ns: u64::MAX,
                 idle_keepalive_ns: u64::MAX,
                 idle_timeout_ns: u64::MAX,
+                reads_whole_words: true,
                 window: Window::Off,
             };
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config)

@@ -118,6 +118,7 @@ impl Liar {
             stall_ns: u64::MAX,
             idle_keepalive_ns: u64::MAX,
             idle_timeout_ns: u64::MAX,
+            reads_whole_words: true,
             window: Window::Off,
         };
         let words = FlowWords { consumer_pos: 0, credit: RING / 4, batches_received: 0 };

@@ -25,6 +25,7 @@ pub(crate) fn config() -> LinkConfig {
         stall_ns: u64::MAX,
         idle_keepalive_ns: u64::MAX,
         idle_timeout_ns: u64::MAX,
+        reads_whole_words: true,
         window: Window::Off,
     }
 }
@@ -46,6 +47,7 @@ pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
         stall_ns: first.stall_ns,
         idle_keepalive_ns: first.idle_keepalive_ns,
         idle_timeout_ns: first.idle_timeout_ns,
+        reads_whole_words: first.reads_whole_words,
         window: first.window,
     };
     [End::new(size, first), End::new(size, &second)]

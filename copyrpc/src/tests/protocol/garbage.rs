@@ -106,6 +106,7 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Wind
         stall_ns: u64::MAX,
         idle_keepalive_ns: u64::MAX,
         idle_timeout_ns: u64::MAX,
+        reads_whole_words: true,
         window,
     };
     Side {

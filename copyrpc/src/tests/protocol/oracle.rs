@@ -139,6 +139,7 @@ impl World {
                 _ => Window::Consumption { batches, exempt_bytes },
             }
         });
+        let reads_whole_words = rng.bool();
         let ends = [0, 1].map(|side| {
             let config = LinkConfig {
                 local_credit: credits[side],
@@ -151,6 +152,7 @@ impl World {
                 stall_ns: u64::MAX,
                 idle_keepalive_ns: u64::MAX,
                 idle_timeout_ns: u64::MAX,
+                reads_whole_words,
                 window: windows[side],
             };
             let past = Past {

@@ -94,6 +94,10 @@ pub(crate) struct End {
     recv: Memory,
     recv_view: RingView,
     record: PublishedRecord,
+    /// The words before the last store to the record, where a READ may meet it (F3): the device mixes the bytes of old and new words.
+    words_before: Option<FlowWords>,
+    may_mix_bytes: bool,
+    has_mixed: bool,
     /// The activity of its context.
     pub(crate) activity: u64,
     posted: VecDeque<Operation>,
@@ -138,6 +142,9 @@ impl End {
             recv,
             recv_view,
             record,
+            words_before: None,
+            may_mix_bytes: !config.reads_whole_words,
+            has_mixed: false,
             activity: 0,
             posted: VecDeque::new(),
             recv_cq: VecDeque::new(),
@@ -172,8 +179,22 @@ impl End {
 
     pub(crate) fn publish(&mut self) {
         if let Some(words) = self.link.publish() {
+            self.words_before = self.may_mix_bytes.then_some(self.record.words);
             self.record.words = words;
         }
+    }
+
+    /// Returns what a READ gets. Of two in a row one meets no store.
+    fn read_record(&mut self) -> [u8; FLOW_METADATA_SIZE] {
+        let mut bytes = self.record.encode();
+        let has_mixed = std::mem::replace(&mut self.has_mixed, false);
+        if let Some(words) = self.words_before.take().filter(|_| !has_mixed) {
+            self.has_mixed = true;
+            let before = PublishedRecord { words, ..self.record }.encode();
+            // The first bytes of each word were copied before the store.
+            (0..bytes.len()).filter(|at| at % 8 <= self.link.stats().reads as usize % 8).for_each(|at| bytes[at] = before[at]);
+        }
+        bytes
     }
 
     /// Does the periodic work of a living owner, which takes place every few milliseconds.
@@ -356,8 +377,8 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
             true
         }
         Some(Operation::Read) => {
-            let record = ends[1 - from].record;
-            ends[from].send_cq.push_back(Completion::Read(record.encode()));
+            let record = ends[1 - from].read_record();
+            ends[from].send_cq.push_back(Completion::Read(record));
             true
         }
     }

@@ -29,6 +29,11 @@ struct Victim {
 
 impl Victim {
     fn new() -> Self {
+        Self::at(64, true)
+    }
+
+    /// The same, whose send ring starts at this position.
+    fn at(send_start: u64, reads_whole_words: bool) -> Self {
         let size = RingSize::new(C).unwrap();
         let (send, recv) = (Memory::new(C), Memory::new(C));
         let recv_view = recv.view(size);
@@ -37,12 +42,13 @@ impl Victim {
             peer_credit: C / 4,
             local_batches: BATCHES,
             peer_batches: BATCHES,
-            send_start: 64,
+            send_start,
             recv_start: 0,
             keepalive_ns: 0,
             stall_ns: u64::MAX,
             idle_keepalive_ns: u64::MAX,
             idle_timeout_ns: u64::MAX,
+            reads_whole_words,
             window: Window::Off,
         };
         let mut link = Link::new(send.view(size), recv_view, &config);
@@ -54,7 +60,7 @@ impl Victim {
             Ok(())
         });
         assert_eq!(flushed, Ok(()));
-        let words = FlowWords { consumer_pos: 64, credit: C / 4, batches_received: 0 };
+        let words = FlowWords { consumer_pos: send_start, credit: C / 4, batches_received: 0 };
         Self { link, first, inbox: Vec::new(), recv_view, recv, _send: send, at: 0, words, sent }
     }
 
@@ -297,6 +303,38 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     assert_eq!(victim.link.closed(), None, "the READ was faster");
     victim.deliver(&batch(older, 0, &[]), 32);
     assert!(victim.link.closed().is_some(), "batches are in order");
+}
+
+/// Both of these READs are of `rxe`, which copied the low byte before the store and the others after it.
+#[test]
+fn a_read_that_mixes_bytes_of_two_positions_tells_neither_too_much_nor_ends_the_connection() {
+    for (before, after, mixed) in [(0x5794e0, 0x579500, 0x5795e0), (0x504ce0, 0x504d00, 0x504de0)] {
+        let mut victim = Victim::at(after - 128, false);
+        assert_eq!(victim.sent, 128);
+        let mut read = |consumer_pos| {
+            let words = FlowWords { consumer_pos, ..victim.words };
+            victim.link.read_posted();
+            victim.link.on_read_done(&PublishedRecord { words, heartbeat: 0, batches_taken: 0 }.encode());
+            assert_eq!(victim.link.closed(), None);
+            victim.link.in_flight()
+        };
+        assert_eq!([before, mixed, after, after].map(&mut read), [128, 32, 0, 0]);
+        // The other way round: low bytes of the new position, and the others of the old one.
+        assert_eq!([after & 0xff | before & !0xff, after].map(&mut read), [0, 0], "what was known stays known");
+    }
+}
+
+#[test]
+fn what_cannot_be_true_is_refused_where_reads_mix_bytes_too() {
+    for words in impossible_words() {
+        let mut victim = Victim::at(64, false);
+        for _ in 0..2 {
+            victim.link.read_posted();
+            victim.link.on_read_done(&PublishedRecord { words, heartbeat: 7, batches_taken: 0 }.encode());
+        }
+        let went_back = words.consumer_pos < 64 || words.credit < C / 4;
+        assert_eq!(victim.link.closed().is_none(), went_back, "{words:?}");
+    }
 }
 
 #[test]

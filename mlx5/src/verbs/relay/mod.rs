@@ -53,36 +53,40 @@ struct MadeQp {
     max_inline: u32,
 }
 
-/// The name of a work request.
+/// The name of a work request: bit 63, whether it is a receive; 56..63, low bits of the number of queue pairs that had its queue's place; 32..48, that
+/// place in the table of send or receive queues; 8..24, counter of its WQE; 0..8, that WQE's opcode.
 #[derive(Clone, Copy)]
-struct Id {
-    is_receive: bool,
-    /// Place of the queue pair, or of the receive queue, in its table.
-    place: u16,
-    /// Low bits of the number of queue pairs that had that place.
-    generation: u16,
-    wqe_opcode: u8,
-    wqe_counter: u16,
-}
+struct Id(u64);
 
 impl Id {
-    fn to_bits(self) -> u64 {
-        let Self { is_receive, place, generation, wqe_opcode, wqe_counter } = self;
-        u64::from(is_receive) << 63
-            | u64::from(generation & 0x7f) << 56
-            | u64::from(place) << 32
-            | u64::from(wqe_opcode) << 16
-            | u64::from(wqe_counter)
+    /// Makes the name of a queue.
+    fn of_queue(is_receive: bool, place: u16, generation: u16) -> Self {
+        Self(u64::from(is_receive) << 63 | u64::from(generation & 0x7f) << 56 | u64::from(place) << 32)
     }
 
-    fn from_bits(bits: u64) -> Self {
-        Self {
-            is_receive: bits >> 63 != 0,
-            generation: (bits >> 56) as u16 & 0x7f,
-            place: (bits >> 32) as u16,
-            wqe_opcode: (bits >> 16) as u8,
-            wqe_counter: bits as u16,
-        }
+    /// Returns the name of the work request of one of this queue's WQEs.
+    fn of_wqe(self, opcode: u8, counter: u16) -> Self {
+        Self(self.0 | u64::from(counter) << 8 | u64::from(opcode))
+    }
+
+    fn is_of(self, queue: Self) -> bool {
+        self.0 >> 32 == queue.0 >> 32
+    }
+
+    fn is_receive(self) -> bool {
+        self.0 >> 63 != 0
+    }
+
+    fn place(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    fn wqe_opcode(self) -> u8 {
+        self.0 as u8
+    }
+
+    fn wqe_counter(self) -> u16 {
+        (self.0 >> 8) as u16
     }
 }
 
@@ -171,10 +175,8 @@ impl Relay {
     #[inline(never)]
     pub(crate) fn ring(&self, index: usize) {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
-        let Some(ring) = sends.get_mut(index as u16) else { return };
-        let pdn = ring.pdn;
-        if ring.relay(&self.calls, chain, |path| self.handle(pdn, path).ok()).is_err() {
-            self.base.fail_qp(ring.qpn);
+        if let Some(ring) = sends.get_mut(index as u16) {
+            ring.relay(self, chain);
         }
     }
 
@@ -239,7 +241,7 @@ impl Relay {
     fn create_receives(&self, target: Target, depth: u32, max_sge: usize) -> Result<(u16, RqMemory), CreateError> {
         let receives = &mut self.rings.borrow_mut().receives;
         let place = receives.free_place().ok_or_else(|| full("receive queues"))?;
-        let ring = ReceiveRing::new(place, target, depth, max_sge)?;
+        let ring = ReceiveRing::new(Id::of_queue(true, place, 0), target, depth, max_sge)?;
         let memory = ring.memory;
         receives.set(place, ring);
         Ok((place, memory))
@@ -469,7 +471,7 @@ impl Relay {
         *generations = generations.wrapping_add(1);
         let (own_receives, rq) = (own.map(|(place, _)| place), own.map(|(_, memory)| memory));
         let parts = sq.parts(made.qpn, rq, request.config, RegisterKind::Unread, usize::from(place));
-        sends.set(place, SendRing::new(made, place, *generations, sq, key, own_receives, request));
+        sends.set(place, SendRing::new(made, Id::of_queue(false, place, *generations), sq, key, own_receives, request));
         self.base.objects.borrow_mut().qps.insert(made.qpn, QpObject::new(made.qp));
         Ok(QpParts { has_atomics: self.base.has_atomics(), ..parts })
     }

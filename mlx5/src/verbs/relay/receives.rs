@@ -22,7 +22,7 @@ pub(super) enum Target {
 /// A receive queue in memory of this process. The record lies before the WQEs.
 pub(super) struct ReceiveRing {
     target: Target,
-    place: u16,
+    id: Id,
     _owned: PrivateMemory,
     pub(super) memory: RqMemory,
     /// Receives posted.
@@ -32,7 +32,7 @@ pub(super) struct ReceiveRing {
 }
 
 impl ReceiveRing {
-    pub(super) fn new(place: u16, target: Target, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+    pub(super) fn new(id: Id, target: Target, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
         let is_linked = matches!(target, Target::Shared(_));
         // One WQE of a shared queue stays in the driver's hands.
         let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
@@ -41,7 +41,7 @@ impl ReceiveRing {
         // SAFETY: inside the new memory.
         let buffer = unsafe { first.add(WQEBB) };
         let memory = RqMemory { buffer, wqe_cnt, stride: stride as u32, record: first.cast() };
-        Ok(Self { target, place, _owned: owned, memory, posted: 0, head: 0 })
+        Ok(Self { target, id, _owned: owned, memory, posted: 0, head: 0 })
     }
 
     pub(super) fn is_of(&self, srq: NonNull<ibv_srq>) -> bool {
@@ -78,7 +78,7 @@ impl ReceiveRing {
             count += 1;
         }
         let wqe_counter = if is_linked { index } else { self.posted };
-        let wr_id = Id { is_receive: true, place: self.place, generation: 0, wqe_opcode: 0, wqe_counter }.to_bits();
+        let Id(wr_id) = self.id.of_wqe(0, wqe_counter);
         let mut request = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_mut_ptr(), num_sge: count as c_int };
         let mut bad = null_mut();
         // SAFETY: a queue of this device; request and buffers live through the call.

@@ -1,45 +1,64 @@
 //! A send queue, whose WQEs become work requests.
 
-use core::ffi::c_int;
+use core::mem::{replace, zeroed};
 use core::ptr::{NonNull, null_mut};
+use core::slice;
 use core::sync::atomic::Ordering;
 
 use super::super::abi::*;
 use super::super::numbers::*;
-use super::{Id, MadeQp, SEND_SGES};
+use super::{Id, MadeQp, Relay, SEND_SGES};
+use crate::provider::Connections;
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AddressVector, AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment, SEGMENT,
-    Service, Syndrome, WQEBB, queue_record_index,
+    AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment, SEGMENT, Service,
+    Syndrome, WQEBB, queue_record_index,
 };
 
 /// Work requests that one call posts.
 const CHAIN: usize = 32;
 
-const NO_SGE: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
+/// A work request, and its buffers.
+#[repr(C)]
+struct Slot {
+    request: ibv_send_wr,
+    sges: [ibv_sge; SEND_SGES as usize],
+}
 
-/// The work requests of a call, each with its buffers.
-pub(super) struct Chain(Box<[(ibv_send_wr, [ibv_sge; SEND_SGES as usize]); CHAIN]>);
+/// The work requests of a call, in a circle. Each names its buffers and the next request from the start; during a call the last one names none.
+pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
     fn default() -> Self {
         // SAFETY: numbers and pointers, for which zero is a valid value.
-        let request: ibv_send_wr = unsafe { core::mem::zeroed() };
-        Self(Box::new([(request, [NO_SGE; SEND_SGES as usize]); CHAIN]))
+        let mut chain = Self((0..CHAIN).map(|_| unsafe { zeroed() }).collect());
+        let first = chain.first();
+        for at in 0..CHAIN {
+            // SAFETY: slots of the chain, to which no reference exists. They live, and stay where they are, as long as it.
+            unsafe {
+                let slot = first.add(at);
+                (*slot).request.next = (&raw mut (*first.add((at + 1) % CHAIN)).request);
+                (*slot).request.sg_list = (&raw mut (*slot).sges).cast();
+            }
+        }
+        chain
     }
 }
 
-/// The device refused a work request, or a WQE means nothing to it.
-pub(super) struct Refused;
+impl Chain {
+    /// Returns the first slot. A pointer to a slot is one to its request.
+    fn first(&mut self) -> *mut Slot {
+        self.0.as_mut_ptr()
+    }
+}
 
 /// A send queue and its queue pair.
 pub(super) struct SendRing {
     qp: NonNull<ibv_qp>,
     pub(super) qpn: u32,
     pub(super) pdn: u32,
-    place: u16,
-    generation: u16,
+    id: Id,
     sq: SqPlace,
     /// Key of the queue's own memory, from which a device without inline data takes the bytes of WQEs.
     pub(super) key: u32,
@@ -48,10 +67,11 @@ pub(super) struct SendRing {
     /// Place of the queue pair's own receive queue.
     pub(super) own_receives: Option<u16>,
     pub(super) send_cq: u16,
-    /// WQEBBs taken, and WQE of the last work request posted and of the last that completed.
+    /// WQEBBs taken.
     next: u16,
-    last_posted: Option<u16>,
-    last_completed: Option<u16>,
+    /// WQE of the last work request posted, and of the last that completed: in the beginning, of the one before the first.
+    last_posted: u16,
+    last_completed: u16,
     /// The device refused a WQE: no more are posted.
     is_refused: bool,
     /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it are flushed.
@@ -60,24 +80,15 @@ pub(super) struct SendRing {
 
 impl SendRing {
     /// Makes the ring of a new queue pair.
-    pub(super) fn new(
-        made: MadeQp,
-        place: u16,
-        generation: u16,
-        sq: SqPlace,
-        key: u32,
-        own_receives: Option<u16>,
-        request: &QpRequest<'_>,
-    ) -> Self {
+    pub(super) fn new(made: MadeQp, id: Id, sq: SqPlace, key: u32, own_receives: Option<u16>, request: &QpRequest<'_>) -> Self {
         let MadeQp { qp, qpn, max_inline } = made;
         let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
-        let (next, last_posted, last_completed, is_refused) = (0, None, None, false);
+        let (next, last_posted, last_completed, is_refused) = (0, u16::MAX, u16::MAX, false);
         Self {
             qp,
             qpn,
             pdn: request.pd,
-            place,
-            generation,
+            id,
             sq,
             key,
             max_inline,
@@ -93,166 +104,203 @@ impl SendRing {
     }
 }
 
-/// The bytes of a WQE, segment by segment.
-struct Segments {
-    at: NonNull<u8>,
-    left: usize,
-}
-
-impl Segments {
-    /// Takes the next `N` bytes, whole segments, or `None` at the WQE's end.
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.left = self.left.checked_sub(N)?;
-        // SAFETY: inside the WQE, which the driver has finished and does not change before its completion.
-        let bytes = unsafe { self.at.cast::<[u8; N]>().read() };
-        // SAFETY: at most its end.
-        self.at = unsafe { self.at.add(N) };
-        Some(bytes)
-    }
-
-    /// Takes the next buffer: memory, or bytes inside the WQE, which are in the region `key`.
-    fn buffer(&mut self, key: u32) -> Option<(ibv_sge, bool)> {
-        let start = self.at;
-        let bytes = self.take::<SEGMENT>()?;
-        let data = DataWords::parse(&bytes);
-        let (length, lkey) = (data.byte_count(), data.lkey());
-        if !data.is_inline() {
-            return Some((ibv_sge { addr: data.addr(), length, lkey }, false));
-        }
-        for _ in 1..InlineHeader::segments(length as usize) {
-            self.take::<SEGMENT>()?;
-        }
-        Some((ibv_sge { addr: start.as_ptr() as u64 + InlineHeader::LEN as u64, length, lkey: key }, true))
-    }
+/// Returns `N` bytes of a WQE from its segment `at` on.
+///
+/// # Safety
+/// The WQE has that many, and the driver has finished it. It does not change before its completion.
+unsafe fn segments<'a, const N: usize>(wqe: NonNull<u8>, at: usize) -> &'a [u8; N] {
+    // SAFETY: guaranteed by the caller.
+    unsafe { wqe.add(at * SEGMENT).cast().as_ref() }
 }
 
 impl SendRing {
-    /// Posts the new WQEs.
-    pub(super) fn relay(
-        &mut self,
-        calls: &ibv_context_ops,
-        chain: &mut Chain,
-        mut handle: impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
-    ) -> Result<(), Refused> {
+    /// Returns the number of WQEBBs that the driver announced.
+    fn producer(&self) -> u16 {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
-        let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
-        while self.next != producer && !self.is_refused {
-            let (start, mut count) = (self.next, 0);
-            while self.next != producer && count < CHAIN {
-                let Some(is_request) = self.fill(&mut chain.0[count], &mut handle) else {
-                    self.is_refused = true;
-                    break;
-                };
-                count += usize::from(is_request);
-            }
-            if count > 0 {
-                self.post(calls, &mut chain.0[..count], start);
-            }
-        }
-        if self.is_refused { Err(Refused) } else { Ok(()) }
+        queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire))
     }
 
-    /// Posts `requests`, made of the WQEs from `start` on.
-    fn post(&mut self, calls: &ibv_context_ops, requests: &mut [(ibv_send_wr, [ibv_sge; SEND_SGES as usize])], start: u16) {
-        let mut next = null_mut();
-        for (request, sges) in requests.iter_mut().rev() {
-            (request.next, request.sg_list) = (next, sges.as_mut_ptr());
-            next = request;
-        }
-        let mut bad = null_mut();
-        // SAFETY: a queue pair of this device; the requests and buffers live through the call.
-        let result = unsafe { (calls.post_send)(self.qp.as_ptr(), next, &raw mut bad) };
-        if result == 0 {
-            self.last_posted = requests.last().map(|(request, _)| Id::from_bits(request.wr_id).wqe_counter);
-            return;
-        }
-        let posted = requests.iter().position(|(request, _)| core::ptr::from_ref(request) == bad).unwrap_or(0);
-        let counter = |at: usize| requests.get(at).map(|(request, _)| Id::from_bits(request.wr_id).wqe_counter);
-        self.last_posted = posted.checked_sub(1).and_then(counter).or(self.last_posted);
-        (self.next, self.is_refused) = (counter(posted).unwrap_or(start), true);
-    }
-
-    /// Makes the work request of the WQE at `next`, and goes on to the WQE after it. Returns `false` for a NOP, which needs none, and `None`, and stays,
-    /// for a WQE that this crate does not make.
-    fn fill(
-        &mut self,
-        (request, sges): &mut (ibv_send_wr, [ibv_sge; SEND_SGES as usize]),
-        handle: &mut impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
-    ) -> Option<bool> {
+    /// Returns the WQE at `next`, which is announced, and its control segment.
+    fn wqe(&self) -> (NonNull<u8>, CtrlWords) {
         let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
-        // SAFETY: inside the queue. A WQE does not cross its end.
-        let mut wqe = Segments { at: unsafe { self.sq.sq.buffer.add(index * WQEBB) }, left: SEGMENT };
-        let ctrl = CtrlWords::parse(&wqe.take()?);
-        wqe.left = (usize::from(ctrl.ds()) * SEGMENT).min((self.sq.sq.wqe_cnt as usize - index) * WQEBB).checked_sub(SEGMENT)?;
+        // SAFETY: inside the queue.
+        let wqe = unsafe { self.sq.sq.buffer.add(index * WQEBB) };
+        // SAFETY: every WQE has one.
+        (wqe, CtrlWords::parse(unsafe { segments(wqe, 0) }))
+    }
+
+    /// Goes on to the WQE after this one.
+    fn pass(&mut self, ctrl: CtrlWords) {
+        self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16));
+    }
+
+    /// Posts the new WQEs. Ends the queue pair if one of them is refused.
+    #[inline(always)]
+    pub(super) fn relay(&mut self, relay: &Relay, chain: &mut Chain) {
+        let (producer, first) = (self.producer(), chain.first());
+        let mut slot = first;
+        while self.next != producer && !self.is_refused {
+            // SAFETY: a slot of the chain, to which no other reference exists.
+            let (is_request, next) = unsafe { (self.fill_plain(&mut *slot) || self.fill(relay, &mut *slot), (*slot).request.next.cast()) };
+            if !is_request {
+                self.pause(relay, first, slot);
+            } else if self.next != producer && next != first {
+                slot = next;
+                continue;
+            } else {
+                self.post(relay, first, slot);
+            }
+            slot = first;
+        }
+    }
+
+    /// Posts the requests before `slot`, for which the next WQE gave none. Ends the queue pair if that WQE was refused.
+    #[cold]
+    fn pause(&mut self, relay: &Relay, first: *mut Slot, slot: *mut Slot) {
+        if slot != first {
+            self.post(relay, first, slot.wrapping_sub(1));
+        }
+        if self.is_refused {
+            relay.fail_qp(self.qpn);
+        }
+    }
+
+    /// Posts the requests of the chain up to `last`.
+    #[inline(always)]
+    fn post(&mut self, relay: &Relay, first: *mut Slot, last: *mut Slot) {
+        let mut bad = null_mut();
+        // SAFETY: a queue pair of this device; the requests and buffers live through the call, and no reference to them exists.
+        let (result, posted) = unsafe {
+            let next = replace(&mut (*last).request.next, null_mut());
+            let result = (relay.calls.post_send)(self.qp.as_ptr(), first.cast(), &raw mut bad);
+            (*last).request.next = next;
+            (result, Id((*last).request.wr_id).wqe_counter())
+        };
+        self.last_posted = if result == 0 { posted } else { self.refused(relay, first, bad) };
+    }
+
+    /// Goes back to the WQE of the request `bad`, which the device refused, and ends the queue pair. Returns the last WQE that was posted.
+    #[cold]
+    fn refused(&mut self, relay: &Relay, first: *const Slot, bad: *const ibv_send_wr) -> u16 {
+        // SAFETY: the slots of the chain, to which no other reference exists.
+        let slots = unsafe { slice::from_raw_parts(first, CHAIN) };
+        let counter = |slot: &Slot| Id(slot.request.wr_id).wqe_counter();
+        let posted = slots.iter().position(|slot| &raw const slot.request == bad).unwrap_or(0);
+        (self.next, self.is_refused) = (counter(&slots[posted]), true);
+        relay.fail_qp(self.qpn);
+        slots[..posted].last().map_or(self.last_posted, counter)
+    }
+
+    /// Makes the work request of the WQE at `next` and goes on to the next WQE, if it is RDMA with one buffer outside of the WQE. Returns whether it is.
+    #[inline(always)]
+    fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
+        let (wqe, ctrl) = self.wqe();
+        let opcode = match Opcode::from_wire(ctrl.opcode()) {
+            Some(Opcode::RdmaWrite) => IBV_WR_RDMA_WRITE,
+            Some(Opcode::RdmaWriteImm) => IBV_WR_RDMA_WRITE_WITH_IMM,
+            Some(Opcode::RdmaRead) => IBV_WR_RDMA_READ,
+            _ => return false,
+        };
+        // Control, remote address, buffer: one WQEBB.
+        if ctrl.ds() != 3 {
+            return false;
+        }
+        // SAFETY: its segments.
+        let (remote, data) = unsafe { (RaddrSegment::parse(segments(wqe, 1)), DataWords::parse(segments(wqe, 2))) };
+        if data.is_inline() {
+            return false;
+        }
+        request.wr.rdma = ibv_send_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        sges[0] = sge(data);
+        self.finish(request, opcode, ctrl, 1, 0);
+        self.next = self.next.wrapping_add(1);
+        true
+    }
+
+    /// Makes the work request of any WQE at `next`, and goes on. Returns `false` for a NOP, which needs no request, and for a WQE that is refused.
+    #[cold]
+    fn fill(&mut self, relay: &Relay, slot: &mut Slot) -> bool {
+        let (wqe, ctrl) = self.wqe();
+        if ctrl.opcode() == Opcode::Nop as u8 {
+            self.pass(ctrl);
+            return false;
+        }
+        let made = self.fill_any(relay, wqe, ctrl, slot);
+        self.is_refused = made.is_none();
+        made.is_some()
+    }
+
+    /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose destination is unknown.
+    fn fill_any(&mut self, relay: &Relay, wqe: NonNull<u8>, ctrl: CtrlWords, Slot { request, sges }: &mut Slot) -> Option<()> {
         let opcode = Opcode::from_wire(ctrl.opcode())?;
-        let blocks = u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1);
-        if opcode == Opcode::Nop {
-            self.next = self.next.wrapping_add(blocks);
-            return Some(false);
+        // SAFETY: the WQEs of RDMA and atomics have this segment.
+        let remote = || RaddrSegment::parse(unsafe { segments(wqe, 1) });
+        // Number of segments before the buffers.
+        let mut at = match opcode {
+            Opcode::Nop => return None,
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => {
+                let RaddrSegment { addr, rkey } = remote();
+                request.wr.rdma = ibv_send_rdma { remote_addr: addr, rkey };
+                2
+            }
+            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
+                let RaddrSegment { addr, rkey } = remote();
+                // SAFETY: those of atomics have this segment too.
+                let AtomicSegment { swap_add, compare } = AtomicSegment::parse(unsafe { segments(wqe, 2) });
+                let (compare_add, swap) = if opcode == Opcode::AtomicFetchAdd { (swap_add, 0) } else { (compare, swap_add) };
+                request.wr.atomic = ibv_send_atomic { remote_addr: addr, compare_add, swap, rkey };
+                3
+            }
+            Opcode::Send | Opcode::SendImm if self.is_datagram => {
+                // SAFETY: the WQEs of a queue pair of datagrams have this segment.
+                let DatagramSegment { vector, qpn, qkey } = DatagramSegment::parse(unsafe { segments(wqe, 1) });
+                let handle = relay.handle(self.pdn, &vector).ok()?;
+                request.wr.ud = ibv_send_ud { ah: handle.as_ptr(), remote_qpn: qpn, remote_qkey: qkey };
+                1 + DatagramSegment::LEN / SEGMENT
+            }
+            Opcode::Send | Opcode::SendImm => 1,
+        };
+        // The device takes all bytes of a request from itself, or none.
+        let (mut count, mut is_inline) = (0, false);
+        while at < usize::from(ctrl.ds()) {
+            // SAFETY: one of its segments.
+            let data = DataWords::parse(unsafe { segments(wqe, at) });
+            let buffer = sges.get_mut(count)?;
+            *buffer = sge(data);
+            is_inline = data.is_inline() && buffer.length <= self.max_inline;
+            if data.is_inline() {
+                buffer.addr = wqe.as_ptr() as u64 + (at * SEGMENT + InlineHeader::LEN) as u64;
+                buffer.lkey = self.key;
+                at += InlineHeader::segments(buffer.length as usize);
+            } else {
+                at += 1;
+            }
+            count += 1;
         }
-        request.opcode = self.operands(opcode, &mut wqe, handle, &mut request.wr)?;
-        let (mut count, mut bytes, mut is_inline) = (0, 0, true);
-        while wqe.left > 0 {
-            let (sge, is_in_wqe) = wqe.buffer(self.key)?;
-            *sges.get_mut(count)? = sge;
-            (count, bytes, is_inline) = (count + 1, bytes + sge.length, is_inline && is_in_wqe);
-        }
+        self.finish(request, request_opcode(opcode), ctrl, count as i32, if is_inline { IBV_SEND_INLINE } else { 0 });
+        self.pass(ctrl);
+        Some(())
+    }
+
+    /// Fills in what all requests have.
+    #[inline(always)]
+    fn finish(&self, request: &mut ibv_send_wr, opcode: i32, ctrl: CtrlWords, buffers: i32, inline: u32) {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        request.num_sge = count as c_int;
-        request.imm_data = ctrl.imm().to_be();
+        request.num_sge = buffers;
+        request.opcode = opcode;
         request.send_flags = flag(ctrl.signaled(), IBV_SEND_SIGNALED)
             | flag(ctrl.solicited(), IBV_SEND_SOLICITED)
             | flag(ctrl.fence() != FenceMode::None, IBV_SEND_FENCE)
-            | flag(is_inline && count > 0 && bytes <= self.max_inline, IBV_SEND_INLINE);
-        let (place, generation) = (self.place, self.generation);
-        request.wr_id = Id { is_receive: false, place, generation, wqe_opcode: ctrl.opcode(), wqe_counter: self.next }.to_bits();
-        self.next = self.next.wrapping_add(blocks);
-        Some(true)
+            | inline;
+        request.imm_data = ctrl.imm().to_be();
+        request.wr_id = self.id.of_wqe(ctrl.opcode(), ctrl.wqe_index()).0;
     }
 
-    /// Takes the segments between control segment and buffers. Returns the opcode of libibverbs.
-    fn operands(
-        &self,
-        opcode: Opcode,
-        wqe: &mut Segments,
-        handle: &mut impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
-        out: &mut ibv_send_wr_operands,
-    ) -> Option<c_int> {
-        let mut remote = || wqe.take().map(|bytes| RaddrSegment::parse(&bytes));
-        Some(match opcode {
-            Opcode::Nop => return None,
-            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => {
-                let RaddrSegment { addr, rkey } = remote()?;
-                out.rdma = ibv_send_rdma { remote_addr: addr, rkey };
-                match opcode {
-                    Opcode::RdmaWrite => IBV_WR_RDMA_WRITE,
-                    Opcode::RdmaWriteImm => IBV_WR_RDMA_WRITE_WITH_IMM,
-                    _ => IBV_WR_RDMA_READ,
-                }
-            }
-            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
-                let RaddrSegment { addr, rkey } = remote()?;
-                let AtomicSegment { swap_add, compare } = AtomicSegment::parse(&wqe.take()?);
-                let is_add = opcode == Opcode::AtomicFetchAdd;
-                let (compare_add, swap) = if is_add { (swap_add, 0) } else { (compare, swap_add) };
-                out.atomic = ibv_send_atomic { remote_addr: addr, compare_add, swap, rkey };
-                if is_add { IBV_WR_ATOMIC_FETCH_AND_ADD } else { IBV_WR_ATOMIC_CMP_AND_SWP }
-            }
-            Opcode::Send | Opcode::SendImm => {
-                if self.is_datagram {
-                    let DatagramSegment { vector, qpn, qkey } = DatagramSegment::parse(&wqe.take()?);
-                    out.ud = ibv_send_ud { ah: handle(&vector)?.as_ptr(), remote_qpn: qpn, remote_qkey: qkey };
-                }
-                if opcode == Opcode::Send { IBV_WR_SEND } else { IBV_WR_SEND_WITH_IMM }
-            }
-        })
-    }
-
-    /// Notes that the work request of WQE `wqe_counter` is complete. Returns whether `generation` is this queue pair's.
+    /// Notes that a work request is complete. Returns whether it was this queue pair's.
     pub(super) fn completed(&mut self, id: Id) -> bool {
-        let is_own = id.generation == self.generation & 0x7f;
+        let is_own = id.is_of(self.id);
         if is_own {
-            self.last_completed = Some(id.wqe_counter);
+            self.last_completed = id.wqe_counter();
         }
         is_own
     }
@@ -266,13 +314,9 @@ impl SendRing {
     /// Completes the refused WQE and those after it, once all before them are complete, as long as `fail` writes their CQEs. Returns whether there was one.
     #[cold]
     pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
-        // SAFETY: as in `relay`.
-        let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
-        let (qpn, mut any) = (self.qpn, false);
+        let (producer, qpn, mut any) = (self.producer(), self.qpn, false);
         while self.next != producer {
-            let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
-            // SAFETY: inside the queue.
-            let ctrl = CtrlWords::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
+            let (_, ctrl) = self.wqe();
             if ctrl.opcode() != Opcode::Nop as u8 {
                 let (raw_syndrome, wqe_opcode, wqe_counter) = (self.refusal as u8, ctrl.opcode(), self.next);
                 if !fail(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 }) {
@@ -280,8 +324,25 @@ impl SendRing {
                 }
                 (self.refusal, any) = (Syndrome::WorkRequestFlushed, true);
             }
-            self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1));
+            self.pass(ctrl);
         }
         any
+    }
+}
+
+fn sge(data: DataWords) -> ibv_sge {
+    ibv_sge { addr: data.addr(), length: data.byte_count(), lkey: data.lkey() }
+}
+
+/// Returns the opcode of libibverbs. A NOP has none.
+fn request_opcode(opcode: Opcode) -> i32 {
+    match opcode {
+        Opcode::RdmaWrite => IBV_WR_RDMA_WRITE,
+        Opcode::RdmaWriteImm => IBV_WR_RDMA_WRITE_WITH_IMM,
+        Opcode::RdmaRead => IBV_WR_RDMA_READ,
+        Opcode::AtomicCompareSwap => IBV_WR_ATOMIC_CMP_AND_SWP,
+        Opcode::AtomicFetchAdd => IBV_WR_ATOMIC_FETCH_AND_ADD,
+        Opcode::Send => IBV_WR_SEND,
+        Opcode::SendImm | Opcode::Nop => IBV_WR_SEND_WITH_IMM,
     }
 }
