@@ -73,6 +73,8 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };
         let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
+        // SAFETY: in the sender's mapping, like the rest of the payload. A GRH begins with the version, 6; an IPv4 header is behind zeros.
+        let is_ipv4 = grh != 0 && unsafe { payload.cast::<u8>().read_volatile() } >> 4 != 6;
         let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
         // SAFETY: the payload is in the sender's mapping, which `incoming` keeps. The sender may overwrite it, which only changes the
         // bytes.
@@ -89,7 +91,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
         };
         trace(hca, qp, &message);
-        deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
+        deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: grh != 0, is_ipv4 });
         received += 1;
     }
     if is_any {
