@@ -159,14 +159,16 @@ impl Connections for Soft {
     }
 
     fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        use mlx5_hca::ConnectError::{NoSuchDevice, StaleDevice};
+        use mlx5_hca::ConnectError::{NoAccess, NoSuchDevice, StaleDevice};
 
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
             // Each user has a directory of devices. So the LID names another device in this one.
-            Err(NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => Err(ConnectError::OtherUser { theirs, own }),
+            Err(NoAccess { .. } | NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => {
+                Err(ConnectError::OtherUser { theirs, own })
+            }
             connected => Ok(connected?),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shm::dir::Dir;
-use shm::memfd::pid_namespace;
+use shm::memfd::{MemfdAttachError, pid_namespace};
 use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use crate::error::{ConnectError, OpenError};
@@ -110,6 +110,7 @@ impl Membership {
     /// Maps the device with `lid`, if its incarnation is `epoch`.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+        let no_access = |reason: String| ConnectError::NoAccess { lid, reason };
         match &self.place {
             Place::Shared { dir, .. } => {
                 let region =
@@ -122,9 +123,12 @@ impl Membership {
                 let publication = unsafe { at.read() };
                 if publication.pid_namespace != pid_namespace() {
                     let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
-                    return Err(missing(why.to_owned()));
+                    return Err(no_access(why.to_owned()));
                 }
-                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
+                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| match e {
+                    MemfdAttachError::Permission(_) => no_access(e.to_string()),
+                    _ => missing(e.to_string()),
+                })?;
                 let word = region.owner_word();
                 Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
             }
