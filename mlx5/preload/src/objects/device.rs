@@ -9,12 +9,12 @@ use crate::abi::mlx5::{ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, Que
 use crate::abi::verbs::{
     AsyncEventDesc, ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice, QueryDeviceResp, QueryPort, QueryPortResp,
 };
-use crate::command::{Call, Reply};
+use crate::command::{Call, NO_DEVX, Reply};
 use crate::files::channel::Channel;
 use crate::files::fds::{self, File};
 use crate::objects::Objects;
 use crate::objects::bfregs::Bfregs;
-use crate::options::config::{DEVICE_ID, FIRMWARE, GUID, Link};
+use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, GUID, Link};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::system::sys;
@@ -46,7 +46,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let request: AllocUcontextReq = call.driver();
     if request.flags & ALLOC_UCTX_DEVX != 0 {
         // libmlx5 requests DEVX first, and then repeats the request without it.
-        return Err(Errno(libc::EOPNOTSUPP));
+        return Err(NO_DEVX);
     }
     let bfregs = Bfregs::new(request.total_num_bfregs, request.num_low_latency_bfregs)?;
     let (reader, writer) = sys::pipe()?;
@@ -158,7 +158,7 @@ impl Objects {
         let response = QueryPortResp {
             port_cap_flags,
             max_msg_sz: MAX_MESSAGE,
-            gid_tbl_len: settings.link.gids().len() as u32,
+            gid_tbl_len: GID_ENTRIES as u32,
             pkey_tbl_len: 1,
             lid,
             sm_lid: lid,

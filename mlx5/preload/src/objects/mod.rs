@@ -6,6 +6,7 @@ pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod doorbells;
 mod modify;
+mod paths;
 mod qp;
 mod regions;
 mod srq;
@@ -65,6 +66,7 @@ impl Objects {
             // Regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
+            faults: settings.of_hca.clone(),
             ..SoftOptions::default()
         };
         let hca = Hca::open(&options).map_err(|error| {

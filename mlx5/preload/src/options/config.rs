@@ -18,8 +18,16 @@ pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 /// If set, the drivers' doorbells are checked.
 pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 
+/// The launcher's tree, which libibverbs reads in place of `/sys`.
+pub(crate) const TREE: &str = "SYSFS_PATH";
+
+/// Domain and bus of the PCI function, an address that no machine has. Decimal digits: UCX reads no others in the name of the root.
+pub(crate) const PCI_BUS: &str = "7357:00";
+
 /// LID of the port.
 pub(crate) const LID: u16 = 1;
+/// Number of entries of the port's GID table. A NIC has at least as many; those without a GID are zero.
+pub(crate) const GID_ENTRIES: usize = 8;
 /// GUID of the device and of its port.
 pub(crate) const GUID: [u8; 8] = [2, 0, 0, 0xff, 0xfe, 0, 0, 1];
 /// fe80::200:ff:fe00:1.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::abi::verbs::number;
-use crate::command::{Call, LATER, Reply};
+use crate::command::{Call, LATER, NO_DEVX, Reply};
 use crate::files::jobs::Job;
 use crate::objects::Objects;
 use crate::objects::doorbells::{Doorbells, Registers};
@@ -19,13 +19,15 @@ pub(crate) struct Session {
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
+    /// Whether the last GET_CONTEXT was refused because it asked for DEVX.
+    wants_context: bool,
     /// The commands that wait for a peer, and the times since when they wait.
     waiting: Vec<(Job, Instant)>,
 }
 
 impl Session {
     pub(crate) fn new(settings: &'static Settings, registers: Option<Registers>) -> Self {
-        Self { settings, registers, objects: None, waiting: Vec::new() }
+        Self { settings, registers, objects: None, wants_context: false, waiting: Vec::new() }
     }
 
     /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether anything happened.
@@ -54,14 +56,25 @@ impl Session {
         }
     }
 
-    fn answer(&self, job: Job, done: Result<Reply, Errno>) {
-        let number = job.call.number;
-        let name = names::command(number).unwrap_or("unknown command");
+    fn answer(&mut self, job: Job, done: Result<Reply, Errno>) {
+        let code = job.call.number;
+        let name = names::command(code).unwrap_or("unknown command");
         let form = if job.call.is_extended { "ex " } else { "" };
         let result = done.and_then(|reply| job.call.respond(&reply).map(|()| reply));
+        if code == number::GET_CONTEXT {
+            self.wants_context = matches!(&result, Err(NO_DEVX));
+        }
         match &result {
             Ok(reply) => log::command(self.settings, format_args!("{form}{name} {}", reply.note)),
-            Err(errno) => log::refused(self.settings, format_args!("{form}{name} ({number}) refused: {errno}")),
+            Err(errno) => {
+                // libmlx5 asks for DEVX first, and then without it.
+                log::answered(
+                    self.settings,
+                    format_args!("{form}{name} ({code})"),
+                    *errno,
+                    self.wants_context && code == number::GET_CONTEXT,
+                );
+            }
         }
         job.answer(result.map(drop));
     }
@@ -104,6 +117,14 @@ impl Session {
             (number::MODIFY_QP, true) => objects.modify_qp_extended(call),
             (number::DESTROY_QP, false) => objects.destroy_qp(call),
             _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.wants_context {
+            log::refused(self.settings, format_args!("the device was opened for DEVX only, and refused: {NO_DEVX}"));
         }
     }
 }

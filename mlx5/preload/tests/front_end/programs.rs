@@ -37,6 +37,55 @@ fn ibv_devinfo_shows_the_device() {
     shown.said("0000:0000:0000:0000:0000:ffff:7f00:0001, RoCE v1").said("::ffff:127.0.0.1, RoCE v2");
 }
 
+/// Programs that do not use libibverbs for it read `/sys` in many ways. None of them needs a right that other users lack.
+#[test]
+#[ignore = "needs libibverbs1 and ibverbs-providers"]
+fn programs_find_the_device_in_sys() {
+    const SCRIPT: &str = r#"
+        set -e
+        realpath /sys/class/infiniband/mlx5_0/device /sys/class/infiniband/mlx5_0/../..
+        ls -l /sys/class/infiniband
+        ls /sys/class/infiniband_verbs/uverbs0/
+        cat /sys/class/infiniband/mlx5_0/ports/1/link_layer /sys/bus/pci/devices/7357:00:00.0/vendor
+        for state in /sys/class/infiniband/*/ports/*/state; do test -r $state && read value <$state && echo "$state is $value"; done
+        find /sys/class/infiniband/mlx5_0/ports/1/gids -type f | wc -l
+        cd /sys/class && cat infiniband/mlx5_0/device/numa_node
+        cd infiniband/mlx5_0/ports/1 && cat counters/port_xmit_data
+        python3 -c 'import os; print(os.listdir("/sys/class/infiniband"), os.path.realpath("/sys/class/infiniband/mlx5_0"))'
+        ! test -e /sys/class/infiniband_mad
+    "#;
+    const SAYS: &str = "\
+/sys/devices/pci7357:00/7357:00:00.0
+/sys/devices/pci7357:00/7357:00:00.0
+mlx5_0 -> ../../devices/pci7357:00/7357:00:00.0/infiniband/mlx5_0
+abi_version
+dev
+device
+ibdev
+InfiniBand
+0x15b3
+/sys/class/infiniband/mlx5_0/ports/1/state is 4: ACTIVE
+8
+-1
+0
+['mlx5_0'] /sys/devices/pci7357:00/7357:00:00.0/infiniband/mlx5_0
+";
+    let place = Place::new("sys");
+    let run = place.mlx5_run(&["sh", "-c", SCRIPT]);
+    // SAFETY: no arguments.
+    let mut command = if unsafe { libc::geteuid() } == 0 {
+        let mut without_rights = std::process::Command::new("setpriv");
+        without_rights.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(run.get_program()).args(run.get_args());
+        without_rights
+    } else {
+        run
+    };
+    let shown = place.start(&mut command).finish();
+    let lines = shown.succeeded().output.lines().filter(|line| !line.starts_with("total "));
+    let said: Vec<_> = lines.map(|line| line.split_once("mlx5_0 ->").map_or(line.to_owned(), |(_, to)| format!("mlx5_0 ->{to}"))).collect();
+    assert_eq!(said, SAYS.lines().collect::<Vec<_>>(), "{shown:#?}");
+}
+
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn ibv_rc_pingpong_finishes() {
@@ -80,7 +129,7 @@ fn ibv_ud_pingpong_finishes_over_roce() {
 #[test]
 #[ignore = "needs perftest"]
 fn ib_write_bw_finishes() {
-    perftest("write-bw", &[], &["ib_write_bw"], 65_536, 500);
+    perftest("write-bw", &[], &["ib_write_bw", "--report-counters=counters/port_xmit_data,hw_counters/out_of_buffer"], 65_536, 500);
 }
 
 #[test]

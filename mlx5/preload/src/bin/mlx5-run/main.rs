@@ -41,7 +41,8 @@ struct Arguments {
     fabric: Option<PathBuf>,
     /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
     /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
-    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed. May be repeated.
+    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N, after N that do not fail, and loss=P% of
+    /// messages (wc.K and loss.K: of the queue pair in place K). May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
     /// Write refused commands to a file, by name; `-`: to standard error.
@@ -81,7 +82,9 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let fabric = fabric(arguments)?;
-    let is_there = |fault| arguments.faults.iter().any(|text| Fault::parse(text) == Ok(fault));
+    let faults = arguments.faults.iter().map(|text| Fault::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    faults::of_hca(&faults)?;
+    let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
         link: Link::parse(&arguments.link.to_string_lossy())?,
         has_device: !is_there(Fault::NoDevices),
@@ -95,7 +98,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut command = Command::new(program);
     command
         .args(rest)
-        .env("SYSFS_PATH", tree.path())
+        .env(config::TREE, tree.path())
         .env("LD_PRELOAD", library::preload(&library))
         .env(config::DEVICE, sysfs::DEVICE)
         .env(config::LINK, &arguments.link)

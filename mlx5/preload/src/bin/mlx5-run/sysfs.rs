@@ -7,7 +7,7 @@ use std::{env, fs, io};
 
 use mlx5_hca::GidKind;
 
-use crate::config::{DEVICE_ID, FIRMWARE, GUID, Link};
+use crate::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, GUID, Link, PCI_BUS};
 use crate::private_dir::PrivateDir;
 
 /// Device file: major and minor.
@@ -16,8 +16,22 @@ pub(crate) const DEVICE: &str = "231:192";
 /// The network device that gives a RoCE port its addresses. Programs look it up, so every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The PCI function's directory, from the root.
-const FUNCTION: &str = "devices/pci0000:00/0000:03:00.0";
+/// The counters of the port, which programs read before and after a run. Nothing counts in them.
+const COUNTERS: [(&str, &str); 2] = [
+    (
+        "counters",
+        "VL15_dropped excessive_buffer_overrun_errors link_downed link_error_recovery local_link_integrity_errors multicast_rcv_packets \
+        multicast_xmit_packets port_rcv_constraint_errors port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors \
+        port_rcv_switch_relay_errors port_xmit_constraint_errors port_xmit_data port_xmit_discards port_xmit_packets port_xmit_wait \
+        symbol_error unicast_rcv_packets unicast_xmit_packets",
+    ),
+    (
+        "hw_counters",
+        "duplicate_request implied_nak_seq_err lifespan local_ack_timeout_err out_of_buffer out_of_sequence packet_seq_err req_cqe_error \
+        req_cqe_flush_error req_remote_access_errors req_remote_invalid_request resp_cqe_error resp_cqe_flush_error \
+        resp_local_length_error resp_remote_access_errors rnr_nak_retry_err rx_atomic_requests rx_read_requests rx_write_requests",
+    ),
+];
 
 /// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
@@ -63,18 +77,23 @@ impl Tree {
         if !options.has_device {
             return Ok(());
         }
-        self.fill_function()?;
-        self.fill_device(options)?;
-        let uverbs = format!("{FUNCTION}/infiniband_verbs/uverbs0");
+        let bus = format!("devices/pci{PCI_BUS}");
+        let function = &format!("{bus}/{PCI_BUS}:00.0");
+        self.fill_function(function)?;
+        self.fill_device(&format!("{function}/infiniband/mlx5_0"), options)?;
+        self.link(&format!("{bus}/pci_bus/{PCI_BUS}/device"), "../../")?;
+        self.link(&format!("class/pci_bus/{PCI_BUS}"), &format!("../../{bus}/pci_bus/{PCI_BUS}"))?;
+        self.link(&format!("bus/pci/devices/{PCI_BUS}:00.0"), &format!("../../../{function}"))?;
+        let uverbs = format!("{function}/infiniband_verbs/uverbs0");
         self.file(&format!("{uverbs}/ibdev"), "mlx5_0")?;
         self.file(&format!("{uverbs}/dev"), DEVICE)?;
         self.file(&format!("{uverbs}/abi_version"), "1")?;
         self.link(&format!("{uverbs}/device"), "../..")?;
         self.link("class/infiniband_verbs/uverbs0", &format!("../../{uverbs}"))?;
-        self.link("class/infiniband/mlx5_0", &format!("../../{FUNCTION}/infiniband/mlx5_0"))
+        self.link("class/infiniband/mlx5_0", &format!("../../{function}/infiniband/mlx5_0"))
     }
 
-    fn fill_function(&self) -> io::Result<()> {
+    fn fill_function(&self, function: &str) -> io::Result<()> {
         // SAFETY: a plain number.
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1) as usize;
         let id = format!("{DEVICE_ID:08X}");
@@ -94,12 +113,12 @@ impl Tree {
             ("max_link_speed", "16.0 GT/s PCIe".to_owned()),
             ("max_link_width", "16".to_owned()),
         ] {
-            self.file(&format!("{FUNCTION}/{name}"), &text)?;
+            self.file(&format!("{function}/{name}"), &text)?;
         }
         Ok(())
     }
 
-    fn fill_device(&self, options: &TreeOptions) -> io::Result<()> {
+    fn fill_device(&self, device: &str, options: &TreeOptions) -> io::Result<()> {
         let is_ethernet = options.link == Link::Ethernet;
         let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
         let [major, minor, sub_minor] = FIRMWARE;
@@ -126,20 +145,24 @@ impl Tree {
             ("ports/1/link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
             ("ports/1/pkeys/0", "0xffff"),
         ];
-        let file = |name: &str, text: &str| self.file(&format!("{FUNCTION}/infiniband/mlx5_0/{name}"), text);
+        let file = |name: &str, text: &str| self.file(&format!("{device}/{name}"), text);
         for (name, text) in files {
             file(name, text)?;
         }
-        for (index, gid) in options.link.gids().iter().enumerate() {
-            file(&format!("ports/1/gids/{index}"), &groups(if options.has_gid { &gid.bytes } else { &[0; 16] }))?;
-            if options.has_gid {
-                file(&format!("ports/1/gid_attrs/types/{index}"), if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" })?;
-            }
-            if options.has_gid && is_ethernet {
+        let gids = if options.has_gid { options.link.gids() } else { &[] };
+        for index in 0..GID_ENTRIES {
+            let gid = gids.get(index);
+            file(&format!("ports/1/gids/{index}"), &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)))?;
+            let Some(gid) = gid else { continue };
+            file(&format!("ports/1/gid_attrs/types/{index}"), if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" })?;
+            if is_ethernet {
                 file(&format!("ports/1/gid_attrs/ndevs/{index}"), NETWORK_DEVICE)?;
             }
         }
-        self.link(&format!("{FUNCTION}/infiniband/mlx5_0/device"), "../..")
+        for (dir, counters) in COUNTERS {
+            counters.split(' ').try_for_each(|counter| file(&format!("ports/1/{dir}/{counter}"), "0"))?;
+        }
+        self.link(&format!("{device}/device"), "../..")
     }
 
     fn dir(&self, path: &str) -> io::Result<()> {
@@ -153,7 +176,9 @@ impl Tree {
     }
 
     fn link(&self, path: &str, target: &str) -> io::Result<()> {
-        symlink(target, self.path().join(path))
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().unwrap_or(self.path()))?;
+        symlink(target, path)
     }
 }
 
@@ -205,7 +230,8 @@ mod tests {
         assert_eq!(read(&tree, &format!("{port}/lid")), "0x1");
         assert_eq!(read(&tree, &format!("{port}/gids/0")), "fe80:0000:0000:0000:0200:00ff:fe00:0001");
         let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| fs::read_dir(tree.path().join(port).join(name)).unwrap().count());
-        assert_eq!((gids, kinds), (1, 1));
+        assert_eq!((gids, kinds), (GID_ENTRIES, 1));
+        assert_eq!(read(&tree, &format!("{port}/gids/{}", GID_ENTRIES - 1)), "0000:0000:0000:0000:0000:0000:0000:0000");
         let tree = Tree::make(&TreeOptions { link: Link::Ethernet, ..OPTIONS }).unwrap();
         let table = [0, 1, 2, 3]
             .map(|index| ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|name| read(&tree, &format!("{port}/{name}/{index}"))));
