@@ -66,7 +66,7 @@ pub use hca::{COMP_VECTORS, DeviceInfo, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
-pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
+pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;

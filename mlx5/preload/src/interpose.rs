@@ -25,8 +25,8 @@ use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
 use crate::thread::poller;
 
-/// The device file. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
-const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
+/// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
+const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
 /// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
@@ -148,17 +148,22 @@ unsafe extern "C" fn restart() {
     });
 }
 
-/// Returns the settings if the path is that of the device file.
+/// Returns the settings and the index of the device if the path is that of a device file.
 ///
 /// # Safety
 /// `path` is null or a string.
-unsafe fn device(path: *const c_char) -> Option<&'static Settings> {
+unsafe fn device(path: *const c_char) -> Option<(&'static Settings, usize)> {
+    if path.is_null() {
+        return None;
+    }
     // SAFETY: guaranteed by the caller.
-    let is_device = !path.is_null() && unsafe { CStr::from_ptr(path) }.to_bytes() == DEVICE_FILE.as_bytes();
-    if is_device { settings::get() } else { None }
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let Some([digit @ b'0'..=b'9']) = path.strip_prefix(DEVICE_FILE.as_bytes()) else { return None };
+    let index = usize::from(digit - b'0');
+    settings::get().filter(|settings| index < settings.network.len()).map(|settings| (settings, index))
 }
 
-fn open_device(settings: &'static Settings) -> c_int {
+fn open_device(settings: &'static Settings, index: usize) -> c_int {
     let opened = ours(|| {
         settings.open_fault()?;
         sys::check_copies().inspect_err(|_| {
@@ -167,13 +172,13 @@ fn open_device(settings: &'static Settings) -> c_int {
         })?;
         let file = sys::device_file()?;
         let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
-        let device = Device::open(|jobs| poller::spawn(jobs, settings, registers))?;
+        let device = Device::open(index, |jobs| poller::spawn(jobs, settings, index, registers))?;
         fds::insert(file.as_raw_fd(), File::Device(Arc::new(device)))?;
         Ok(file.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
         let _ = ours(|| {
-            log::refused(settings, format_args!("open {DEVICE_FILE} refused: {errno}"));
+            log::refused(settings, format_args!("open {DEVICE_FILE}{index} refused: {errno}"));
             Ok(())
         });
         fail(errno)
@@ -186,7 +191,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
     unsafe {
         match device(path) {
-            Some(settings) => open_device(settings),
+            Some((settings, index)) => open_device(settings, index),
             None => named!(path, AT_FDCWD => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)))),
         }
     }
@@ -198,7 +203,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     // SAFETY: as in `open`.
     unsafe {
         match device(path) {
-            Some(settings) => open_device(settings),
+            Some((settings, index)) => open_device(settings, index),
             None => named!(path, dir => {
                 held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)))
             }),
@@ -394,9 +399,9 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 /// Gives `status` the values of the device file: a character device.
-fn as_device(status: &mut Status, settings: &Settings) {
+fn as_device(status: &mut Status, settings: &Settings, index: usize) {
     status.st_mode = libc::S_IFCHR | 0o600;
-    status.st_rdev = settings.device;
+    status.st_rdev = settings.device + index as libc::dev_t;
     status.st_size = 0;
 }
 
@@ -410,9 +415,9 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
-            Some(settings) => {
+            Some((settings, index)) => {
                 status.write(core::mem::zeroed());
-                as_device(&mut *status, settings);
+                as_device(&mut *status, settings, index);
                 0
             }
             None => named!(path, dir => result(sys::fstatat(dir, path, status, flags))),
@@ -426,7 +431,7 @@ unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
-            Some(settings) => result(settings.open_fault()),
+            Some((settings, _)) => result(settings.open_fault()),
             None => named!(path, AT_FDCWD => next!(ACCESS as fn(*const c_char, c_int) -> c_int, (path, mode))),
         }
     }
@@ -439,9 +444,9 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
         let _ = ours(|| {
-            if let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) {
+            if let (Some(File::Device(device)), Some(settings)) = (fds::get(fd), settings::get()) {
                 // SAFETY: just written.
-                as_device(unsafe { &mut *status }, settings);
+                as_device(unsafe { &mut *status }, settings, device.index);
             }
             Ok(())
         });

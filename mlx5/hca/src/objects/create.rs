@@ -112,7 +112,7 @@ impl Hca {
         // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
-        let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
+        let membership = Membership::join(&options.fabric, &memory, options.port.as_ref())?;
         let random = &mut Random::new(membership.seed);
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;

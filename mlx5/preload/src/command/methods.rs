@@ -62,13 +62,13 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Returns whether the refusal reaches no program: libibverbs writes the method's command, and libmlx5 does without the capabilities
-    /// that it asks for with `DEVX_OTHER` when it opens a device.
+    /// Returns whether the refusal reaches no program: libibverbs writes the method's command or reads the tree, and libmlx5 does without the
+    /// capabilities that it asks for with `DEVX_OTHER` when it opens a device.
     pub(crate) fn falls_back(self) -> bool {
-        const COMMANDS: &str = "DEVICE.INVOKE_WRITE DEVICE.QUERY_PORT DEVICE.GET_CONTEXT CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE \
-            DEVX.DEVX_OTHER";
+        const METHODS: &str = "DEVICE.INVOKE_WRITE DEVICE.GET_CONTEXT DEVICE.QUERY_PORT DEVICE.QUERY_GID_TABLE DEVICE.QUERY_GID_ENTRY \
+            CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE DEVX.DEVX_OTHER";
         let name = self.to_string();
-        COMMANDS.split(' ').any(|known| known == name) || name.ends_with("_DESTROY") && self.object < DRIVER
+        METHODS.split(' ').any(|known| known == name) || name.ends_with("_DESTROY") && self.object < DRIVER
     }
 
     /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method; libibverbs then writes the command.

@@ -146,9 +146,10 @@ impl Objects {
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {
                 let source = (at.dest.is_global != 0).then_some(at.dest.sgid_index);
-                let is_here = resolve(self.settings.link, source, &at.dest.dgid, at.dest.dlid)?;
+                let index = resolve(&self.port, source, &at.dest.dgid, at.dest.dlid)?;
+                let is_there = index.is_some_and(|index| self.port.has(index, at.dest_qp_num));
                 // No queue pair has number 0.
-                let remote_qpn = if is_here { at.dest_qp_num } else { 0 };
+                let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
                     if let ConnectError::NoAccess { .. } = error {
                         log::error(self.settings, format_args!("queue pair {:#x} cannot reach {remote_qpn:#x}: {error}", qp.qpn));

@@ -12,7 +12,7 @@ use crate::abi::verbs::{
 use crate::command::{Call, LATER, Reply};
 use crate::objects::paths::resolve;
 use crate::objects::{Mr, Objects};
-use crate::options::config::GUID;
+use crate::options::config::guid;
 use crate::options::errno::Errno;
 use crate::options::log;
 use crate::system::sys;
@@ -39,8 +39,11 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
     Ok(place)
 }
 
-/// The MAC address of the port on RoCE; the GUID is derived from it (modified EUI-64).
-const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
+/// Returns the MAC address of the port with this index on RoCE; the GUID is derived from it (modified EUI-64).
+fn mac(index: usize) -> [u8; 6] {
+    let [a, b, c, _, _, d, e, f] = guid(index);
+    [a ^ 2, b, c, d, e, f]
+}
 
 impl Objects {
     /// Carries out ALLOC_PD.
@@ -74,9 +77,13 @@ impl Objects {
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        resolve(self.settings.link, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
+        let index = resolve(&self.port, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
         let ah_handle = self.ahs.insert(pd_handle);
-        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: MAC, reserved: [0; 6] };
+        let driver = DriverAhResp {
+            response_length: size_of::<DriverAhResp>() as u32,
+            dmac: mac(index.unwrap_or(self.port.index)),
+            reserved: [0; 6],
+        };
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
     }
 

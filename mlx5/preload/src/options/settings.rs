@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::options::config::{CHECK_DOORBELLS, DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE};
+use mlx5_hca::{Port, PortAddress};
+
+use crate::options::config::{CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE};
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca};
 
@@ -21,8 +23,10 @@ pub(crate) enum LogTarget {
 /// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// `st_rdev` of the device file.
+    /// `st_rdev` of the first device's file. Those of the others follow.
     pub(crate) device: libc::dev_t,
+    /// The ports of the devices, one of each.
+    pub(crate) network: &'static [PortAddress],
     /// The launcher's tree.
     pub(crate) tree: PathBuf,
     /// Link layer of the port.
@@ -84,10 +88,12 @@ impl Settings {
         let faults = text(FAULTS).unwrap_or_default();
         let faults: Option<Vec<_>> = faults.split(',').filter(|one| !one.is_empty()).map(|one| Fault::parse(one).ok()).collect();
         let faults = faults?;
+        let link = Link::parse(&text(LINK)?).ok()?;
         let mut settings = Self {
             device: libc::makedev(major?, minor?),
+            network: link.network(text(DEVICES)?.parse().ok()?),
             tree: variable(TREE)?.into(),
-            link: Link::parse(&text(LINK)?).ok()?,
+            link,
             fabric: variable(FABRIC)?.into(),
             is_port_up: true,
             has_atomics: true,
@@ -120,6 +126,11 @@ impl Settings {
         Some(settings)
     }
 
+    /// Returns the port of the device with this index.
+    pub(crate) fn port(&self, index: usize) -> Port {
+        Port { network: self.network, index }
+    }
+
     /// Returns the fault of opening the device.
     pub(crate) fn open_fault(&self) -> Result<(), Errno> {
         self.open.map_or(Ok(()), Err)
@@ -146,10 +157,18 @@ mod tests {
 
     #[test]
     fn settings_are_those_of_the_launcher() {
-        let of_launcher =
-            [(DEVICE, "231:192"), (TREE, "/t"), (LINK, "roce"), (FABRIC, "/x"), (FAULTS, "port=down,open=EACCES"), (LOG, "/log")];
+        let of_launcher = [
+            (DEVICE, "231:192"),
+            (DEVICES, "2"),
+            (TREE, "/t"),
+            (LINK, "roce"),
+            (FABRIC, "/x"),
+            (FAULTS, "port=down,open=EACCES"),
+            (LOG, "/log"),
+        ];
         let it = settings(&of_launcher).unwrap();
         assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet, false));
+        assert_eq!(it.network.len(), 2);
         assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
         assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));
         assert!(!it.log_commands);
@@ -159,12 +178,13 @@ mod tests {
     fn without_a_launcher_there_are_none() {
         assert!(settings(&[]).is_none());
         assert!(settings(&[(DEVICE, "231:192"), (LINK, "ib")]).is_none());
-        assert!(settings(&[(DEVICE, "231"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
+        assert!(settings(&[(DEVICE, "231"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
     }
 
     #[test]
     fn a_fault_comes_after_as_many_commands_as_it_says() {
-        let of_launcher = [(DEVICE, "1:2"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
+        let of_launcher =
+            [(DEVICE, "1:2"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
         let it = settings(&of_launcher).unwrap();
         let results: Vec<_> = (0..4).map(|_| it.command_fault(9).is_ok()).collect();
         assert_eq!(results, [true, true, false, false]);

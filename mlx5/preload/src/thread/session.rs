@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use mlx5_hca::Port;
+
 use crate::abi::verbs::number;
 use crate::command::{Call, LATER, NO_DEVX, Reply};
 use crate::files::jobs::Job;
@@ -15,6 +17,7 @@ use crate::options::{log, names};
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
+    port: Port,
     /// Present until GET_CONTEXT.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
@@ -26,8 +29,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(settings: &'static Settings, registers: Option<Registers>) -> Self {
-        Self { settings, registers, objects: None, wants_context: false, waiting: Vec::new() }
+    pub(crate) fn new(settings: &'static Settings, index: usize, registers: Option<Registers>) -> Self {
+        Self { settings, port: settings.port(index), registers, objects: None, wants_context: false, waiting: Vec::new() }
     }
 
     /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether anything happened.
@@ -84,15 +87,15 @@ impl Session {
             if self.objects.is_some() {
                 return Err(Errno(libc::EINVAL));
             }
-            let (mut objects, reply) = crate::objects::device::get_context(call, self.settings)?;
+            let (mut objects, reply) = crate::objects::device::get_context(call, self.settings, self.port)?;
             objects.doorbells = self.registers.take().map(Doorbells::new);
             self.objects = Some(objects);
             return Ok(reply);
         }
         let objects = self.objects.as_mut().ok_or(Errno(libc::EINVAL))?;
         match (call.number, call.is_extended) {
-            (number::QUERY_DEVICE, false) => crate::objects::device::query(call, objects.settings),
-            (number::QUERY_DEVICE, true) => crate::objects::device::query_extended(call, objects.settings),
+            (number::QUERY_DEVICE, false) => objects.query_device(call),
+            (number::QUERY_DEVICE, true) => objects.query_device_extended(call),
             (number::QUERY_PORT, false) => objects.query_port(call),
             (number::ALLOC_PD, false) => objects.alloc_pd(call),
             (number::DEALLOC_PD, false) => objects.dealloc_pd(call),

@@ -108,6 +108,28 @@ fn ibv_rc_pingpong_finishes_over_roce() {
 
 #[test]
 #[ignore = "needs ibverbs-utils"]
+fn two_devices_of_a_program_or_of_two_reach_each_other() {
+    let place = Place::new("devices");
+    let shown = place.run(&["--devices", "2", "--link", "roce"], &["ibv_devinfo", "-v"]);
+    shown.succeeded().said("hca_id:\tmlx5_1").said("node_guid:\t\t\t0200:00ff:fe00:0002").said("::ffff:127.0.0.2, RoCE v2");
+    for (link, program) in
+        [("ib", &["ibv_rc_pingpong"][..]), ("roce", &["ibv_rc_pingpong", "-g", "3"]), ("roce", &["ibv_ud_pingpong", "-g", "1"])]
+    {
+        let port = crate::support::free_port();
+        let command = |device: &str, more: &[&str]| {
+            let mut command = place.mlx5_run(&["--devices", "2", "--link", link]);
+            command.args(program).args(["-s", "512", "-n", "100", "-d", device, "-p", &port.to_string()]).args(more);
+            command
+        };
+        let mut server = place.start(&mut command("mlx5_1", &[]));
+        server.wait_for(|| crate::support::is_listening(port));
+        let client = place.start(&mut command("mlx5_0", &["localhost"])).finish();
+        [client, server.finish()].iter().for_each(|end| _ = end.succeeded().said("100 iters in "));
+    }
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
 fn ibv_srq_pingpong_finishes() {
     pingpong("srq", &[], &["ibv_srq_pingpong"]);
 }

@@ -28,14 +28,21 @@ use crate::config::Link;
 use crate::faults::Fault;
 use crate::sysfs::{Tree, TreeOptions};
 
+/// Maximum number of devices.
+const MAX_DEVICES: i64 = 8;
+
 /// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one user starts in this way on one host
-/// share one port of one device, mlx5_0, and reach each other.
+/// share one port of one device, mlx5_0, unless there are to be more devices, and reach each other.
 #[derive(Debug, Parser)]
 #[command(name = "mlx5-run", version)]
 struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
+    /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network. Programs that are started with different numbers
+    /// do not see each other.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
+    devices: u8,
     /// Directory through which programs find each other; created if missing. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
@@ -87,7 +94,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
         link: Link::parse(&arguments.link.to_string_lossy())?,
-        has_device: !is_there(Fault::NoDevices),
+        devices: if is_there(Fault::NoDevices) { 0 } else { arguments.devices.into() },
         has_gid: !is_there(Fault::NoGid),
         is_port_up: !is_there(Fault::PortDown),
     };
@@ -100,7 +107,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .args(rest)
         .env(config::TREE, tree.path())
         .env("LD_PRELOAD", library::preload(&library))
-        .env(config::DEVICE, sysfs::DEVICE)
+        .env(config::DEVICE, format!("{}:{}", sysfs::DEVICE[0], sysfs::DEVICE[1]))
+        .env(config::DEVICES, options.devices.to_string())
         .env(config::LINK, &arguments.link)
         .env(config::FABRIC, fabric)
         .env(config::FAULTS, arguments.faults.join(","));
@@ -140,7 +148,11 @@ fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
         let user = unsafe { libc::geteuid() };
         format!("/dev/shm/mlx5-run-{user}").into()
     });
-    let dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let mut dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    if arguments.devices > 1 {
+        // The number decides which queue pair numbers belong to a port.
+        dir.as_mut_os_string().push(format!("-{}", arguments.devices));
+    }
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),
         _ => Ok(dir),
