@@ -125,7 +125,8 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
 pub use mlx5_hca::{
-    Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages, Queue, RoceOptions, Rule, SoftOptions, Timing, Violation,
+    Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages, Queue, RoceOptions, Rule, SoftOptions, Timing,
+    Violation,
 };
 #[doc(no_inline)]
 pub use mlx5_sim::{Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated, Simulation};

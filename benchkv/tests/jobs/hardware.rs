@@ -1,6 +1,6 @@
 //! Every backend on a device behind libibverbs: a NIC, or the software HCA under the real libraries.
 //!
-//! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it
+//! `mlx5-run --devices 2 cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it
 //! is not mlx5_0.
 
 use launch::device::DEVICE_VARIABLE;
@@ -67,6 +67,16 @@ fn daemons_are_divided_among_the_devices_of_a_list() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let args = ["--backend", "sharded", "--server-threads", "2", "--device", &format!("{device}:1,{device}:200")];
     run(&dir, &args).assert_failed(1, &["port 200 was asked for"]);
+}
+
+/// Half of the connections of `direct` go between the devices.
+#[test]
+#[ignore = "needs two mlx5 devices on one network, or mlx5-run --devices 2"]
+fn two_devices_are_two_rails_of_one_network() {
+    for backend in ["sharded", "direct"] {
+        let way = measure(&[], &["--backend", backend, "--client-threads", "2", "--device", "mlx5_0,mlx5_1"]);
+        assert!(way.starts_with("mlx5_0"), "{backend}: {way}");
+    }
 }
 
 /// Options that name the port's own values, and a smaller MTU, reach the device.

@@ -145,6 +145,14 @@ pub enum ConnectError {
         /// The reason.
         reason: String,
     },
+    /// The device is there, and this process has no access to its memory.
+    #[error("no access to the soft device with LID {lid}: {reason}")]
+    NoAccess {
+        /// The requested LID.
+        lid: u16,
+        /// The reason.
+        reason: String,
+    },
     /// The LID belongs to another device now: to a later one, or to one in another directory.
     #[error(
         "LID {lid} belongs to another device here: the one that gave this address is gone, or in another shared-memory directory \

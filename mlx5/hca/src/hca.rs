@@ -405,7 +405,7 @@ impl Hca {
         match &self.port {
             _ if !self.is_port_up.get() => None,
             None => Some(vector.rlid),
-            Some(port) => port.is_at(vector).then(|| vf_of(qpn)),
+            Some(port) => port.find(qpn, vector),
         }
     }
 

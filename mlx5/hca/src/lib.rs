@@ -65,7 +65,7 @@ pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
-pub use options::{FabricSpec, Gid, GidKind, Port, RoceOptions, SoftOptions};
+pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, RoceOptions, SoftOptions};
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
 pub use packets::port::PacketCounters;

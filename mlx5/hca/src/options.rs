@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use mlx5_wire::AddressVector;
 
+use crate::hca::vf_of;
 use crate::{Clock, Faults, LocalFabric, Timing};
 
 /// The place where a software HCA meets its peers.
@@ -21,9 +22,18 @@ pub enum FabricSpec {
     Local(LocalFabric),
 }
 
-/// The port that all devices of a fabric share.
+/// A port of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
+    /// The ports of the network, the same for all devices of a fabric.
+    pub network: &'static [PortAddress],
+    /// Index of this one.
+    pub index: usize,
+}
+
+/// The addresses of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAddress {
     /// Its LID; 0 on RoCE, where only GIDs name a port.
     pub lid: u16,
     /// Its GID table.
@@ -59,15 +69,35 @@ impl Gid {
 }
 
 impl Port {
-    /// Returns whether datagrams with this vector get to this port. On RoCE the port is a peer of the GID that they are sent from.
-    pub(crate) fn is_at(&self, vector: &AddressVector) -> bool {
-        let of_kind = |kind| self.gids.iter().any(|gid| gid.kind == kind && gid.bytes == vector.rgid);
-        if self.lid == 0 { self.source(vector).is_some_and(|source| of_kind(source.kind)) } else { vector.rlid == self.lid }
+    /// Returns its addresses. `None`: the network has no port with its index.
+    #[must_use]
+    pub fn address(&self) -> Option<&'static PortAddress> {
+        self.network.get(self.index)
+    }
+
+    /// Returns whether the port with this index has the queue pair with this number, if one does.
+    #[must_use]
+    pub fn has(&self, index: usize, qpn: u32) -> bool {
+        self.is_at(index, vf_of(qpn))
+    }
+
+    /// Returns whether the device that is virtual function `vf` is at the port with this index.
+    pub(crate) fn is_at(&self, index: usize, vf: u16) -> bool {
+        usize::from(vf) % self.network.len().max(1) == index
+    }
+
+    /// Returns the virtual function that has queue pair `qpn`, if datagrams with this vector get to it. On RoCE a port is a peer of the GID
+    /// that they are sent from.
+    pub(crate) fn find(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
+        let of_source = |gid: &Gid| gid.bytes == vector.rgid && self.source(vector).is_some_and(|source| source.kind == gid.kind);
+        let is_named = |port: &PortAddress| if port.lid == 0 { port.gids.iter().any(of_source) } else { port.lid == vector.rlid };
+        let index = self.network.iter().position(is_named)?;
+        self.has(index, qpn).then(|| vf_of(qpn))
     }
 
     /// Returns the source GID of datagrams with this vector.
     pub(crate) fn source(&self, vector: &AddressVector) -> Option<&'static Gid> {
-        self.gids.get(usize::from(vector.source_gid_index()))
+        self.address()?.gids.get(usize::from(vector.source_gid_index()))
     }
 }
 
@@ -162,9 +192,9 @@ pub struct SoftOptions {
     pub fabric: FabricSpec,
     /// The port for packets, to peers that share no memory with this device. Default `None`.
     pub roce: Option<RoceOptions>,
-    /// The port that it shares with all others of its fabric. Each is a virtual function of it, at most [`MAX_VF`](crate::MAX_VF). The
-    /// upper 10 bits of a queue pair number are the virtual function, so the number alone names the device. Default `None`: each device is
-    /// a port of its own, with a LID.
+    /// The port that it shares with others of its fabric. Each is a virtual function, at most [`MAX_VF`](crate::MAX_VF) in all; those of the
+    /// port with index i of n leave the remainder i. The upper 10 bits of a queue pair number are the virtual function, so the number alone
+    /// names the device. Default `None`: each device is a port of its own, with a LID.
     pub port: Option<Port>,
     /// Address space for registered memory, in bytes. Memory is allocated only as regions are made. Each peer maps the address space too.
     /// Default 64 GiB, or a sixteenth of what this process may map (`ulimit -v`) if that is less.

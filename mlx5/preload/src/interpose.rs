@@ -11,12 +11,13 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use libc::{mode_t, size_t, ssize_t, stat as Status};
+use libc::{AT_FDCWD, DIR, FILE, dirent, mode_t, size_t, ssize_t, stat as Status, statx as ExtendedStatus};
 
 use crate::command::Call;
 use crate::command::methods::Method;
 use crate::files::fds::{self, File};
 use crate::files::jobs::Device;
+use crate::files::tree;
 use crate::objects::doorbells::Registers;
 use crate::options::errno::Errno;
 use crate::options::log;
@@ -24,8 +25,8 @@ use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
 use crate::thread::poller;
 
-/// The device file. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
-const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
+/// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
+const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
 /// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
@@ -62,22 +63,44 @@ impl Next {
 macro_rules! next_functions {
     ($($next:ident = $name:literal),* $(,)?) => {
         $(static $next: Next = Next::new($name);)*
-        static ALL: [&Next; 15] = [$(&$next),*];
+        static ALL: &[&Next] = &[$(&$next),*];
     };
 }
 
 next_functions! {
     OPEN = c"open", OPENAT = c"openat", MEMFD_CREATE = c"memfd_create", CLOSE = c"close", CLOSE_RANGE = c"close_range",
     CLOSEFROM = c"closefrom", DUP = c"dup", DUP2 = c"dup2", DUP3 = c"dup3", FCNTL = c"fcntl", READ = c"read", WRITE = c"write",
-    IOCTL = c"ioctl", SOCKET = c"socket", ACCESS = c"access",
+    IOCTL = c"ioctl", SOCKET = c"socket", ACCESS = c"access", FACCESSAT = c"faccessat", EACCESS = c"eaccess", STATX = c"statx",
+    READLINK = c"readlink", READLINKAT = c"readlinkat", REALPATH = c"realpath", CHDIR = c"chdir", OPENDIR = c"opendir",
+    SCANDIR = c"scandir", FOPEN = c"fopen", GETXATTR = c"getxattr", LGETXATTR = c"lgetxattr",
 }
 
-/// Calls the next function. Returns `-1` with `ENOSYS` if there is none.
+/// The result of a function that failed: -1 or null.
+trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failed for ssize_t {
+    const FAILED: Self = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: Self = core::ptr::null_mut();
+}
+
+/// Calls the next function, which fails with `ENOSYS` if there is none.
 macro_rules! next {
     ($next:ident as fn($($ty:tt)*) -> $result:ty, ($($argument:expr),*)) => {
         match transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty)*) -> $result>>($next.address()) {
             Some(function) => function($($argument),*),
-            None => fail(Errno(libc::ENOSYS)) as $result,
+            None => {
+                fail(Errno(libc::ENOSYS));
+                <$result as Failed>::FAILED
+            }
         }
     };
 }
@@ -86,6 +109,15 @@ fn fail(errno: Errno) -> c_int {
     // SAFETY: a valid pointer for the life of the thread.
     unsafe { *libc::__errno_location() = errno.0 };
     -1
+}
+
+/// Evaluates a call with a path: with that of the launcher's tree, if the path leads there.
+macro_rules! named {
+    ($path:ident, $dir:expr => $call:expr) => {{
+        let in_tree = tree::find($dir, $path);
+        let $path = in_tree.as_ref().map_or($path, |path| path.as_ptr());
+        $call
+    }};
 }
 
 /// Runs the library's part of a call, and keeps a panic in it from the program.
@@ -116,17 +148,22 @@ unsafe extern "C" fn restart() {
     });
 }
 
-/// Returns the settings if the path is that of the device file.
+/// Returns the settings and the index of the device if the path is that of a device file.
 ///
 /// # Safety
 /// `path` is null or a string.
-unsafe fn device(path: *const c_char) -> Option<&'static Settings> {
+unsafe fn device(path: *const c_char) -> Option<(&'static Settings, usize)> {
+    if path.is_null() {
+        return None;
+    }
     // SAFETY: guaranteed by the caller.
-    let is_device = !path.is_null() && unsafe { CStr::from_ptr(path) }.to_bytes() == DEVICE_FILE.as_bytes();
-    if is_device { settings::get() } else { None }
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let Some([digit @ b'0'..=b'9']) = path.strip_prefix(DEVICE_FILE.as_bytes()) else { return None };
+    let index = usize::from(digit - b'0');
+    settings::get().filter(|settings| index < settings.network.len()).map(|settings| (settings, index))
 }
 
-fn open_device(settings: &'static Settings) -> c_int {
+fn open_device(settings: &'static Settings, index: usize) -> c_int {
     let opened = ours(|| {
         settings.open_fault()?;
         sys::check_copies().inspect_err(|_| {
@@ -135,13 +172,13 @@ fn open_device(settings: &'static Settings) -> c_int {
         })?;
         let file = sys::device_file()?;
         let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
-        let device = Device::open(|jobs| poller::spawn(jobs, settings, registers))?;
+        let device = Device::open(index, |jobs| poller::spawn(jobs, settings, index, registers))?;
         fds::insert(file.as_raw_fd(), File::Device(Arc::new(device)))?;
         Ok(file.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
         let _ = ours(|| {
-            log::refused(settings, format_args!("open {DEVICE_FILE} refused: {errno}"));
+            log::refused(settings, format_args!("open {DEVICE_FILE}{index} refused: {errno}"));
             Ok(())
         });
         fail(errno)
@@ -154,8 +191,8 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
     unsafe {
         match device(path) {
-            Some(settings) => open_device(settings),
-            None => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))),
+            Some((settings, index)) => open_device(settings, index),
+            None => named!(path, AT_FDCWD => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)))),
         }
     }
 }
@@ -166,8 +203,10 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     // SAFETY: as in `open`.
     unsafe {
         match device(path) {
-            Some(settings) => open_device(settings),
-            None => held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode))),
+            Some((settings, index)) => open_device(settings, index),
+            None => named!(path, dir => {
+                held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)))
+            }),
         }
     }
 }
@@ -337,7 +376,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
             let [_, _, a, b, c, d] = header;
             let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
             let method = Method { object, method };
-            log::refused(settings, format_args!("ioctl {method} refused: {}", method.refusal()));
+            log::answered(settings, format_args!("ioctl {method}"), method.refusal(), method.falls_back());
             Ok(Some(method.refusal()))
         });
         match refused {
@@ -360,9 +399,9 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 /// Gives `status` the values of the device file: a character device.
-fn as_device(status: &mut Status, settings: &Settings) {
+fn as_device(status: &mut Status, settings: &Settings, index: usize) {
     status.st_mode = libc::S_IFCHR | 0o600;
-    status.st_rdev = settings.device;
+    status.st_rdev = settings.device + index as libc::dev_t;
     status.st_size = 0;
 }
 
@@ -376,12 +415,12 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
-            Some(settings) => {
+            Some((settings, index)) => {
                 status.write(core::mem::zeroed());
-                as_device(&mut *status, settings);
+                as_device(&mut *status, settings, index);
                 0
             }
-            None => result(sys::fstatat(dir, path, status, flags)),
+            None => named!(path, dir => result(sys::fstatat(dir, path, status, flags))),
         }
     }
 }
@@ -392,8 +431,8 @@ unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
-            Some(settings) => result(settings.open_fault()),
-            None => next!(ACCESS as fn(*const c_char, c_int) -> c_int, (path, mode)),
+            Some((settings, _)) => result(settings.open_fault()),
+            None => named!(path, AT_FDCWD => next!(ACCESS as fn(*const c_char, c_int) -> c_int, (path, mode))),
         }
     }
 }
@@ -405,9 +444,9 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
         let _ = ours(|| {
-            if let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) {
+            if let (Some(File::Device(device)), Some(settings)) = (fds::get(fd), settings::get()) {
                 // SAFETY: just written.
-                as_device(unsafe { &mut *status }, settings);
+                as_device(unsafe { &mut *status }, settings, device.index);
             }
             Ok(())
         });
@@ -415,32 +454,95 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
+/// `realpath(3)`, which names a file in the tree by its path of `/sys`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
+    // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for which there was room.
+    unsafe {
+        let found = named!(path, AT_FDCWD => next!(REALPATH as fn(*const c_char, *mut c_char) -> *mut c_char, (path, to)));
+        if let Some(name) = if found.is_null() { None } else { tree::name(CStr::from_ptr(found)) } {
+            libc::strcpy(found, name.as_ptr());
+        }
+        found
+    }
+}
+
+/// Functions that only pass a path on.
+macro_rules! with_path {
+    ($($name:ident = $next:ident($($argument:ident: $ty:ty),*) -> $result:ty, at ($dir:expr, $path:ident);)*) => {
+        $(
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
+                // SAFETY: the caller's arguments.
+                unsafe { named!($path, $dir => next!($next as fn($($ty),*) -> $result, ($($argument),*))) }
+            }
+        )*
+    };
+}
+
+/// The arguments of `scandir(3)`: whether an entry is wanted, and the order of two.
+type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
+type Order = Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
+
+with_path! {
+    faccessat = FACCESSAT(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, at (dir, path);
+    eaccess = EACCESS(path: *const c_char, mode: c_int) -> c_int, at (AT_FDCWD, path);
+    euidaccess = EACCESS(path: *const c_char, mode: c_int) -> c_int, at (AT_FDCWD, path);
+    statx = STATX(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut ExtendedStatus) -> c_int, at (dir, path);
+    readlink = READLINK(path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    readlinkat = READLINKAT(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (dir, path);
+    chdir = CHDIR(path: *const c_char) -> c_int, at (AT_FDCWD, path);
+    opendir = OPENDIR(path: *const c_char) -> *mut DIR, at (AT_FDCWD, path);
+    scandir = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
+    scandir64 = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
+    getxattr = GETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    lgetxattr = LGETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    fopen = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
+    fopen64 = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
+}
+
 /// Other names of these functions: for large files (all files on 64-bit systems), for fortified programs, and in C libraries before 2.33.
 /// The last ones take the version of the structure; 64-bit systems have only one.
 macro_rules! other_names {
-    ($($name:ident($($argument:ident: $ty:ty),*) => $call:expr;)*) => {
+    ($($name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? => $call:expr;)*) => {
         $(
             #[cfg_attr(not(test), unsafe(no_mangle))]
-            unsafe extern "C" fn $name($($argument: $ty),*) -> c_int {
+            unsafe extern "C" fn $name($($argument: $ty),*) -> other_names!(@ $($result)?) {
                 // SAFETY: the caller's arguments.
                 unsafe { $call }
             }
         )*
     };
+    (@) => { c_int };
+    (@ $result:ty) => { $result };
 }
 
 other_names! {
     open64(path: *const c_char, flags: c_int, mode: mode_t) => open(path, flags, mode);
     __open_2(path: *const c_char, flags: c_int) => open(path, flags, 0);
     __open64_2(path: *const c_char, flags: c_int) => open(path, flags, 0);
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) => openat(dir, path, flags, 0);
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) => openat(dir, path, flags, 0);
     openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) => openat(dir, path, flags, mode);
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) => fcntl(fd, command, argument);
-    stat(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
-    stat64(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    stat(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
+    stat64(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
+    lstat(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, libc::AT_SYMLINK_NOFOLLOW);
+    lstat64(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, libc::AT_SYMLINK_NOFOLLOW);
     fstat64(fd: c_int, status: *mut Status) => fstat(fd, status);
     fstatat64(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) => fstatat(dir, path, status, flags);
-    __xstat(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
-    __xstat64(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
+    __xstat(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
+    __xstat64(_version: c_int, path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
+    __lxstat(_version: c_int, path: *const c_char, status: *mut Status) => lstat(path, status);
+    __lxstat64(_version: c_int, path: *const c_char, status: *mut Status) => lstat(path, status);
+    __fxstatat(_version: c_int, dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) => fstatat(dir, path, status, flags);
+    __fxstatat64(_version: c_int, dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) => fstatat(dir, path, status, flags);
     __fxstat(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
     __fxstat64(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
+    __readlink_chk(path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => readlink(path, to, size);
+    __readlinkat_chk(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => {
+        readlinkat(dir, path, to, size)
+    };
+    __realpath_chk(path: *const c_char, to: *mut c_char, _room: size_t) -> *mut c_char => realpath(path, to);
+    canonicalize_file_name(path: *const c_char) -> *mut c_char => realpath(path, core::ptr::null_mut());
 }

@@ -7,7 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | `interpose` | the C library's calls; one load from a table for other descriptors |
-//! | `files` | the library's descriptors, by process, and channels of events |
+//! | `files` | the library's descriptors, by process, and channels of events; paths of `/sys` |
 //! | `command`, `abi` | framing of commands, and the kernel's structures, checked when compiled and by a test against the headers |
 //! | `thread` | the path to the thread that owns the HCA, and that thread |
 //! | `objects` | the commands, by object; asynchronous events; `--check-doorbells` |
@@ -18,6 +18,10 @@
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel without the called method.
 //!   libibverbs then writes the command. For a method without a command, such as those of DEVX, programs learn that the device does not
 //!   support it. For those of regions and device memory, such as `ibv_advise_mr`, the error is `EOPNOTSUPP`, as their manual pages say.
+//! - **Paths of `/sys`** that lead to the device are those of the launcher's tree, for all of the C library's calls that NCCL, hwloc,
+//!   perftest, coreutils, shells, Python and the like make. A mount namespace would show the tree to direct system calls too. But an
+//!   unprivileged process needs a user namespace for it, where the system allows one at all, and processes of different user namespaces may
+//!   not copy each other's memory.
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device. libmlx5 maps its doorbell registers from
 //!   it, at the same offsets as from a kernel. So `mmap` need not be interposed.
 //! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers that the HCA is dead. The program's threads

@@ -199,7 +199,7 @@ impl Connections for Soft {
     }
 
     fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        use mlx5_hca::ConnectError::{NoSuchDevice, StaleDevice};
+        use mlx5_hca::ConnectError::{NoAccess, NoSuchDevice, StaleDevice};
 
         if remote.kind == DeviceKind::Hardware && !self.shares_memory_with(remote) {
             return self.connect_by_packets(qpn, remote, options);
@@ -209,7 +209,9 @@ impl Connections for Soft {
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
             // Each user has a directory of devices. So the LID names another device in this one.
-            Err(NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => Err(ConnectError::OtherUser { theirs, own }),
+            Err(NoAccess { .. } | NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => {
+                Err(ConnectError::OtherUser { theirs, own })
+            }
             connected => Ok(connected?),
         }
     }

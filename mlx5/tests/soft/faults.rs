@@ -230,3 +230,53 @@ fn the_same_seed_is_the_same_run_and_another_seed_another() {
         assert_ne!(first, run(mode, 6), "{mode:?}");
     }
 }
+
+#[test]
+fn the_faults_of_one_queue_pair_leave_the_others_alone() {
+    let net = Net::new();
+    // Places are given in order.
+    let faults = Faults { fail: Some((1, Syndrome::RemoteAborted)), only: Some(1), ..Faults::default() };
+    let device = net.open(&with(&net, faults));
+    let mut ends = [End::new(device.clone(), SHARED), End::new(device, SHARED)];
+    assert_eq!(ends[1].qp.qpn() & 0x3fff, 1);
+    for end in &mut ends {
+        end.qp.connect(&end.qp.address(), &ConnectOptions::default()).unwrap();
+    }
+    for (number, at, want) in [(0, 0, Ok(0)), (1, 1, Ok(0)), (2, 0, Ok(0)), (3, 1, Err(Syndrome::RemoteAborted)), (4, 0, Ok(0))] {
+        let end = &mut ends[at];
+        let write = write(end);
+        end.post(&write, number);
+        let [(user, result)] = net.collect(1, || end.sent())[..] else { panic!() };
+        assert_eq!((user, result.map_err(|e| e.syndrome)), (number, want));
+    }
+}
+
+#[test]
+fn a_lost_message_is_sent_again_after_the_timeout_and_fails_if_no_attempt_arrives() {
+    // 4.1 ms.
+    let options = ConnectOptions { timeout: 10, retry_count: 7, ..ConnectOptions::default() };
+    let once_ns = ConnectOptions { retry_count: 0, ..options }.transport_timeout_ns();
+    for (loss_permille, want) in [(300, Ok(0)), (1000, Err(Syndrome::TransportRetryExceeded))] {
+        let net = Net::new();
+        let (mut a, b) = faulty(&net, Faults { loss_permille, ..Faults::default() }, &options);
+        let clock = net.options().clock;
+        let mut late = 0;
+        for number in 0..10 {
+            let start_ns = clock.now_ns();
+            a.post(&write(&b), number);
+            let sent = net.collect(1, || {
+                if time::mode() == Mode::Immediate {
+                    net.pass_ns(1000);
+                }
+                a.sent()
+            });
+            assert_eq!(sent[0].1.map_err(|e| e.syndrome), want);
+            if want.is_err() {
+                break;
+            }
+            late += u32::from(clock.now_ns() - start_ns >= once_ns);
+        }
+        assert!(want.is_err() || (1..10).contains(&late), "{late} of 10 were sent again");
+        assert_eq!(b.bytes(0, 4) == b"here", want.is_ok());
+    }
+}

@@ -200,6 +200,8 @@ pub struct ResponderCqe {
     pub source_qpn: u32,
     /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
+    /// Service level of a UD message, 4 bits. On RoCE the kind of its header: 0 a GRH, 1 IPv6, 2 IPv4 in the last 20 of the 40 bytes.
+    pub sl: u8,
 }
 
 impl ResponderCqe {
@@ -219,7 +221,7 @@ impl ResponderCqe {
     #[inline(always)]
     pub fn emit_words(&self, op_own: u8) -> [u64; CQE_BYTES / 8] {
         let word = |upper: u32, lower: u32| (u64::from(upper) << 32 | u64::from(lower)).to_be();
-        let sender = u32::from(self.grh) << 28 | self.source_qpn & 0xff_ffff;
+        let sender = u32::from(self.grh) << 28 | u32::from(self.sl & 0xf) << 24 | self.source_qpn & 0xff_ffff;
         let last = u32::from(self.wqe_counter) << 16 | u32::from(op_own);
         [0, 0, 0, word(sender, 0), word(self.srqn, self.imm), word(0, self.byte_count), 0, word(self.qpn & 0xff_ffff, last)]
     }
@@ -236,6 +238,7 @@ impl ResponderCqe {
             wqe_counter: be16(b, WQE_COUNTER),
             source_qpn: be32(b, FLAGS_RQPN) & 0xff_ffff,
             grh: be32(b, FLAGS_RQPN) >> 28 & 3 != 0,
+            sl: (be32(b, FLAGS_RQPN) >> 24 & 0xf) as u8,
         }
     }
 }

@@ -58,8 +58,8 @@ impl SoftDevice {
             delay_ns: self.jitter_ns,
             rnr_permille: self.rnr_permille,
             reorder_permille: self.reorder_permille,
-            fail: None,
             drop_peers_after: self.drop_after,
+            ..Faults::default()
         }
     }
 
@@ -202,8 +202,8 @@ mod tests {
             delay_ns: 2_000,
             rnr_permille: 10,
             reorder_permille: 20,
-            fail: None,
             drop_peers_after: Some(30),
+            ..Faults::default()
         };
         assert_eq!(device.faults(), expected);
     }

@@ -1,13 +1,14 @@
 //! Faults on purpose, from one seed.
 
-use mlx5_wire::Syndrome;
+use mlx5_wire::{ConnectOptions, Syndrome};
 
+use crate::queues::qp::SoftQp;
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
 /// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, in the order of their first attempts. A WQE that only fills the end
+/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in the order of their first attempts. A WQE that only fills the end
 /// of a send queue does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -26,14 +27,22 @@ pub struct Faults {
     pub fail: Option<(u64, Syndrome)>,
     /// From the operation with this number on, no peer answers. Datagrams need no answer.
     pub drop_peers_after: Option<u64>,
+    /// Attempts of messages in a thousand that are lost. A lost datagram is complete. Another message is sent again after the timeout of its
+    /// queue pair; if all attempts are lost, it fails, at once.
+    pub loss_permille: u16,
+    /// The place of the queue pair that gets the faults of operations: the lower 14 bits of its number. `None`: all queue pairs.
+    pub only: Option<u16>,
 }
 
 /// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Normal,
+    /// Starts after [`Injector::delay_ns`].
     Delayed,
     NotReady,
+    /// A datagram is complete, and goes nowhere.
+    Lost,
     Fails(Syndrome),
 }
 
@@ -43,21 +52,31 @@ pub(crate) struct Injector {
     random: Random,
     /// Number of operations started.
     count: u64,
+    /// Delay of the last operation that was delayed, in ns.
+    delay_ns: u64,
 }
 
 impl Injector {
     /// Returns `None` if no fault is requested.
     pub(crate) fn new(faults: &Faults) -> Option<Box<Self>> {
         let is_quiet = *faults == Faults { seed: faults.seed, ..Faults::default() };
-        (!is_quiet).then(|| Box::new(Self { faults: faults.clone(), random: Random::new(faults.seed), count: 0 }))
+        (!is_quiet).then(|| Box::new(Self { faults: faults.clone(), random: Random::new(faults.seed), count: 0, delay_ns: 0 }))
     }
 
+    /// Returns the delay of the operation that was delayed just now, in ns.
     pub(crate) fn delay_ns(&self) -> u64 {
-        self.faults.delay_ns
+        self.delay_ns
+    }
+
+    fn concerns(&self, qp: &SoftQp) -> bool {
+        self.faults.only.is_none_or(|only| usize::from(only) == qp.index)
     }
 
     /// Returns the fate of the next operation. It is decided at the first attempt.
-    pub(crate) fn fate(&mut self, takes_receive: bool) -> Fate {
+    pub(crate) fn fate(&mut self, qp: &SoftQp, takes_receive: bool) -> Fate {
+        if !self.concerns(qp) {
+            return Fate::Normal;
+        }
         let number = self.count;
         self.count += 1;
         if let Some((_, syndrome)) = self.faults.fail.filter(|&(n, _)| n == number) {
@@ -66,12 +85,27 @@ impl Injector {
         if takes_receive && self.random.happens(self.faults.rnr_permille) {
             return Fate::NotReady;
         }
-        if self.random.happens(self.faults.delay_permille) { Fate::Delayed } else { Fate::Normal }
+        let delay_ns = if self.random.happens(self.faults.delay_permille) { self.faults.delay_ns } else { 0 };
+        match (self.lost_attempts(qp), delay_ns) {
+            (0, 0) => Fate::Normal,
+            (1.., _) if qp.is_datagram() => Fate::Lost,
+            (lost, _) if lost > qp.options.retry_count => Fate::Fails(Syndrome::TransportRetryExceeded),
+            (lost, _) => {
+                let once_ns = ConnectOptions { retry_count: 0, ..qp.options }.transport_timeout_ns();
+                self.delay_ns = once_ns.saturating_mul(lost.into()).saturating_add(delay_ns);
+                Fate::Delayed
+            }
+        }
     }
 
-    /// Returns whether peers have stopped answering.
-    pub(crate) fn dropped_peers(&self) -> bool {
-        self.faults.drop_peers_after.is_some_and(|n| self.count > n)
+    /// Returns the number of attempts of a message that are lost in a row, at most one more than its retries.
+    fn lost_attempts(&mut self, qp: &SoftQp) -> u8 {
+        (0..=qp.options.retry_count).take_while(|_| self.random.happens(self.faults.loss_permille)).count() as u8
+    }
+
+    /// Returns whether the peers of a queue pair have stopped answering.
+    pub(crate) fn dropped_peers(&self, qp: &SoftQp) -> bool {
+        self.faults.drop_peers_after.is_some_and(|n| self.count > n) && self.concerns(qp)
     }
 
     /// Returns whether the lane at hand is skipped.

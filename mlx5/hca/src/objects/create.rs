@@ -114,7 +114,7 @@ impl Hca {
         // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
-        let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
+        let membership = Membership::join(&options.fabric, &memory, options.port.as_ref())?;
         let random = &mut Random::new(membership.seed);
         let wire = match &options.roce {
             Some(_) if !options.timing.is_immediate() => return Err(OpenError::WireInModel),

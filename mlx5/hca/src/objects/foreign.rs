@@ -103,13 +103,13 @@ impl Hca {
     /// that does not exist, or cannot be reached, never answers.
     ///
     /// # Errors
-    /// See [`ConnectError`]. The transition was made nevertheless.
+    /// See [`ConnectError`]. The transition was made nevertheless, except for [`ConnectError::NoAccess`].
     pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) -> Result<(), ConnectError> {
         let lid = vf_of(remote_qpn);
         let peer = self.state.borrow_mut().links.peer_of_lid(&self.membership, lid);
         let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
         let connected = remote.and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
-        if connected.is_err() {
+        if connected.as_ref().is_err_and(|error| !matches!(error, ConnectError::NoAccess { .. })) {
             self.with_qp(qpn, |qp| qp.transport = Transport::NoPeer);
         }
         connected

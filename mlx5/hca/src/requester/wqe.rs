@@ -66,11 +66,12 @@ pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Opt
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
+    let fate = if is_first { injector.fate(qp, Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
     match fate {
-        Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal if is_cut_off || injector.dropped_peers(qp) => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
         Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
+        Fate::Lost => Some(Outcome::Done(0)),
         Fate::NotReady => Some(Outcome::Wait(WaitFor::Receive)),
         Fate::Fails(syndrome) => Some(Limit::OnPurpose.fails(syndrome)),
     }

@@ -87,6 +87,8 @@ unsafe fn arrive(hca: &Hca, (qps, cqs, rqs): Parts<'_>, header: &DatagramHeader,
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return false };
     let Some(taking) = take_own_receive(qp, rqs) else { return false };
     let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
+    // SAFETY: guaranteed by the caller. A GRH begins with the version, 6; an IPv4 header is behind zeros.
+    let is_ipv4 = grh != 0 && unsafe { payload.read_volatile() } >> 4 != 6;
     let data = Data::of_memory(payload, grh + header.byte_count as usize);
     // SAFETY: guaranteed by the caller.
     let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
@@ -102,7 +104,7 @@ unsafe fn arrive(hca: &Hca, (qps, cqs, rqs): Parts<'_>, header: &DatagramHeader,
         op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
     };
     trace(hca, qp, &message);
-    deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
+    deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: grh != 0, is_ipv4 });
     true
 }
 

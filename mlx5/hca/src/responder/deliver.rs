@@ -27,8 +27,8 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 pub(crate) enum Sender {
     /// The peer that the queue pair is connected to.
     Connected,
-    /// The sending queue pair of a datagram, whose payload may begin with a GRH.
-    Datagram { qpn: u32, grh: bool },
+    /// The sending queue pair of a datagram, whose payload may begin with a GRH or with an IPv4 header in its place.
+    Datagram { qpn: u32, grh: bool, is_ipv4: bool },
 }
 
 /// Writes the CQE of a message.
@@ -44,9 +44,9 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
-    let (source_qpn, grh) = match sender {
-        Sender::Connected => (0, false),
-        Sender::Datagram { qpn, grh } => (qpn, grh),
+    let (source_qpn, grh, sl) = match sender {
+        Sender::Connected => (0, false, 0),
+        Sender::Datagram { qpn, grh, is_ipv4 } => (qpn, grh, u8::from(is_ipv4) << 1),
     };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
@@ -56,6 +56,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         wqe_counter: qp.receives.wqe_counter(message.taking),
         source_qpn,
         grh,
+        sl,
     };
     qp.wrote_receive(hca, cq.write_receive(&cqe, op_own));
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shm::dir::Dir;
-use shm::memfd::pid_namespace;
+use shm::memfd::{MemfdAttachError, pid_namespace};
 use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use crate::error::{ConnectError, OpenError};
-use crate::options::FabricSpec;
+use crate::options::{FabricSpec, Port};
 use crate::shared::layout::{Publication, REGION_KIND};
 use crate::shared::memory::DeviceMemory;
 
@@ -62,16 +62,17 @@ enum Place {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID, or as a free virtual function of a port. All queue pair numbers of the device begin
+    /// Publishes `memory` under the first free LID, or as a free virtual function of `port`. All queue pair numbers of the device begin
     /// with the virtual function, so a directory chooses it at random.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_vf: bool) -> Result<Self, OpenError> {
-        let max_lid = if is_vf { MAX_VF } else { MAX_LID };
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, port: Option<&Port>) -> Result<Self, OpenError> {
+        let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
+        let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if is_vf { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
-                for lid in (first..max_lid).chain(0..first).map(|n| n + 1) {
+                let first = if port.is_some() { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                for lid in (first..max_lid).chain(0..first).map(|n| n + 1).filter(is_of_port) {
                     let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
                         if let Some(at) = view.at::<Publication>(0) {
@@ -90,7 +91,7 @@ impl Membership {
                 }
                 Err(OpenError::NoFreeLid(max_lid))
             }
-            FabricSpec::Local(fabric) => fabric.join(memory, max_lid),
+            FabricSpec::Local(fabric) => fabric.join(memory, (1..=max_lid).filter(is_of_port)),
         }
     }
 
@@ -110,6 +111,7 @@ impl Membership {
     /// Maps the device with `lid`, if its incarnation is `epoch`.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+        let no_access = |reason: String| ConnectError::NoAccess { lid, reason };
         match &self.place {
             Place::Shared { dir, .. } => {
                 let region =
@@ -122,9 +124,12 @@ impl Membership {
                 let publication = unsafe { at.read() };
                 if publication.pid_namespace != pid_namespace() {
                     let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
-                    return Err(missing(why.to_owned()));
+                    return Err(no_access(why.to_owned()));
                 }
-                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
+                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| match e {
+                    MemfdAttachError::Permission(_) => no_access(e.to_string()),
+                    _ => missing(e.to_string()),
+                })?;
                 let word = region.owner_word();
                 Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
             }
@@ -153,9 +158,11 @@ impl LocalFabric {
         Self::default()
     }
 
-    fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
+    fn join(&self, memory: &DeviceMemory, lids: impl Iterator<Item = u16>) -> Result<Membership, OpenError> {
         let mut devices = self.devices();
-        for lid in 1..=max_lid {
+        let mut last = 0;
+        for lid in lids {
+            last = lid;
             if let Entry::Vacant(slot) = devices.by_lid.entry(lid) {
                 let life = Arc::new(AtomicU32::new(LIVES));
                 let epoch = memory.ids()[0].token;
@@ -164,7 +171,7 @@ impl LocalFabric {
                 return Ok(Membership { lid, epoch, seed: devices.joined, place: Place::Local { fabric: self.clone(), life } });
             }
         }
-        Err(OpenError::NoFreeLid(max_lid))
+        Err(OpenError::NoFreeLid(last))
     }
 
     fn devices(&self) -> MutexGuard<'_, LocalDevices> {
@@ -277,7 +284,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, false).unwrap();
+            let membership = Membership::join(&fabric, &memory, None).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -305,8 +312,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir).unwrap();
         let memory = || DeviceMemory::create(1 << 20).unwrap();
-        let joined = |fabric: &FabricSpec, is_vf| {
-            let membership = Membership::join(fabric, &memory(), is_vf).unwrap();
+        let port = Port { network: &[], index: 0 };
+        let joined = |fabric: &FabricSpec, is_vf: bool| {
+            let membership = Membership::join(fabric, &memory(), is_vf.then_some(&port)).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
@@ -328,7 +336,7 @@ mod tests {
         let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, false).map(|membership| (memory, membership)).unwrap()
+            Membership::join(&fabric, &memory, None).map(|membership| (memory, membership)).unwrap()
         };
         let ((_memory, here), (_its_memory, there)) = (open(), open());
         let attach = || here.attach(there.lid, Some(there.epoch));

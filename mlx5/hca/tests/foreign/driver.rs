@@ -9,25 +9,30 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_hca::wire::*;
 use mlx5_hca::{
-    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, QpMemory, Receives, RqMemory, SoftOptions, SqMemory,
+    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, PortAddress, QpMemory, Receives, RqMemory,
+    SoftOptions, SqMemory,
 };
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
 /// 127.0.0.1.
 pub(crate) const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
-/// An InfiniBand port.
-pub(crate) const INFINIBAND: Port = Port { lid: 1, gids: &[Gid { bytes: GID, kind: GidKind::InfiniBand }] };
+/// A network of one InfiniBand port.
+pub(crate) const INFINIBAND: Port =
+    Port { network: &[PortAddress { lid: 1, gids: &[Gid { bytes: GID, kind: GidKind::InfiniBand }] }], index: 0 };
 
-/// A RoCE port.
+/// A network of one RoCE port.
 pub(crate) const ROCE: Port = Port {
-    lid: 0,
-    gids: &[
-        Gid { bytes: GID, kind: GidKind::RoceV1 },
-        Gid { bytes: GID, kind: GidKind::RoceV2 },
-        Gid { bytes: IPV4, kind: GidKind::RoceV1 },
-        Gid { bytes: IPV4, kind: GidKind::RoceV2 },
-    ],
+    network: &[PortAddress {
+        lid: 0,
+        gids: &[
+            Gid { bytes: GID, kind: GidKind::RoceV1 },
+            Gid { bytes: GID, kind: GidKind::RoceV2 },
+            Gid { bytes: IPV4, kind: GidKind::RoceV1 },
+            Gid { bytes: IPV4, kind: GidKind::RoceV2 },
+        ],
+    }],
+    index: 0,
 };
 /// Number of entries of every queue.
 pub(crate) const ENTRIES: u32 = 16;
@@ -106,7 +111,12 @@ impl World {
 
     /// Makes the world of a RoCE port.
     pub(crate) fn roce() -> Self {
-        Self { port: ROCE, ..Self::default() }
+        Self::default().at(ROCE)
+    }
+
+    /// Makes another port's view of the same world.
+    pub(crate) fn at(&self, port: Port) -> Self {
+        Self { port, ..self.clone() }
     }
 
     pub(crate) fn pass_a_second(&self) {

@@ -6,8 +6,9 @@ mod random_operations;
 
 use std::sync::atomic::Ordering;
 
-use driver::{ALL, Done, End, GID, IPV4, World};
+use driver::{ALL, Done, End, GID, INFINIBAND, IPV4, World};
 use mlx5_hca::wire::*;
+use mlx5_hca::{Port, PortAddress};
 
 const PAYLOAD: [u8; 32] = *b"what another driver's queue says";
 
@@ -273,6 +274,28 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     let grh: [u8; 40] = b.data.get(4096 + 128);
     assert_eq!(grh[..8], [0x65, 0xc1, 0x23, 0x45, 0, 24 + 32, 0x1b, 9]);
     assert_eq!((&grh[8..24], &grh[24..]), (&GID[..], &GID[..]));
+}
+
+#[test]
+fn a_queue_pair_is_reached_at_the_port_of_its_device_only() {
+    let gids = INFINIBAND.network[0].gids;
+    let network = Vec::leak(vec![PortAddress { lid: 1, gids }, PortAddress { lid: 2, gids }]);
+    let (world, ports) = (World::default(), [0, 1].map(|index| Port { network, index }));
+    let [mut a, mut b] = ports.map(|port| End::new(&world.at(port), Service::Datagram, false, ALL));
+    for (end, index) in [(&a, 0), (&b, 1)] {
+        assert!(ports[0].has(index, end.qpn) && !ports[0].has(1 - index, end.qpn));
+    }
+    [&a, &b].iter().for_each(|end| end.activate_datagrams(5));
+    b.receive_at(&[4096, 4096 + 128], 72);
+    b.hca.poll();
+    a.data.put(0, PAYLOAD);
+    for lid in [1, 2, 3] {
+        let [first, second, third] = datagram(AddressVector::local(lid, 0), b.qpn);
+        a.post(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
+    }
+    a.ring();
+    let (_, arrived) = a.exchange(&mut b);
+    assert_eq!(arrived.len(), 1, "{arrived:?}");
 }
 
 #[test]

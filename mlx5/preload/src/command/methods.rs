@@ -62,6 +62,15 @@ pub(crate) struct Method {
 }
 
 impl Method {
+    /// Returns whether the refusal reaches no program: libibverbs writes the method's command or reads the tree, and libmlx5 does without the
+    /// capabilities that it asks for with `DEVX_OTHER` when it opens a device.
+    pub(crate) fn falls_back(self) -> bool {
+        const METHODS: &str = "DEVICE.INVOKE_WRITE DEVICE.GET_CONTEXT DEVICE.QUERY_PORT DEVICE.QUERY_GID_TABLE DEVICE.QUERY_GID_ENTRY \
+            CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE DEVX.DEVX_OTHER";
+        let name = self.to_string();
+        METHODS.split(' ').any(|known| known == name) || name.ends_with("_DESTROY") && self.object < DRIVER
+    }
+
     /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method; libibverbs then writes the command.
     /// Methods of regions and of device memory without a command get `EOPNOTSUPP`, as from a kernel whose driver does not support them:
     /// manuals name it, and programs check for it.
@@ -114,5 +123,12 @@ mod tests {
         assert_eq!(name(0, 0x1000), "DEVICE.QUERY_PORT");
         assert_eq!(name(99, 1), "object 0x63 method 0x1");
         assert_eq!(name(1, 9), "PD method 0x9");
+    }
+
+    #[test]
+    fn only_methods_with_a_command_or_a_substitute_fall_back() {
+        let falls_back = |object, method| Method { object, method }.falls_back();
+        assert!(falls_back(0, 0) && falls_back(3, 0) && falls_back(7, 1) && falls_back(0x1000, 0x1000));
+        assert!(!falls_back(7, 2) && !falls_back(14, 0) && !falls_back(0x1001, 0x1001) && !falls_back(99, 1));
     }
 }

@@ -17,6 +17,9 @@ use crate::system::sys;
 /// The result of a command that has to wait. The thread tries it again, so no command ends with it.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
+/// The refusal of a context with DEVX, and of much else.
+pub(crate) const NO_DEVX: Errno = Errno(libc::EOPNOTSUPP);
+
 /// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 const EXTENDED: u32 = 1 << 31;
 /// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).

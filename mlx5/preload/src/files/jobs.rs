@@ -29,6 +29,8 @@ impl Job {
 /// An open device. Dropping it closes the device, and waits until it is closed.
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// Its index among the devices.
+    pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -38,10 +40,10 @@ impl Device {
     ///
     /// # Errors
     /// `EAGAIN`: the system has no room for another thread.
-    pub(crate) fn open(spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>) -> Result<Self, Errno> {
+    pub(crate) fn open(index: usize, spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>) -> Result<Self, Errno> {
         let (jobs, receiver) = channel();
         let thread = spawn(receiver).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self { index, jobs: Some(jobs), thread: Some(thread) })
     }
 
     /// Passes a command to the thread, and waits for its result.

@@ -3,18 +3,19 @@
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Arc;
 
+use mlx5_hca::Port;
 use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, QueryDeviceResp as DriverResp};
 use crate::abi::verbs::{
     AsyncEventDesc, ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice, QueryDeviceResp, QueryPort, QueryPortResp,
 };
-use crate::command::{Call, Reply};
+use crate::command::{Call, NO_DEVX, Reply};
 use crate::files::channel::Channel;
 use crate::files::fds::{self, File};
 use crate::objects::Objects;
 use crate::objects::bfregs::Bfregs;
-use crate::options::config::{DEVICE_ID, FIRMWARE, GUID, Link};
+use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, guid};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::system::sys;
@@ -41,12 +42,12 @@ const CAPABILITIES: u32 = 1 << 1 | 1 << 10 | 1 << 11 | 1 << 12;
 const DRIVER_RESPONSES: u8 = 1 << 0 | 1 << 1;
 
 /// Carries out GET_CONTEXT: opens the HCA, and describes the doorbell registers to libmlx5.
-pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(Objects, Reply), Errno> {
+pub(crate) fn get_context(call: &Call, settings: &'static Settings, port: Port) -> Result<(Objects, Reply), Errno> {
     let GetContext { .. } = call.request::<_, GetContextResp>()?;
     let request: AllocUcontextReq = call.driver();
     if request.flags & ALLOC_UCTX_DEVX != 0 {
         // libmlx5 requests DEVX first, and then repeats the request without it.
-        return Err(Errno(libc::EOPNOTSUPP));
+        return Err(NO_DEVX);
     }
     let bfregs = Bfregs::new(request.total_num_bfregs, request.num_low_latency_bfregs)?;
     let (reader, writer) = sys::pipe()?;
@@ -76,7 +77,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
         num_dyn_bfregs: 1024,
         ..AllocUcontextResp::new_zeroed()
     };
-    let objects = Objects::new(settings, bfregs, async_events)?;
+    let objects = Objects::new(settings, port, bfregs, async_events)?;
     let note = format!("bfregs={}/{} lid={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
     let async_fd = reader.as_raw_fd() as u32;
     // From here on the program owns the descriptor.
@@ -84,65 +85,65 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: COMP_VECTORS }).with(&response).note(note)))
 }
 
-fn capabilities(settings: &Settings) -> QueryDeviceResp {
-    let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
-    QueryDeviceResp {
-        fw_ver: major << 32 | minor << 16 | sub_minor,
-        node_guid: GUID,
-        sys_image_guid: GUID,
-        max_mr_size: u64::MAX,
-        page_size_cap: !0xfff,
-        vendor_id: 0x2c9,
-        vendor_part_id: DEVICE_ID.into(),
-        max_qp: 1 << 14,
-        max_qp_wr: MAX_WQES,
-        device_cap_flags: CAPABILITIES,
-        max_sge: MAX_SGE,
-        max_sge_rd: MAX_SGE,
-        max_cq: 1 << 16,
-        max_cqe: MAX_CQE,
-        max_mr: 65_534,
-        max_pd: 1 << 24,
-        max_qp_rd_atom: MAX_RD_ATOMIC,
-        max_res_rd_atom: MAX_RD_ATOMIC << 14,
-        max_qp_init_rd_atom: MAX_RD_ATOMIC,
-        // IB_ATOMIC_HCA: atomic among the device's own atomics only.
-        atomic_cap: settings.has_atomics.into(),
-        max_ah: i32::MAX as u32,
-        max_srq: 1 << 15,
-        max_srq_wr: MAX_WQES - 1,
-        max_srq_sge: MAX_SGE,
-        max_pkeys: 1,
-        local_ca_ack_delay: 16,
-        phys_port_cnt: 1,
-        ..QueryDeviceResp::new_zeroed()
-    }
-}
-
-/// Carries out QUERY_DEVICE.
-pub(crate) fn query(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
-    let QueryDevice { .. } = call.request::<_, QueryDeviceResp>()?;
-    Ok(Reply::of(&capabilities(settings)))
-}
-
-/// Carries out the extended QUERY_DEVICE.
-pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
-    let ExQueryDevice { comp_mask, .. } = call.request::<_, ()>()?;
-    if comp_mask != 0 {
-        return Err(Errno(libc::EINVAL));
-    }
-    call.check_room(size_of::<QueryDeviceResp>() + 8)?;
-    let response = ExQueryDeviceResp {
-        base: capabilities(settings),
-        response_length: call.room().min(size_of::<ExQueryDeviceResp>()) as u32,
-        device_cap_flags_ex: CAPABILITIES.into(),
-        ..ExQueryDeviceResp::new_zeroed()
-    };
-    let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, ..DriverResp::new_zeroed() };
-    Ok(Reply::of(&response).with(&driver))
-}
-
 impl Objects {
+    fn capabilities(&self) -> QueryDeviceResp {
+        let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
+        QueryDeviceResp {
+            fw_ver: major << 32 | minor << 16 | sub_minor,
+            node_guid: guid(self.port.index),
+            sys_image_guid: guid(self.port.index),
+            max_mr_size: u64::MAX,
+            page_size_cap: !0xfff,
+            vendor_id: 0x2c9,
+            vendor_part_id: DEVICE_ID.into(),
+            max_qp: 1 << 14,
+            max_qp_wr: MAX_WQES,
+            device_cap_flags: CAPABILITIES,
+            max_sge: MAX_SGE,
+            max_sge_rd: MAX_SGE,
+            max_cq: 1 << 16,
+            max_cqe: MAX_CQE,
+            max_mr: 65_534,
+            max_pd: 1 << 24,
+            max_qp_rd_atom: MAX_RD_ATOMIC,
+            max_res_rd_atom: MAX_RD_ATOMIC << 14,
+            max_qp_init_rd_atom: MAX_RD_ATOMIC,
+            // IB_ATOMIC_HCA: atomic among the device's own atomics only.
+            atomic_cap: self.settings.has_atomics.into(),
+            max_ah: i32::MAX as u32,
+            max_srq: 1 << 15,
+            max_srq_wr: MAX_WQES - 1,
+            max_srq_sge: MAX_SGE,
+            max_pkeys: 1,
+            local_ca_ack_delay: 16,
+            phys_port_cnt: 1,
+            ..QueryDeviceResp::new_zeroed()
+        }
+    }
+
+    /// Carries out QUERY_DEVICE.
+    pub(crate) fn query_device(&self, call: &Call) -> Result<Reply, Errno> {
+        let QueryDevice { .. } = call.request::<_, QueryDeviceResp>()?;
+        Ok(Reply::of(&self.capabilities()))
+    }
+
+    /// Carries out the extended QUERY_DEVICE.
+    pub(crate) fn query_device_extended(&self, call: &Call) -> Result<Reply, Errno> {
+        let ExQueryDevice { comp_mask, .. } = call.request::<_, ()>()?;
+        if comp_mask != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        call.check_room(size_of::<QueryDeviceResp>() + 8)?;
+        let response = ExQueryDeviceResp {
+            base: self.capabilities(),
+            response_length: call.room().min(size_of::<ExQueryDeviceResp>()) as u32,
+            device_cap_flags_ex: CAPABILITIES.into(),
+            ..ExQueryDeviceResp::new_zeroed()
+        };
+        let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, ..DriverResp::new_zeroed() };
+        Ok(Reply::of(&response).with(&driver))
+    }
+
     /// Carries out QUERY_PORT.
     pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
         let settings = self.settings;
@@ -154,11 +155,11 @@ impl Objects {
         let is_ethernet = settings.link == Link::Ethernet;
         // IB_PORT_CM_SUP, and for RoCE IB_PORT_IP_BASED_GIDS.
         let port_cap_flags = 1 << 16 | if is_ethernet { 1 << 26 } else { 0 };
-        let lid = settings.link.port().lid;
+        let lid = self.port.address().map_or(0, |address| address.lid);
         let response = QueryPortResp {
             port_cap_flags,
             max_msg_sz: MAX_MESSAGE,
-            gid_tbl_len: settings.link.gids().len() as u32,
+            gid_tbl_len: GID_ENTRIES as u32,
             pkey_tbl_len: 1,
             lid,
             sm_lid: lid,

@@ -6,6 +6,7 @@ pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod doorbells;
 mod modify;
+mod paths;
 mod qp;
 mod regions;
 mod srq;
@@ -15,7 +16,7 @@ mod transitions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mlx5_hca::{CreateError, FabricSpec, Hca, Queue, Service, SoftOptions, Violation};
+use mlx5_hca::{CreateError, FabricSpec, Hca, Port, Queue, Service, SoftOptions, Violation};
 
 use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
@@ -34,6 +35,8 @@ const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) settings: &'static Settings,
+    /// The port of the device.
+    pub(crate) port: Port,
     pub(crate) hca: Hca,
     pub(crate) bfregs: Bfregs,
     /// Protection domains: their numbers.
@@ -58,13 +61,14 @@ impl Objects {
     ///
     /// # Errors
     /// `ENOMEM`: joining failed; the log gives the reason.
-    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
+    pub(crate) fn new(settings: &'static Settings, port: Port, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
         let options = SoftOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
-            port: Some(settings.link.port()),
+            port: Some(port),
             // Regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
+            faults: settings.of_hca.clone(),
             ..SoftOptions::default()
         };
         let hca = Hca::open(&options).map_err(|error| {
@@ -73,6 +77,7 @@ impl Objects {
         })?;
         Ok(Self {
             settings,
+            port,
             hca,
             bfregs,
             pds: Table::default(),

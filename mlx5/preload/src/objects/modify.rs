@@ -1,12 +1,13 @@
 //! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
 
 use mlx5_hca::wire::rnr_timer_ns;
-use mlx5_hca::{Access, ConnectOptions, Service};
+use mlx5_hca::{Access, ConnectError, ConnectOptions, Service};
 
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
 use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_RD_ATOMIC;
+use crate::objects::paths::resolve;
 use crate::objects::transitions::{State, attribute, is_legal};
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
@@ -144,12 +145,16 @@ impl Objects {
             (_, State::Error) => self.hca.fail_qp(qp.qpn),
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {
-                let is_global = at.dest.is_global != 0;
-                self.check_source(is_global, at.dest.sgid_index)?;
-                let is_here = self.is_here(is_global, &at.dest.dgid, at.dest.dlid);
+                let source = (at.dest.is_global != 0).then_some(at.dest.sgid_index);
+                let index = resolve(&self.port, source, &at.dest.dgid, at.dest.dlid)?;
+                let is_there = index.is_some_and(|index| self.port.has(index, at.dest_qp_num));
                 // No queue pair has number 0.
-                let remote_qpn = if is_here { at.dest_qp_num } else { 0 };
+                let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
+                    if let ConnectError::NoAccess { .. } = error {
+                        log::error(self.settings, format_args!("queue pair {:#x} cannot reach {remote_qpn:#x}: {error}", qp.qpn));
+                        return Err(Errno(libc::EPERM));
+                    }
                     log::refused(
                         self.settings,
                         format_args!("no peer will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),

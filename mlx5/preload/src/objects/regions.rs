@@ -10,8 +10,9 @@ use crate::abi::verbs::{
     AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
 };
 use crate::command::{Call, LATER, Reply};
+use crate::objects::paths::resolve;
 use crate::objects::{Mr, Objects};
-use crate::options::config::{GUID, LID, Link};
+use crate::options::config::guid;
 use crate::options::errno::Errno;
 use crate::options::log;
 use crate::system::sys;
@@ -38,8 +39,11 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
     Ok(place)
 }
 
-/// The MAC address of the port on RoCE; the GUID is derived from it (modified EUI-64).
-const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
+/// Returns the MAC address of the port with this index on RoCE; the GUID is derived from it (modified EUI-64).
+fn mac(index: usize) -> [u8; 6] {
+    let [a, b, c, _, _, d, e, f] = guid(index);
+    [a ^ 2, b, c, d, e, f]
+}
 
 impl Objects {
     /// Carries out ALLOC_PD.
@@ -73,13 +77,13 @@ impl Objects {
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        let is_global = attr.is_global != 0;
-        self.check_source(is_global, attr.grh.sgid_index)?;
-        if self.settings.link == Link::Ethernet && !self.is_here(is_global, &attr.grh.dgid, attr.dlid) {
-            return Err(Errno(libc::EHOSTUNREACH));
-        }
+        let index = resolve(&self.port, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
         let ah_handle = self.ahs.insert(pd_handle);
-        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: MAC, reserved: [0; 6] };
+        let driver = DriverAhResp {
+            response_length: size_of::<DriverAhResp>() as u32,
+            dmac: mac(index.unwrap_or(self.port.index)),
+            reserved: [0; 6],
+        };
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
     }
 
@@ -88,21 +92,6 @@ impl Objects {
         let DestroyAh { ah_handle } = call.request::<_, ()>()?;
         self.ahs.remove(ah_handle)?;
         Ok(Reply::none().note(format!("ah={ah_handle}")))
-    }
-
-    /// Returns whether a path leads to this port, the only one.
-    pub(crate) fn is_here(&self, is_global: bool, dgid: &[u8; 16], dlid: u16) -> bool {
-        match self.settings.link {
-            Link::InfiniBand => dlid == LID,
-            Link::Ethernet => is_global && self.settings.link.gids().iter().any(|gid| gid.bytes == *dgid),
-        }
-    }
-
-    /// Checks that a path starts at a GID of the port. On RoCE it must have a GID.
-    pub(crate) fn check_source(&self, is_global: bool, sgid_index: u8) -> Result<(), Errno> {
-        let legal =
-            if is_global { usize::from(sgid_index) < self.settings.link.gids().len() } else { self.settings.link == Link::InfiniBand };
-        if legal { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
     /// Returns the memory of a region, and its access in the HCA's terms, after a check of both.

@@ -1,9 +1,13 @@
 //! The environment variables by which the launcher configures the library.
 
-use mlx5_hca::{Gid, GidKind, Port};
+use std::net::Ipv4Addr;
 
-/// Major and minor number of the device file, `MAJOR:MINOR`. Without it the library does nothing.
+use mlx5_hca::{Gid, GidKind, PortAddress};
+
+/// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow. Without it the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
+/// Number of devices.
+pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
 /// `ib` or `roce`.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
 /// The directory through which processes find each other.
@@ -18,14 +22,20 @@ pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 /// If set, the drivers' doorbells are checked.
 pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 
-/// LID of the port.
-pub(crate) const LID: u16 = 1;
-/// GUID of the device and of its port.
-pub(crate) const GUID: [u8; 8] = [2, 0, 0, 0xff, 0xfe, 0, 0, 1];
-/// fe80::200:ff:fe00:1.
-const LINK_LOCAL: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, GUID[0], GUID[1], GUID[2], GUID[3], GUID[4], GUID[5], GUID[6], GUID[7]];
-/// ::ffff:127.0.0.1.
-const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+/// The launcher's tree, which libibverbs reads in place of `/sys`.
+pub(crate) const TREE: &str = "SYSFS_PATH";
+
+/// Domain and bus of the PCI function, an address that no machine has. Decimal digits: UCX reads no others in the name of the root.
+pub(crate) const PCI_BUS: &str = "7357:00";
+
+/// Number of entries of a port's GID table. A NIC has at least as many; those without a GID are zero.
+pub(crate) const GID_ENTRIES: usize = 8;
+
+/// Returns the GUID of the device with this index, and of its port. The first one is 0200:00ff:fe00:0001.
+pub(crate) const fn guid(device: usize) -> [u8; 8] {
+    [2, 0, 0, 0xff, 0xfe, 0, 0, 1 + device as u8]
+}
+
 /// `vendor_part_id`: ConnectX-6.
 pub(crate) const DEVICE_ID: u16 = 0x101b;
 /// Firmware version: major, minor, sub-minor.
@@ -41,23 +51,24 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns the GID table of the port, without empty entries. On RoCE the kernel makes two entries for each address of the network
-    /// device, in this order.
-    pub(crate) const fn gids(self) -> &'static [Gid] {
+    /// Returns the GID table of the port of a device, without empty entries: fe80::200:ff:fe00:1 of the first one, and on RoCE
+    /// ::ffff:127.0.0.1, with the two entries that the kernel makes for each address of the network device, in this order.
+    fn gids(self, device: usize) -> Vec<Gid> {
+        let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        link_local[8..].copy_from_slice(&guid(device));
+        let ipv4 = Ipv4Addr::new(127, 0, 0, 1 + device as u8).to_ipv6_mapped().octets();
+        let both = |bytes| [GidKind::RoceV1, GidKind::RoceV2].map(|kind| Gid { bytes, kind });
         match self {
-            Self::InfiniBand => &[Gid { bytes: LINK_LOCAL, kind: GidKind::InfiniBand }],
-            Self::Ethernet => &[
-                Gid { bytes: LINK_LOCAL, kind: GidKind::RoceV1 },
-                Gid { bytes: LINK_LOCAL, kind: GidKind::RoceV2 },
-                Gid { bytes: IPV4, kind: GidKind::RoceV1 },
-                Gid { bytes: IPV4, kind: GidKind::RoceV2 },
-            ],
+            Self::InfiniBand => vec![Gid { bytes: link_local, kind: GidKind::InfiniBand }],
+            Self::Ethernet => [both(link_local), both(ipv4)].concat(),
         }
     }
 
-    /// Returns the port, which all devices of a fabric share.
-    pub(crate) const fn port(self) -> Port {
-        Port { lid: if matches!(self, Self::InfiniBand) { LID } else { 0 }, gids: self.gids() }
+    /// Makes the network of this number of devices. It is never freed: a process has one.
+    pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
+        let lid = |device: usize| if self == Self::InfiniBand { 1 + device as u16 } else { 0 };
+        let ports = (0..devices).map(|device| PortAddress { lid: lid(device), gids: self.gids(device).leak() });
+        ports.collect::<Vec<_>>().leak()
     }
 
     /// Parses `ib` or `roce`.

@@ -22,6 +22,7 @@ names!(
     EINVAL,
     EIO,
     EMFILE,
+    ENETUNREACH,
     ENFILE,
     ENODEV,
     ENOENT,

@@ -1,7 +1,27 @@
 //! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of the tree. The library applies the others.
 
+use mlx5_hca::Faults;
+use mlx5_hca::wire::Syndrome;
+
 use super::errno::Errno;
 use super::names;
+
+/// The statuses that a completion can be made to have, without `IBV_WC_`, and their syndromes.
+const STATUSES: [(&str, Syndrome); 13] = [
+    ("LOC_LEN_ERR", Syndrome::LocalLength),
+    ("LOC_QP_OP_ERR", Syndrome::LocalQpOperation),
+    ("LOC_PROT_ERR", Syndrome::LocalProtection),
+    ("WR_FLUSH_ERR", Syndrome::WorkRequestFlushed),
+    ("MW_BIND_ERR", Syndrome::MemoryWindowBind),
+    ("BAD_RESP_ERR", Syndrome::BadResponse),
+    ("LOC_ACCESS_ERR", Syndrome::LocalAccess),
+    ("REM_INV_REQ_ERR", Syndrome::RemoteInvalidRequest),
+    ("REM_ACCESS_ERR", Syndrome::RemoteAccess),
+    ("REM_OP_ERR", Syndrome::RemoteOperation),
+    ("RETRY_EXC_ERR", Syndrome::TransportRetryExceeded),
+    ("RNR_RETRY_EXC_ERR", Syndrome::RnrRetryExceeded),
+    ("REM_ABORT_ERR", Syndrome::RemoteAborted),
+];
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +48,22 @@ pub(crate) enum Fault {
     NoAtomics,
     /// The device file cannot be opened.
     Open(Errno),
+    /// A work request of a send queue fails after `after` that do not.
+    Completion {
+        /// The place of the queue pair whose work requests are counted; `None`: all of the device.
+        only: Option<u16>,
+        /// The syndrome of its completion.
+        syndrome: Syndrome,
+        /// Number of work requests before it.
+        after: u64,
+    },
+    /// Messages are lost.
+    Loss {
+        /// The place of the queue pair whose messages are lost; `None`: all of the device.
+        only: Option<u16>,
+        /// Lost attempts in a thousand.
+        permille: u16,
+    },
     /// Commands with this number fail, except for the first `after`.
     Command {
         /// Number of the command.
@@ -43,10 +79,30 @@ impl Fault {
     /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
+        let (key, only) = match key.split_once('.') {
+            Some((key @ ("wc" | "loss"), place)) => {
+                (key, Some(place.parse().map_err(|_| format!("`{place}` is not the place of a queue pair"))?))
+            }
+            _ => (key, None),
+        };
         let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };
         match key {
             "devices" => fixed("none", Self::NoDevices),
             "gid" => fixed("none", Self::NoGid),
+            "wc" => {
+                let (status, after) = value.split_once('@').unwrap_or((value, "0"));
+                let known = STATUSES.iter().find(|(name, _)| *name == status);
+                let (_, syndrome) =
+                    *known.ok_or_else(|| format!("`{status}` is not a status; legal are {}", STATUSES.map(|(name, _)| name).join(", ")))?;
+                let after = after.parse().map_err(|_| format!("`{after}` is not a number of work requests"))?;
+                Ok(Self::Completion { only, syndrome, after })
+            }
+            "loss" => {
+                let percent: Option<f64> = value.strip_suffix('%').and_then(|percent| percent.parse().ok());
+                let percent = percent.filter(|percent| (0.1..=100.0).contains(percent));
+                let percent = percent.ok_or_else(|| format!("loss is `{value}`; legal are 0.1% to 100%"))?;
+                Ok(Self::Loss { only, permille: (percent * 10.0).round() as u16 })
+            }
             "port" => match value.strip_prefix("down@") {
                 None => fixed("down", Self::PortDown),
                 Some(when) => {
@@ -63,7 +119,10 @@ impl Fault {
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
-                    format!("`{key}` is not a fault; legal are devices, device, gid, port, atomics, open, {}", commands.join(", "))
+                    format!(
+                        "`{key}` is not a fault; legal are devices, device, gid, port, atomics, open, wc, loss, {}",
+                        commands.join(", ")
+                    )
                 })?;
                 let (errno, after) = match value.split_once('@') {
                     Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is not a number of commands"))?),
@@ -73,6 +132,26 @@ impl Fault {
             }
         }
     }
+}
+
+/// Returns the faults that the HCA makes.
+///
+/// # Errors
+/// It makes one of each kind, and both for the same queue pairs.
+pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
+    let (mut made, mut of) = (Faults::default(), None);
+    for fault in faults {
+        let (only, is_second) = match *fault {
+            Fault::Completion { only, syndrome, after } => (only, made.fail.replace((after, syndrome)).is_some()),
+            Fault::Loss { only, permille } => (only, core::mem::replace(&mut made.loss_permille, permille) != 0),
+            _ => continue,
+        };
+        if is_second || of.is_some_and(|of| of != only) {
+            return Err("there can be one fault `wc` and one `loss`, both for the same queue pair or for all".to_owned());
+        }
+        of = Some(only);
+    }
+    Ok(Faults { only: of.flatten(), ..made })
 }
 
 fn milliseconds(text: &str) -> Result<u32, String> {
@@ -95,6 +174,10 @@ mod tests {
             ("device=fatal@20", Fault::DeviceFails { at_ms: 20 }),
             ("atomics=none", Fault::NoAtomics),
             ("open=EACCES", Fault::Open(Errno(libc::EACCES))),
+            ("wc=RETRY_EXC_ERR", Fault::Completion { only: None, syndrome: Syndrome::TransportRetryExceeded, after: 0 }),
+            ("wc.2=REM_ACCESS_ERR@100", Fault::Completion { only: Some(2), syndrome: Syndrome::RemoteAccess, after: 100 }),
+            ("loss=0.5%", Fault::Loss { only: None, permille: 5 }),
+            ("loss.0=100%", Fault::Loss { only: Some(0), permille: 1000 }),
             ("reg_mr=ENOMEM", command(9, libc::ENOMEM, 0)),
             ("create_qp=ENOSPC@3", command(24, libc::ENOSPC, 3)),
             ("modify_cq=EIO@1", command(57, libc::EIO, 1)),
@@ -110,9 +193,26 @@ mod tests {
         assert!(error("port=up").contains("`down`"));
         assert!(error("port=down@now").contains("`now`"));
         assert!(error("port=down@1+").contains("``"));
+        assert!(
+            error("wc=BROKEN").contains("RETRY_EXC_ERR")
+                && error("wc=REM_OP_ERR@").contains("``")
+                && error("wc.x=REM_OP_ERR").contains("`x`")
+        );
+        assert!(error("loss=1").contains("`1`") && error("loss=101%").contains("100%") && error("open.1=EIO").contains("`open.1`"));
         assert!(error("device=down").contains("`fatal@MS`"));
         assert!(error("reg_mr=ENOTHING").contains("ENOMEM"));
         assert!(error("reg_mr=ENOMEM@x").contains("`x`"));
         assert!(error("register=ENOMEM").contains("reg_mr"));
+    }
+
+    #[test]
+    fn the_hca_makes_one_fault_of_each_kind() {
+        let of = |texts: &[&str]| of_hca(&texts.iter().map(|text| Fault::parse(text).unwrap()).collect::<Vec<_>>());
+        let both = Faults { fail: Some((3, Syndrome::RemoteOperation)), loss_permille: 20, only: Some(1), ..Faults::default() };
+        assert_eq!(of(&["port=down", "wc.1=REM_OP_ERR@3", "loss.1=2%"]), Ok(both));
+        assert_eq!(of(&["port=down"]), Ok(Faults::default()));
+        for refused in [["loss=1%", "loss=2%"], ["wc=REM_OP_ERR", "loss.1=2%"]] {
+            assert!(of(&refused).unwrap_err().contains("one"));
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
 
+use crate::options::errno::Errno;
 use crate::options::settings::{LogTarget, Settings};
 
 /// Logs a line in any case: without a log it is written to standard error.
@@ -16,6 +17,15 @@ pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
 pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
     if let Some(target) = &settings.log {
         write(target, line);
+    }
+}
+
+/// Logs the refusal of a command or method: as one that the program's libraries get round, or as one that the program learns of.
+pub(crate) fn answered(settings: &Settings, what: fmt::Arguments<'_>, errno: Errno, falls_back: bool) {
+    if falls_back {
+        command(settings, format_args!("{what} fell back: {errno}"));
+    } else {
+        refused(settings, format_args!("{what} refused: {errno}"));
     }
 }
 

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::options::config::{CHECK_DOORBELLS, DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link};
+use mlx5_hca::{Port, PortAddress};
+
+use crate::options::config::{CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE};
 use crate::options::errno::Errno;
-use crate::options::faults::Fault;
+use crate::options::faults::{Fault, of_hca};
 
 /// Destination of log lines.
 #[derive(Debug)]
@@ -21,8 +23,12 @@ pub(crate) enum LogTarget {
 /// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// `st_rdev` of the device file.
+    /// `st_rdev` of the first device's file. Those of the others follow.
     pub(crate) device: libc::dev_t,
+    /// The ports of the devices, one of each.
+    pub(crate) network: &'static [PortAddress],
+    /// The launcher's tree.
+    pub(crate) tree: PathBuf,
     /// Link layer of the port.
     pub(crate) link: Link,
     /// The directory through which processes find each other.
@@ -33,6 +39,8 @@ pub(crate) struct Settings {
     pub(crate) has_atomics: bool,
     /// Changes of an open device without a command, with their times in ms after it was opened; the earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
+    /// The faults that the HCA makes.
+    pub(crate) of_hca: mlx5_hca::Faults,
     /// Whether the doorbells of drivers are checked.
     pub(crate) check_doorbells: bool,
     /// Error of opening the device.
@@ -77,21 +85,28 @@ impl Settings {
     fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
         let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
+        let faults = text(FAULTS).unwrap_or_default();
+        let faults: Option<Vec<_>> = faults.split(',').filter(|one| !one.is_empty()).map(|one| Fault::parse(one).ok()).collect();
+        let faults = faults?;
+        let link = Link::parse(&text(LINK)?).ok()?;
         let mut settings = Self {
             device: libc::makedev(major?, minor?),
-            link: Link::parse(&text(LINK)?).ok()?,
+            network: link.network(text(DEVICES)?.parse().ok()?),
+            tree: variable(TREE)?.into(),
+            link,
             fabric: variable(FABRIC)?.into(),
             is_port_up: true,
             has_atomics: true,
             changes: Vec::new(),
+            of_hca: of_hca(&faults).ok()?,
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
             open: None,
             commands: Vec::new(),
             log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
             log_commands: variable(LOG_COMMANDS).is_some(),
         };
-        for fault in text(FAULTS).unwrap_or_default().split(',').filter(|one| !one.is_empty()) {
-            match Fault::parse(fault).ok()? {
+        for fault in faults {
+            match fault {
                 Fault::PortDown => settings.is_port_up = false,
                 Fault::PortFails { at_ms, for_ms } => {
                     settings.changes.push((at_ms, Change::Port { is_up: false }));
@@ -103,12 +118,17 @@ impl Settings {
                 Fault::Command { number, errno, after } => {
                     settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });
                 }
-                // The launcher applies these in the tree.
-                Fault::NoDevices | Fault::NoGid => {}
+                // The launcher applies the first two in the tree, and the HCA the others.
+                Fault::NoDevices | Fault::NoGid | Fault::Completion { .. } | Fault::Loss { .. } => {}
             }
         }
         settings.changes.sort_by_key(|&(at_ms, _)| at_ms);
         Some(settings)
+    }
+
+    /// Returns the port of the device with this index.
+    pub(crate) fn port(&self, index: usize) -> Port {
+        Port { network: self.network, index }
     }
 
     /// Returns the fault of opening the device.
@@ -137,9 +157,18 @@ mod tests {
 
     #[test]
     fn settings_are_those_of_the_launcher() {
-        let of_launcher = [(DEVICE, "231:192"), (LINK, "roce"), (FABRIC, "/somewhere"), (FAULTS, "port=down,open=EACCES"), (LOG, "/log")];
+        let of_launcher = [
+            (DEVICE, "231:192"),
+            (DEVICES, "2"),
+            (TREE, "/t"),
+            (LINK, "roce"),
+            (FABRIC, "/x"),
+            (FAULTS, "port=down,open=EACCES"),
+            (LOG, "/log"),
+        ];
         let it = settings(&of_launcher).unwrap();
         assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet, false));
+        assert_eq!(it.network.len(), 2);
         assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
         assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));
         assert!(!it.log_commands);
@@ -149,12 +178,13 @@ mod tests {
     fn without_a_launcher_there_are_none() {
         assert!(settings(&[]).is_none());
         assert!(settings(&[(DEVICE, "231:192"), (LINK, "ib")]).is_none());
-        assert!(settings(&[(DEVICE, "231"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
+        assert!(settings(&[(DEVICE, "231"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
     }
 
     #[test]
     fn a_fault_comes_after_as_many_commands_as_it_says() {
-        let of_launcher = [(DEVICE, "1:2"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
+        let of_launcher =
+            [(DEVICE, "1:2"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
         let it = settings(&of_launcher).unwrap();
         let results: Vec<_> = (0..4).map(|_| it.command_fault(9).is_ok()).collect();
         assert_eq!(results, [true, true, false, false]);

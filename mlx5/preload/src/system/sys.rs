@@ -1,7 +1,7 @@
 //! System calls that bypass the C library: it has no symbol for them, or this library interposes the symbol.
 
 use core::mem::MaybeUninit;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::options::errno::Errno;
@@ -21,6 +21,17 @@ pub(crate) fn last_error() -> Errno {
 
 fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
     if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+/// Returns the path of an open directory, or of the current one for `AT_FDCWD`.
+pub(crate) fn directory(fd: RawFd) -> Result<Vec<u8>, Errno> {
+    let link =
+        if fd == libc::AT_FDCWD { c"/proc/self/cwd".to_owned() } else { CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default() };
+    let mut path = vec![0; libc::PATH_MAX as usize];
+    // SAFETY: a string, and a live buffer with its length.
+    let len = checked(unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), path.as_mut_ptr(), path.len()) })?;
+    path.truncate(len as usize);
+    Ok(path)
 }
 
 /// `newfstatat(2)`.

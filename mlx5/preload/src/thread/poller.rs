@@ -27,8 +27,13 @@ const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
-/// Starts the thread, which checks doorbells if it has `registers`. It takes no signals: they belong to the program.
-pub(crate) fn spawn(jobs: Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
+/// Starts the thread of the device with this index. It checks doorbells if it has `registers`. It takes no signals: they belong to the program.
+pub(crate) fn spawn(
+    jobs: Receiver<Job>,
+    settings: &'static Settings,
+    index: usize,
+    registers: Option<Registers>,
+) -> io::Result<JoinHandle<()>> {
     let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: places for two masks; the first is filled before it is used.
@@ -36,22 +41,22 @@ pub(crate) fn spawn(jobs: Receiver<Job>, settings: &'static Settings, registers:
         libc::sigfillset(mask.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
     }
-    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&jobs, settings, registers)));
+    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&jobs, settings, index, registers)));
     // SAFETY: the mask was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     thread
 }
 
-fn run(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) {
+fn run(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, registers: Option<Registers>) {
     // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if catch_unwind(AssertUnwindSafe(|| serve(jobs, settings, registers))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| serve(jobs, settings, index, registers))).is_err() {
         log::error(settings, format_args!("the software HCA failed; all further commands of this context fail with EIO"));
     }
 }
 
-fn serve(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) {
-    let mut session = Session::new(settings, registers);
+fn serve(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, registers: Option<Registers>) {
+    let mut session = Session::new(settings, index, registers);
     let mut pace = Pace::default();
     loop {
         let mut polls = 0;

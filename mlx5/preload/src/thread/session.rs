@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use mlx5_hca::Port;
+
 use crate::abi::verbs::number;
-use crate::command::{Call, LATER, Reply};
+use crate::command::{Call, LATER, NO_DEVX, Reply};
 use crate::files::jobs::Job;
 use crate::objects::Objects;
 use crate::objects::doorbells::{Doorbells, Registers};
@@ -15,17 +17,20 @@ use crate::options::{log, names};
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
+    port: Port,
     /// Present until GET_CONTEXT.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
+    /// Whether the last GET_CONTEXT was refused because it asked for DEVX.
+    wants_context: bool,
     /// The commands that wait for a peer, and the times since when they wait.
     waiting: Vec<(Job, Instant)>,
 }
 
 impl Session {
-    pub(crate) fn new(settings: &'static Settings, registers: Option<Registers>) -> Self {
-        Self { settings, registers, objects: None, waiting: Vec::new() }
+    pub(crate) fn new(settings: &'static Settings, index: usize, registers: Option<Registers>) -> Self {
+        Self { settings, port: settings.port(index), registers, objects: None, wants_context: false, waiting: Vec::new() }
     }
 
     /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether anything happened.
@@ -54,14 +59,25 @@ impl Session {
         }
     }
 
-    fn answer(&self, job: Job, done: Result<Reply, Errno>) {
-        let number = job.call.number;
-        let name = names::command(number).unwrap_or("unknown command");
+    fn answer(&mut self, job: Job, done: Result<Reply, Errno>) {
+        let code = job.call.number;
+        let name = names::command(code).unwrap_or("unknown command");
         let form = if job.call.is_extended { "ex " } else { "" };
         let result = done.and_then(|reply| job.call.respond(&reply).map(|()| reply));
+        if code == number::GET_CONTEXT {
+            self.wants_context = matches!(&result, Err(NO_DEVX));
+        }
         match &result {
             Ok(reply) => log::command(self.settings, format_args!("{form}{name} {}", reply.note)),
-            Err(errno) => log::refused(self.settings, format_args!("{form}{name} ({number}) refused: {errno}")),
+            Err(errno) => {
+                // libmlx5 asks for DEVX first, and then without it.
+                log::answered(
+                    self.settings,
+                    format_args!("{form}{name} ({code})"),
+                    *errno,
+                    self.wants_context && code == number::GET_CONTEXT,
+                );
+            }
         }
         job.answer(result.map(drop));
     }
@@ -71,15 +87,15 @@ impl Session {
             if self.objects.is_some() {
                 return Err(Errno(libc::EINVAL));
             }
-            let (mut objects, reply) = crate::objects::device::get_context(call, self.settings)?;
+            let (mut objects, reply) = crate::objects::device::get_context(call, self.settings, self.port)?;
             objects.doorbells = self.registers.take().map(Doorbells::new);
             self.objects = Some(objects);
             return Ok(reply);
         }
         let objects = self.objects.as_mut().ok_or(Errno(libc::EINVAL))?;
         match (call.number, call.is_extended) {
-            (number::QUERY_DEVICE, false) => crate::objects::device::query(call, objects.settings),
-            (number::QUERY_DEVICE, true) => crate::objects::device::query_extended(call, objects.settings),
+            (number::QUERY_DEVICE, false) => objects.query_device(call),
+            (number::QUERY_DEVICE, true) => objects.query_device_extended(call),
             (number::QUERY_PORT, false) => objects.query_port(call),
             (number::ALLOC_PD, false) => objects.alloc_pd(call),
             (number::DEALLOC_PD, false) => objects.dealloc_pd(call),
@@ -104,6 +120,14 @@ impl Session {
             (number::MODIFY_QP, true) => objects.modify_qp_extended(call),
             (number::DESTROY_QP, false) => objects.destroy_qp(call),
             _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.wants_context {
+            log::refused(self.settings, format_args!("the device was opened for DEVX only, and refused: {NO_DEVX}"));
         }
     }
 }

@@ -64,10 +64,53 @@ fn what_is_refused_is_logged_by_name() {
     let place = Place::new("log");
     let log = place.file("log");
     place.run(&["--log", log.to_str().unwrap()], &["ibv_devinfo"]).succeeded();
+    assert!(!log.exists(), "nothing was refused for good: {:?}", fs::read_to_string(&log));
+    place.run(&["--log", log.to_str().unwrap(), "--fault", "alloc_pd=ENOMEM"], &["ibv_rc_pingpong"]);
     let refused = fs::read_to_string(&log).unwrap();
-    assert!(refused.contains("ioctl DEVICE.INVOKE_WRITE refused: EPROTONOSUPPORT"), "{refused}");
-    assert!(!refused.contains("query_port"), "{refused}");
-    place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]).succeeded().said("get_context bfregs=16/4").said("query_port");
+    assert!(refused.ends_with("alloc_pd (3) refused: ENOMEM\n") && refused.lines().count() == 1, "{refused}");
+    let all = place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]);
+    all.succeeded().said("get_context bfregs=16/4").said("query_port").said("ioctl DEVICE.INVOKE_WRITE fell back: EPROTONOSUPPORT");
+    all.said("get_context (0) fell back: EOPNOTSUPP");
+}
+
+#[test]
+#[ignore = "needs perftest"]
+fn a_work_request_can_fail_and_messages_can_be_lost() {
+    let fails = |fault, status| {
+        let place = Place::new(&format!("status-{status}"));
+        let [_, client] = place.pair(&["--fault", fault], &["ib_write_bw", "-n", "300", "-s", "64"]);
+        assert!(!client.status.success(), "{client:#?}");
+        client.said("Completion with error").said(&format!("Failed status {status}:"));
+    };
+    fails("wc=REM_ACCESS_ERR@100", 10);
+    fails("loss.0=100%", 12);
+    // It comes after the only queue pair.
+    for fault in ["loss=10%", "wc.1=REM_ACCESS_ERR"] {
+        // The timeout is 1 ms.
+        let ends = Place::new("lost").pair(&["--fault", fault], &["ib_write_bw", "-n", "300", "-s", "64", "-u", "8"]);
+        ends.iter().for_each(|end| _ = end.succeeded());
+    }
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils and user namespaces"]
+fn a_peer_in_another_user_namespace_is_refused_with_the_reason() {
+    let place = Place::new("namespaces");
+    let port = crate::support::free_port();
+    let command = |more: &[&str]| {
+        let run = place.mlx5_run(&["ibv_rc_pingpong", "-p", &port.to_string()]);
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-current-user"]).arg(run.get_program()).args(run.get_args()).args(more);
+        command
+    };
+    let mut server = place.start(&mut command(&[]));
+    server.wait_for(|| crate::support::is_listening(port));
+    let client = place.start(&mut command(&["localhost"])).finish();
+    assert!(!client.status.success(), "{client:#?}");
+    // It connects before it answers the client.
+    let server = server.finish();
+    assert!(!server.status.success(), "{server:#?}");
+    server.said("Failed to modify QP to RTR").said("in one user namespace");
 }
 
 /// The end of the server's process is the connection's end: the survivor's operations get no answer, `IBV_WC_RETRY_EXC_ERR`.

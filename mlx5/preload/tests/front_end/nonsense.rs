@@ -13,8 +13,18 @@ const PAGES: usize = 128;
 const EXTENDED: u32 = 1 << 31;
 
 /// The errors by which a kernel refuses a command. `EIO` is not among them: it means that the software HCA failed.
-pub(crate) const REFUSALS: [i32; 9] =
-    [libc::EINVAL, libc::EFAULT, libc::EOPNOTSUPP, libc::ENOSPC, libc::EBUSY, libc::ENOMEM, libc::EMFILE, libc::EHOSTUNREACH, libc::EBADF];
+pub(crate) const REFUSALS: [i32; 10] = [
+    libc::EINVAL,
+    libc::EFAULT,
+    libc::EOPNOTSUPP,
+    libc::ENOSPC,
+    libc::EBUSY,
+    libc::ENOMEM,
+    libc::EMFILE,
+    libc::ETIMEDOUT,
+    libc::ENETUNREACH,
+    libc::EBADF,
+];
 
 /// An open device.
 pub(crate) struct Device(pub(crate) i32);

@@ -37,6 +37,55 @@ fn ibv_devinfo_shows_the_device() {
     shown.said("0000:0000:0000:0000:0000:ffff:7f00:0001, RoCE v1").said("::ffff:127.0.0.1, RoCE v2");
 }
 
+/// Programs that do not use libibverbs for it read `/sys` in many ways. None of them needs a right that other users lack.
+#[test]
+#[ignore = "needs libibverbs1 and ibverbs-providers"]
+fn programs_find_the_device_in_sys() {
+    const SCRIPT: &str = r#"
+        set -e
+        realpath /sys/class/infiniband/mlx5_0/device /sys/class/infiniband/mlx5_0/../..
+        ls -l /sys/class/infiniband
+        ls /sys/class/infiniband_verbs/uverbs0/
+        cat /sys/class/infiniband/mlx5_0/ports/1/link_layer /sys/bus/pci/devices/7357:00:00.0/vendor
+        for state in /sys/class/infiniband/*/ports/*/state; do test -r $state && read value <$state && echo "$state is $value"; done
+        find /sys/class/infiniband/mlx5_0/ports/1/gids -type f | wc -l
+        cd /sys/class && cat infiniband/mlx5_0/device/numa_node
+        cd infiniband/mlx5_0/ports/1 && cat counters/port_xmit_data
+        python3 -c 'import os; print(os.listdir("/sys/class/infiniband"), os.path.realpath("/sys/class/infiniband/mlx5_0"))'
+        ! test -e /sys/class/infiniband_mad
+    "#;
+    const SAYS: &str = "\
+/sys/devices/pci7357:00/7357:00:00.0
+/sys/devices/pci7357:00/7357:00:00.0
+mlx5_0 -> ../../devices/pci7357:00/7357:00:00.0/infiniband/mlx5_0
+abi_version
+dev
+device
+ibdev
+InfiniBand
+0x15b3
+/sys/class/infiniband/mlx5_0/ports/1/state is 4: ACTIVE
+8
+-1
+0
+['mlx5_0'] /sys/devices/pci7357:00/7357:00:00.0/infiniband/mlx5_0
+";
+    let place = Place::new("sys");
+    let run = place.mlx5_run(&["sh", "-c", SCRIPT]);
+    // SAFETY: no arguments.
+    let mut command = if unsafe { libc::geteuid() } == 0 {
+        let mut without_rights = std::process::Command::new("setpriv");
+        without_rights.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(run.get_program()).args(run.get_args());
+        without_rights
+    } else {
+        run
+    };
+    let shown = place.start(&mut command).finish();
+    let lines = shown.succeeded().output.lines().filter(|line| !line.starts_with("total "));
+    let said: Vec<_> = lines.map(|line| line.split_once("mlx5_0 ->").map_or(line.to_owned(), |(_, to)| format!("mlx5_0 ->{to}"))).collect();
+    assert_eq!(said, SAYS.lines().collect::<Vec<_>>(), "{shown:#?}");
+}
+
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn ibv_rc_pingpong_finishes() {
@@ -54,6 +103,28 @@ fn ibv_rc_pingpong_finishes_with_events() {
 fn ibv_rc_pingpong_finishes_over_roce() {
     for index in ["0", "1", "2", "3"] {
         pingpong("rc-roce", &["--link", "roce"], &["ibv_rc_pingpong", "-g", index]);
+    }
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn two_devices_of_a_program_or_of_two_reach_each_other() {
+    let place = Place::new("devices");
+    let shown = place.run(&["--devices", "2", "--link", "roce"], &["ibv_devinfo", "-v"]);
+    shown.succeeded().said("hca_id:\tmlx5_1").said("node_guid:\t\t\t0200:00ff:fe00:0002").said("::ffff:127.0.0.2, RoCE v2");
+    for (link, program) in
+        [("ib", &["ibv_rc_pingpong"][..]), ("roce", &["ibv_rc_pingpong", "-g", "3"]), ("roce", &["ibv_ud_pingpong", "-g", "1"])]
+    {
+        let port = crate::support::free_port();
+        let command = |device: &str, more: &[&str]| {
+            let mut command = place.mlx5_run(&["--devices", "2", "--link", link]);
+            command.args(program).args(["-s", "512", "-n", "100", "-d", device, "-p", &port.to_string()]).args(more);
+            command
+        };
+        let mut server = place.start(&mut command("mlx5_1", &[]));
+        server.wait_for(|| crate::support::is_listening(port));
+        let client = place.start(&mut command("mlx5_0", &["localhost"])).finish();
+        [client, server.finish()].iter().for_each(|end| _ = end.succeeded().said("100 iters in "));
     }
 }
 
@@ -80,7 +151,7 @@ fn ibv_ud_pingpong_finishes_over_roce() {
 #[test]
 #[ignore = "needs perftest"]
 fn ib_write_bw_finishes() {
-    perftest("write-bw", &[], &["ib_write_bw"], 65_536, 500);
+    perftest("write-bw", &[], &["ib_write_bw", "--report-counters=counters/port_xmit_data,hw_counters/out_of_buffer"], 65_536, 500);
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(crate) fn under_the_library_with(test: &str, (setting, value): (&str, &str),
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(UNDER, "1").env("LD_PRELOAD", library);
     command.env("MLX5_PRELOAD_DEVICE", "231:192").env("MLX5_PRELOAD_LINK", "ib").env("MLX5_PRELOAD_FABRIC", fabric);
-    command.env(setting, value).env("MLX5_PRELOAD_LOG", &log);
+    command.env("MLX5_PRELOAD_DEVICES", "1").env("SYSFS_PATH", "/no-tree").env(setting, value).env("MLX5_PRELOAD_LOG", &log);
     place.start(&mut command).finish().succeeded().said("1 passed");
     let log = fs::read_to_string(log).unwrap_or_default();
     for part in logged {

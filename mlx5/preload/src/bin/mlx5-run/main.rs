@@ -28,20 +28,28 @@ use crate::config::Link;
 use crate::faults::Fault;
 use crate::sysfs::{Tree, TreeOptions};
 
+/// Maximum number of devices.
+const MAX_DEVICES: i64 = 8;
+
 /// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one user starts in this way on one host
-/// share one port of one device, mlx5_0, and reach each other.
+/// share one port of one device, mlx5_0, unless there are to be more devices, and reach each other.
 #[derive(Debug, Parser)]
 #[command(name = "mlx5-run", version)]
 struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
+    /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network. Programs that are started with different numbers
+    /// do not see each other.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
+    devices: u8,
     /// Directory through which programs find each other; created if missing. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
     /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
     /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
-    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed. May be repeated.
+    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N, after N that do not fail, and loss=P% of
+    /// messages (wc.K and loss.K: of the queue pair in place K). May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
     /// Write refused commands to a file, by name; `-`: to standard error.
@@ -81,10 +89,12 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let fabric = fabric(arguments)?;
-    let is_there = |fault| arguments.faults.iter().any(|text| Fault::parse(text) == Ok(fault));
+    let faults = arguments.faults.iter().map(|text| Fault::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    faults::of_hca(&faults)?;
+    let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
         link: Link::parse(&arguments.link.to_string_lossy())?,
-        has_device: !is_there(Fault::NoDevices),
+        devices: if is_there(Fault::NoDevices) { 0 } else { arguments.devices.into() },
         has_gid: !is_there(Fault::NoGid),
         is_port_up: !is_there(Fault::PortDown),
     };
@@ -95,9 +105,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut command = Command::new(program);
     command
         .args(rest)
-        .env("SYSFS_PATH", tree.path())
+        .env(config::TREE, tree.path())
         .env("LD_PRELOAD", library::preload(&library))
-        .env(config::DEVICE, sysfs::DEVICE)
+        .env(config::DEVICE, format!("{}:{}", sysfs::DEVICE[0], sysfs::DEVICE[1]))
+        .env(config::DEVICES, options.devices.to_string())
         .env(config::LINK, &arguments.link)
         .env(config::FABRIC, fabric)
         .env(config::FAULTS, arguments.faults.join(","));
@@ -137,7 +148,11 @@ fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
         let user = unsafe { libc::geteuid() };
         format!("/dev/shm/mlx5-run-{user}").into()
     });
-    let dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let mut dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    if arguments.devices > 1 {
+        // The number decides which queue pair numbers belong to a port.
+        dir.as_mut_os_string().push(format!("-{}", arguments.devices));
+    }
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),
         _ => Ok(dir),

@@ -1,23 +1,37 @@
-//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`. It has the kernel's layout, because UCX
+//! The tree that programs read in place of a part of `/sys`: a PCI function for each device, the first with `mlx5_0`. It has the kernel's layout, because UCX
 //! expects the function's directory two levels above the device's.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use mlx5_hca::GidKind;
+use mlx5_hca::{GidKind, PortAddress};
 
-use crate::config::{DEVICE_ID, FIRMWARE, GUID, Link};
+use crate::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, PCI_BUS, guid};
 use crate::private_dir::PrivateDir;
 
-/// Device file: major and minor.
-pub(crate) const DEVICE: &str = "231:192";
+/// The first device file: major and minor.
+pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
 /// The network device that gives a RoCE port its addresses. Programs look it up, so every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The PCI function's directory, from the root.
-const FUNCTION: &str = "devices/pci0000:00/0000:03:00.0";
+/// The counters of the port, which programs read before and after a run. Nothing counts in them.
+const COUNTERS: [(&str, &str); 2] = [
+    (
+        "counters",
+        "VL15_dropped excessive_buffer_overrun_errors link_downed link_error_recovery local_link_integrity_errors multicast_rcv_packets \
+        multicast_xmit_packets port_rcv_constraint_errors port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors \
+        port_rcv_switch_relay_errors port_xmit_constraint_errors port_xmit_data port_xmit_discards port_xmit_packets port_xmit_wait \
+        symbol_error unicast_rcv_packets unicast_xmit_packets",
+    ),
+    (
+        "hw_counters",
+        "duplicate_request implied_nak_seq_err lifespan local_ack_timeout_err out_of_buffer out_of_sequence packet_seq_err req_cqe_error \
+        req_cqe_flush_error req_remote_access_errors req_remote_invalid_request resp_cqe_error resp_cqe_flush_error \
+        resp_local_length_error resp_remote_access_errors rnr_nak_retry_err rx_atomic_requests rx_read_requests rx_write_requests",
+    ),
+];
 
 /// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
@@ -27,11 +41,11 @@ const MAX_ROOT: usize = 128;
 pub(crate) struct TreeOptions {
     /// Link layer of the port.
     pub(crate) link: Link,
-    /// Whether there is a device.
-    pub(crate) has_device: bool,
-    /// Whether its port has a GID.
+    /// Number of devices.
+    pub(crate) devices: usize,
+    /// Whether their ports have GIDs.
     pub(crate) has_gid: bool,
-    /// Whether its port is up.
+    /// Whether their ports are up.
     pub(crate) is_port_up: bool,
 }
 
@@ -60,21 +74,33 @@ impl Tree {
     fn fill(&self, options: &TreeOptions) -> io::Result<()> {
         self.file("class/infiniband_verbs/abi_version", "6")?;
         self.dir("class/infiniband")?;
-        if !options.has_device {
+        if options.devices == 0 {
             return Ok(());
         }
-        self.fill_function()?;
-        self.fill_device(options)?;
-        let uverbs = format!("{FUNCTION}/infiniband_verbs/uverbs0");
-        self.file(&format!("{uverbs}/ibdev"), "mlx5_0")?;
-        self.file(&format!("{uverbs}/dev"), DEVICE)?;
-        self.file(&format!("{uverbs}/abi_version"), "1")?;
-        self.link(&format!("{uverbs}/device"), "../..")?;
-        self.link("class/infiniband_verbs/uverbs0", &format!("../../{uverbs}"))?;
-        self.link("class/infiniband/mlx5_0", &format!("../../{FUNCTION}/infiniband/mlx5_0"))
+        let bus = format!("devices/pci{PCI_BUS}");
+        self.link(&format!("{bus}/pci_bus/{PCI_BUS}/device"), "../../")?;
+        self.link(&format!("class/pci_bus/{PCI_BUS}"), &format!("../../{bus}/pci_bus/{PCI_BUS}"))?;
+        let ports = options.link.network(options.devices);
+        ports.iter().enumerate().try_for_each(|(index, port)| self.fill_one(&bus, index, port, options))
     }
 
-    fn fill_function(&self) -> io::Result<()> {
+    /// Makes the PCI function, and on it the device with this index.
+    fn fill_one(&self, bus: &str, index: usize, port: &PortAddress, options: &TreeOptions) -> io::Result<()> {
+        let address = format!("{PCI_BUS}:{index:02x}.0");
+        let function = format!("{bus}/{address}");
+        self.fill_function(&function)?;
+        self.fill_device(&format!("{function}/infiniband/mlx5_{index}"), &guid(index), port, options)?;
+        self.link(&format!("bus/pci/devices/{address}"), &format!("../../../{function}"))?;
+        let uverbs = format!("{function}/infiniband_verbs/uverbs{index}");
+        self.file(&format!("{uverbs}/ibdev"), &format!("mlx5_{index}"))?;
+        self.file(&format!("{uverbs}/dev"), &format!("{}:{}", DEVICE[0], DEVICE[1] as usize + index))?;
+        self.file(&format!("{uverbs}/abi_version"), "1")?;
+        self.link(&format!("{uverbs}/device"), "../..")?;
+        self.link(&format!("class/infiniband_verbs/uverbs{index}"), &format!("../../{uverbs}"))?;
+        self.link(&format!("class/infiniband/mlx5_{index}"), &format!("../../{function}/infiniband/mlx5_{index}"))
+    }
+
+    fn fill_function(&self, function: &str) -> io::Result<()> {
         // SAFETY: a plain number.
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1) as usize;
         let id = format!("{DEVICE_ID:08X}");
@@ -94,17 +120,17 @@ impl Tree {
             ("max_link_speed", "16.0 GT/s PCIe".to_owned()),
             ("max_link_width", "16".to_owned()),
         ] {
-            self.file(&format!("{FUNCTION}/{name}"), &text)?;
+            self.file(&format!("{function}/{name}"), &text)?;
         }
         Ok(())
     }
 
-    fn fill_device(&self, options: &TreeOptions) -> io::Result<()> {
+    fn fill_device(&self, device: &str, guid: &[u8], port: &PortAddress, options: &TreeOptions) -> io::Result<()> {
         let is_ethernet = options.link == Link::Ethernet;
         let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
         let [major, minor, sub_minor] = FIRMWARE;
-        let guid = groups(&GUID);
-        let lid = format!("{:#x}", options.link.port().lid);
+        let guid = groups(guid);
+        let lid = format!("{:#x}", port.lid);
         let version = format!("{major}.{minor}.{sub_minor:04}");
         let files = [
             ("node_type", "1: CA"),
@@ -126,20 +152,24 @@ impl Tree {
             ("ports/1/link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
             ("ports/1/pkeys/0", "0xffff"),
         ];
-        let file = |name: &str, text: &str| self.file(&format!("{FUNCTION}/infiniband/mlx5_0/{name}"), text);
+        let file = |name: &str, text: &str| self.file(&format!("{device}/{name}"), text);
         for (name, text) in files {
             file(name, text)?;
         }
-        for (index, gid) in options.link.gids().iter().enumerate() {
-            file(&format!("ports/1/gids/{index}"), &groups(if options.has_gid { &gid.bytes } else { &[0; 16] }))?;
-            if options.has_gid {
-                file(&format!("ports/1/gid_attrs/types/{index}"), if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" })?;
-            }
-            if options.has_gid && is_ethernet {
+        let gids = if options.has_gid { port.gids } else { &[] };
+        for index in 0..GID_ENTRIES {
+            let gid = gids.get(index);
+            file(&format!("ports/1/gids/{index}"), &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)))?;
+            let Some(gid) = gid else { continue };
+            file(&format!("ports/1/gid_attrs/types/{index}"), if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" })?;
+            if is_ethernet {
                 file(&format!("ports/1/gid_attrs/ndevs/{index}"), NETWORK_DEVICE)?;
             }
         }
-        self.link(&format!("{FUNCTION}/infiniband/mlx5_0/device"), "../..")
+        for (dir, counters) in COUNTERS {
+            counters.split(' ').try_for_each(|counter| file(&format!("ports/1/{dir}/{counter}"), "0"))?;
+        }
+        self.link(&format!("{device}/device"), "../..")
     }
 
     fn dir(&self, path: &str) -> io::Result<()> {
@@ -153,7 +183,9 @@ impl Tree {
     }
 
     fn link(&self, path: &str, target: &str) -> io::Result<()> {
-        symlink(target, self.path().join(path))
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().unwrap_or(self.path()))?;
+        symlink(target, path)
     }
 }
 
@@ -177,7 +209,7 @@ fn cpu_mask(cpus: usize) -> String {
 mod tests {
     use super::*;
 
-    const OPTIONS: TreeOptions = TreeOptions { link: Link::InfiniBand, has_device: true, has_gid: true, is_port_up: true };
+    const OPTIONS: TreeOptions = TreeOptions { link: Link::InfiniBand, devices: 1, has_gid: true, is_port_up: true };
 
     fn read(tree: &Tree, path: &str) -> String {
         fs::read_to_string(tree.path().join(path)).unwrap().trim_end().to_owned()
@@ -193,7 +225,7 @@ mod tests {
         assert_eq!(read(&tree, "class/infiniband/mlx5_0/device/device"), "0x101b");
         assert!(read(&tree, "class/infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d0000101Bsv"));
         assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/ibdev"), "mlx5_0");
-        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/dev"), DEVICE);
+        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/dev"), "231:192");
         assert_eq!(read(&tree, "class/infiniband_verbs/abi_version"), "6");
     }
 
@@ -205,7 +237,8 @@ mod tests {
         assert_eq!(read(&tree, &format!("{port}/lid")), "0x1");
         assert_eq!(read(&tree, &format!("{port}/gids/0")), "fe80:0000:0000:0000:0200:00ff:fe00:0001");
         let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| fs::read_dir(tree.path().join(port).join(name)).unwrap().count());
-        assert_eq!((gids, kinds), (1, 1));
+        assert_eq!((gids, kinds), (GID_ENTRIES, 1));
+        assert_eq!(read(&tree, &format!("{port}/gids/{}", GID_ENTRIES - 1)), "0000:0000:0000:0000:0000:0000:0000:0000");
         let tree = Tree::make(&TreeOptions { link: Link::Ethernet, ..OPTIONS }).unwrap();
         let table = [0, 1, 2, 3]
             .map(|index| ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|name| read(&tree, &format!("{port}/{name}/{index}"))));
@@ -221,8 +254,20 @@ mod tests {
     }
 
     #[test]
+    fn every_device_has_a_function_and_addresses_of_its_own() {
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, devices: 2, ..OPTIONS }).unwrap();
+        assert_eq!(read(&tree, "class/infiniband/mlx5_1/node_guid"), "0200:00ff:fe00:0002");
+        assert_eq!(read(&tree, "class/infiniband/mlx5_1/ports/1/gids/2"), "0000:0000:0000:0000:0000:ffff:7f00:0002");
+        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs1/dev"), "231:193");
+        let function = fs::canonicalize(tree.path().join("class/infiniband/mlx5_1/device")).unwrap();
+        assert!(function.ends_with("7357:00:01.0"), "{function:?}");
+        let tree = Tree::make(&TreeOptions { devices: 2, ..OPTIONS }).unwrap();
+        assert_eq!(read(&tree, "class/infiniband/mlx5_1/ports/1/lid"), "0x2");
+    }
+
+    #[test]
     fn without_a_device_the_tree_has_none() {
-        let tree = Tree::make(&TreeOptions { has_device: false, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions { devices: 0, ..OPTIONS }).unwrap();
         assert_eq!(fs::read_dir(tree.path().join("class/infiniband")).unwrap().count(), 0);
         assert!(!tree.path().join("devices").exists());
     }
