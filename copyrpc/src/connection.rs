@@ -340,7 +340,7 @@ impl<U> Connection<U> {
         let mut ended = 0;
         while let Some(user_data) = self.with_link(|link| link.expire(now_ns)) {
             ended += 1;
-            receiver.on_response(user_data, Err(CallFailure::DeadlineExceeded));
+            receiver.on_response(user_data, Err(CallFailure::TimedOut));
         }
         ended
     }

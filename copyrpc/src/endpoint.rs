@@ -64,7 +64,7 @@ impl<U> Endpoint<U> {
     }
 
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
-    /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain. That is the first one without
+    /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is the first one without
     /// arrivals after the timeout, under load at the latest the 64th. A reply that arrives in the same poll wins. The peer is not told,
     /// and a later reply is dropped. Reads the clock; calls without a deadline do not.
     ///

@@ -203,10 +203,16 @@ pub enum CallError<U> {
 }
 
 impl<U> CallError<U> {
-    /// Returns whether the same call can succeed after more polls.
+    /// Returns whether the same call can succeed on this connection, after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::RingFull(_) | Self::InsufficientCredit(_))
+    }
+
+    /// Returns `false`: the call was not made. See [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        false
     }
 
     /// Returns the caller's data.
@@ -240,10 +246,26 @@ pub enum CallFailure {
     },
     /// The deadline passed first. Whether the handler ran or will run is not known; its reply is dropped.
     #[error("no reply before the deadline")]
-    DeadlineExceeded,
+    TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
     #[error("connection closed: {0}")]
     Closed(#[from] CloseReason),
+}
+
+impl CallFailure {
+    /// Returns whether the same call can succeed on a new connection: no handler got the request, and none will. See
+    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Closed(CloseReason::ClosedByPeer))
+    }
+
+    /// Returns whether a handler may have got the request, or may still get it. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        !self.is_retryable()
+    }
 }
 
 /// Why a reply was not taken. `R` is the request, or the handle that holds it.

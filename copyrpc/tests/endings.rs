@@ -89,7 +89,7 @@ fn echo_all(server: &Context<u64>) {
     server.flush_endpoints().unwrap();
 }
 
-const EXCEEDED: Result<Vec<u8>, CallFailure> = Err(CallFailure::DeadlineExceeded);
+const EXCEEDED: Result<Vec<u8>, CallFailure> = Err(CallFailure::TimedOut);
 
 #[test]
 fn a_call_without_a_reply_ends_with_its_deadline_once_and_its_late_reply_nowhere() {
@@ -205,7 +205,7 @@ fn a_call_may_be_made_and_cancelled_from_the_callback_of_one_that_ran_out_of_tim
     while ended.len() < 10 {
         let before = ended.len();
         let on_response = |serial: u64, outcome: Outcome<'_>| {
-            assert!(matches!(outcome, Err(CallFailure::DeadlineExceeded)));
+            assert!(matches!(outcome, Err(CallFailure::TimedOut)));
             assert_eq!(endpoint.cancel(token), (serial == 0).then_some(100));
             ended.push(serial);
             endpoint.call_within(b"", serial + 1, 0, Duration::ZERO).unwrap();

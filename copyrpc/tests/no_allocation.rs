@@ -57,7 +57,7 @@ fn round(pair: &Pair, kind: Kind, depth: usize, bytes: &mut [u8], tally: &mut Ta
         || ended.get() == taken && pair.server.stats().replies == answered,
         || {
             let on_response = |_: u64, outcome: Outcome<'_>| {
-                assert!(matches!(outcome, Ok(_) | Err(CallFailure::DeadlineExceeded)), "{outcome:?}");
+                assert!(matches!(outcome, Ok(_) | Err(CallFailure::TimedOut)), "{outcome:?}");
                 ended.set(ended.get() + 1);
             };
             pair.client.poll(on_response).unwrap();

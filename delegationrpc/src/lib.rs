@@ -31,11 +31,11 @@
 //!   other client.
 //! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken up in the order of their names in the
 //!   ring, and then served in rotation.
-//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Rejected`] when the server rejects it or drops its [`Token`],
+//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`],
 //!   with [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by [`ipc::Client::cancel`] (it keeps its
 //!   place until its late reply is there, which is discarded), or with [`CallFailed::Disconnected`] when the server ends or is killed, at
 //!   most about a millisecond of polling later. A token is the duty to answer: it can travel as the user data of another call,
-//!   [`ipc::Server::reply`] and [`ipc::Server::reject`] use it up, and dropping it, on any thread, rejects the request in the server's next
+//!   [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and dropping it, on any thread, ends the call in the server's next
 //!   poll or wait.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request. The
 //!   ring limits no client: a client that finds it full is found by the server later, by a millisecond for every 64 clients at most
@@ -46,7 +46,7 @@
 //! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the
 //!   other end one load per message while no thread sleeps; [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread
 //!   that polls several things sleeps on all of them at once with [`sleep::wait`].
-//! - **Errors of the handler** are part of the reply type: a rejection carries no more than [`CallFailed::Rejected`]. Data that no payload
+//! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`]. Data that no payload
 //!   type holds travel by [`ipc::bytes`], in parts, or in a file whose name is the payload.
 //!
 //! **Which to choose**: a call costs the same instructions in both, a server's poll that finds nothing about a fifth less in `ipc`, whose
@@ -60,7 +60,7 @@
 //! | offset | size in bytes | content | writer |
 //! |---|---|---|---|
 //! | 0 | 8 | magic `0x444C_4752_5043_5631` | server, before the region has a name |
-//! | 8, 12, 16, 20 | 4 each | version (2), max_clients, ring_depth, resp_depth (the calls of a client that can be unanswered) | |
+//! | 8, 12, 16, 20 | 4 each | version (3), max_clients, ring_depth, resp_depth (the calls of a client that can be unanswered) | |
 //! | 24 | 24 | sizes, alignments and tag of the payload types | |
 //! | 128 | 8 | head, a hint | clients |
 //! | 192 | 8 | tail | server |

@@ -72,7 +72,7 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
     assert_eq!(other.reply(token, 10), Err(ReplyError::ForeignToken { client: 0 }));
     assert_eq!(client.poll(no_reply), Ok(0));
     server.poll();
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))), Ok(1));
     client.call(2, 2).unwrap();
     server.poll();
     let (token, _) = server.recv().unwrap();
@@ -99,7 +99,7 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
             client.poll(|user, reply| ended.push((user, reply))).unwrap() > 0
         });
         dropper.join().unwrap();
-        assert_eq!(ended, [(round, Err(CallFailed::Rejected))]);
+        assert_eq!(ended, [(round, Err(CallFailed::Dropped))]);
         assert_eq!(client.poll(no_reply), Ok(0));
         assert!(!server.wait(Some(std::time::Duration::from_millis(1))), "it is rejected once");
     }

@@ -26,7 +26,7 @@
 //!   rejects the call. The rejection leaves with the node's next [`Node::poll`], for which [`Node::wait`] wakes.
 //! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default 256); one more is [`CallError::Full`],
 //!   which returns payload and user data. [`Node::reply`] is never refused for room.
-//! - Every call ends exactly once: with its reply, with [`CallFailed::Rejected`] when its token is dropped, with [`CallFailed::TimedOut`]
+//! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is dropped, with [`CallFailed::TimedOut`]
 //!   after the time that [`Node::call_within`] was given or by [`Node::cancel`] (it keeps its slot until its late reply arrives, which is
 //!   discarded), or with [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is kept waits.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB for 8 nodes with the default capacity

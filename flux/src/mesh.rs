@@ -17,7 +17,7 @@ pub(crate) const REPLY: u8 = calls::ANSWERED;
 /// Note of a message: a call. The only note with this bit, by which the receiver recognises calls.
 pub(crate) const CALL: u8 = Tag::LAST_BIT;
 /// Note of a message: there will be no answer to a call. It has no payload.
-pub(crate) const REJECTION: u8 = calls::REJECTED;
+pub(crate) const REJECTION: u8 = calls::DROPPED;
 
 /// A message. Its payload is there unless its note is [`REJECTION`].
 pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;

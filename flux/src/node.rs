@@ -462,7 +462,7 @@ fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
 fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
     let (tag, note) = Tag::unpack(word);
     if let Some(user_data) = if note == REJECTION { calls.take(tag) } else { None } {
-        f(user_data, Err(CallFailed::Rejected));
+        f(user_data, Err(CallFailed::Dropped));
     }
 }
 

@@ -14,7 +14,7 @@ pub struct CallToken {
 
 /// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///
-/// Dropping it, on any thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call
+/// Dropping it, on any thread, ends the call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call
 /// sends the rejection in its next [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes.
 #[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]

@@ -112,7 +112,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
-        let dropped = Err(CallFailed::Rejected);
+        let dropped = Err(CallFailed::Dropped);
         assert_eq!(ended, [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))], "round {round}");
         assert_eq!((b.poll(no_reply), a.poll(no_reply), a.in_flight()), (0, 0, 0));
         if round % 2 == 0 {
@@ -149,7 +149,7 @@ fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
             }
             assert!(a.wait(None));
             a.poll(|_, reply| {
-                assert_eq!(reply, Err(CallFailed::Rejected));
+                assert_eq!(reply, Err(CallFailed::Dropped));
                 ended += 1;
             });
         }
@@ -514,7 +514,7 @@ fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
         assert_eq!(b.step(|user, reply| assert_eq!((user, reply), (100, Ok(30))), &mut serve), 1);
         drop(held);
         b.poll(no_reply);
-        a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailed::Rejected))));
+        a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailed::Dropped))));
         let (expected_asked, expected) =
             if round % 2 == 0 { (vec![(0, 2), (1, 3)], vec![20]) } else { (vec![(0, 1), (0, 2), (1, 3)], vec![10, 20]) };
         assert_eq!((asked, replies), (expected_asked, expected.into_iter().map(|reply| (round, reply)).collect()));
@@ -541,7 +541,7 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30))], "{waits}");
+        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, Ok(20)), (3, Ok(30))], "{waits}");
         assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
     }
 }

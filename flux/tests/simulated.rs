@@ -39,7 +39,7 @@ impl Members {
             self.left -= 1;
             let (kind, is_in_time) = match outcome {
                 Ok(answer) => (if answer == !call { 0 } else { panic!("{answer}") }, world.now_ns() <= deadline + 2_500),
-                Err(CallFailed::Rejected) => (1, world.now_ns() <= deadline + 2_500),
+                Err(CallFailed::Dropped) => (1, world.now_ns() <= deadline + 2_500),
                 Err(CallFailed::TimedOut) => (2, deadline <= world.now_ns()),
                 Err(other) => panic!("{other}"),
             };

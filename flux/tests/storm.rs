@@ -78,7 +78,7 @@ impl Member<'_> {
                     assert_eq!(answer, !number, "the answer to another call than {number:#x}");
                     0
                 }
-                Err(CallFailed::Rejected) => 1,
+                Err(CallFailed::Dropped) => 1,
                 Err(CallFailed::TimedOut) => {
                     assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number:#x} ends before its time");
                     2

@@ -234,7 +234,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             if let Some(user_data) = calls.take(tag) {
                 ended += 1;
                 f(user_data, tag.slot(), Ok(response.read()));
-            } else if Self::take_rejected(calls, word, f) {
+            } else if Self::take_unanswered(calls, word, f) {
                 ended += 1;
             } else {
                 expected -= 1;
@@ -245,11 +245,11 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     /// Takes a word with another note than [`ANSWERED`], or of a call that has ended. Returns whether it ends a call.
     #[cold]
-    fn take_rejected(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> bool {
+    fn take_unanswered(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> bool {
         let (tag, note) = CallToken::unpack(word);
         // C5: a tag that is not outstanding comes from a broken server; it ends no call.
         let taken = if note == ANSWERED { None } else { calls.take(tag) };
-        taken.map(|user_data| f(user_data, 0, Err(CallFailed::Rejected))).is_some()
+        taken.map(|user_data| f(user_data, 0, Err(CallFailed::of_note(note)))).is_some()
     }
 
     #[cold]

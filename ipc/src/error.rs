@@ -110,8 +110,8 @@ pub enum ReplyError {
         /// The client's number.
         client: usize,
     },
-    /// Another server received the request of this token; that server rejects it.
-    #[error("this request of client {client} was received by another server, which rejects it")]
+    /// Another server received the request of this token; that server ends its call.
+    #[error("this request of client {client} was received by another server, which ends the call")]
     ForeignToken {
         /// The client's number, at that server.
         client: usize,

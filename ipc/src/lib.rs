@@ -50,9 +50,9 @@
 //! - **Payloads** are plain old data, checked by the compiler ([`Plain`]: any bytes are a valid value) and by both ends when
 //!   they connect: sizes, alignments and a tag of the application's choice.
 //! - **Order**: the server takes a client's requests in the order of its calls, and answers them in any order it likes. A [`Token`] is the
-//!   duty to answer: it can be kept anywhere and moved to another thread, [`Server::reply`] and [`Server::reject`] use it up, and dropping
-//!   it, on any thread, rejects the request in the server's next poll or wait.
-//! - **Every call ends exactly once**: with its reply; with [`CallFailed::Rejected`] when the server rejects it or drops its token; with
+//!   duty to answer: it can be kept anywhere and moved to another thread, [`Server::reply`] and [`Server::refuse`] use it up, and dropping
+//!   it, on any thread, ends the call in the server's next poll or wait.
+//! - **Every call ends exactly once**: with its reply; with [`CallFailed::Refused`] or [`CallFailed::Dropped`] when the server refuses it or drops its token; with
 //!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by [`Client::cancel`]: such a call keeps its slot
 //!   until its late reply arrives, which is discarded; with [`CallFailed::Disconnected`] when the server ends or is killed, at most about a
 //!   millisecond of polling later. A client that vanishes frees its place for the next one, and late answers to it are discarded.
@@ -66,7 +66,7 @@
 //!   be set by hand. A single-threaded driver of both ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in parts, one
 //!   call each, or in a file whose name is the message.
-//! - **Errors of the handler** are part of the reply type: a rejection carries no more than [`CallFailed::Rejected`].
+//! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`].
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
 //!   client, rounded up to 64 B: 4,416 B for one client at depth 32, 33,536 B for 8 (and a page for every region).
 //!

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use calls::{ANSWERED, REJECTED};
+use calls::{ANSWERED, DROPPED, REFUSED};
 use shm::dir::Dir;
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
@@ -99,7 +99,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Returns the
-    /// number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose [`Token`] was dropped, and
+    /// number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Ends the calls whose [`Token`] was dropped, and
     /// frees the entries of clients that are gone.
     #[inline(always)]
     #[doc(alias = "advance_tail")]
@@ -111,22 +111,22 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// words are zero). Their requests stay in their lanes.
     #[inline(always)]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
-        self.reject_dropped();
+        self.end_dropped();
         self.sessions.pass(&mut self.announced, mask, self.region.lock_file());
         self.sessions.waiting()
     }
 
     #[inline(always)]
-    fn reject_dropped(&mut self) {
+    fn end_dropped(&mut self) {
         if self.listed.dropped().any() {
-            self.reject_all();
+            self.end_all();
         }
     }
 
     #[cold]
-    fn reject_all(&mut self) {
+    fn end_all(&mut self) {
         for call in self.listed.dropped().take() {
-            self.sessions.answer(&call, REJECTED, Resp::new_zeroed);
+            self.sessions.answer(&call, DROPPED, Resp::new_zeroed);
         }
     }
 
@@ -139,7 +139,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// Returns the oldest request that [`poll`](Self::poll) has found: the token to answer it with, and a copy that the client cannot
-    /// change any more. The client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
+    /// change any more. The client waits until the token is answered, refused or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
         let (call, request) = self.sessions.recv()?;
@@ -155,13 +155,12 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, ANSWERED, |_| response)
     }
 
-    /// Ends a request without an answer: the client's call ends with [`CallFailed::Rejected`](crate::CallFailed::Rejected). Dropping the
-    /// token does the same, in the next poll.
+    /// Ends a request without an answer: the client's call ends with [`CallFailed::Refused`](crate::CallFailed::Refused).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
-    pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
-        self.end(token, REJECTED, |_| Resp::new_zeroed())
+    pub fn refuse(&mut self, token: Token) -> Result<(), ReplyError> {
+        self.end(token, REFUSED, |_| Resp::new_zeroed())
     }
 
     /// Answers with the result of `make`, which is called if the client is there, while the memory of the answer is the server's.
@@ -189,7 +188,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// fewest instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
-        self.reject_dropped();
+        self.end_dropped();
         if self.sessions.waiting() > 0 {
             return self.answer_waiting(handler);
         }
@@ -236,7 +235,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 /// The condition of [`Server::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
 impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        self.reject_dropped();
+        self.end_dropped();
         let Self { sessions, announced, listed, region } = self;
         let mut clients = sessions.watch(announced, region.lock_file());
         // Another thread that leaves something there wakes through the word of the clients' watch.

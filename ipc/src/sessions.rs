@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use calls::{ANSWERED, REJECTED, Tag, Tagged};
+use calls::{ANSWERED, DROPPED, Tag, Tagged};
 use shm::clock::Clock;
 use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 use shm::lock::LockFile;
@@ -441,7 +441,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-/// A request whose handler runs. If the handler panics, the drop rejects the request.
+/// A request whose handler runs. If the handler panics, the drop ends its call.
 struct Unanswered<'a, Resp: Plain> {
     responses: &'a mut LaneTx<Tagged<Resp>>,
     holding: &'a Holding,
@@ -451,7 +451,7 @@ struct Unanswered<'a, Resp: Plain> {
 impl<Resp: Plain> Drop for Unanswered<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
-        self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), Ahead::Nothing);
+        self.responses.publish_tagged(self.tag.pack(DROPPED), Resp::new_zeroed(), Ahead::Nothing);
         self.holding.wake();
     }
 }

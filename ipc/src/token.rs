@@ -11,11 +11,11 @@ use crate::sessions::CallId;
 /// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another
 /// thread.
 ///
-/// Dropping it, on any thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server sends the
-/// rejection in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is
+/// Dropping it, on any thread, ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server says so
+/// in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is
 /// gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a token that is dropped rejects its request"]
+#[must_use = "a token that is dropped ends its call without an answer"]
 #[doc(alias("RecvEntry", "DelegToken"))]
 pub struct Token {
     call: CallId,
@@ -41,7 +41,7 @@ impl Token {
         (self.server == server.number).then_some(self.call)
     }
 
-    /// Ends the token without a rejection: the caller answers the request.
+    /// Ends the token without a word to the client: the caller answers the request.
     #[inline(always)]
     pub(crate) fn use_up(self) {
         std::mem::forget(self);

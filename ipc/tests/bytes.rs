@@ -175,7 +175,7 @@ fn garbled_answer_ends_its_call() {
     let response_lane = 192 + 3 * 64 + 2 * 4 * 64;
     // SAFETY: in bounds, and only this thread is running.
     unsafe { region.view().at::<u32>(response_lane + 16).unwrap().as_ptr().write_volatile(101) };
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Rejected)))), Ok(1));
+    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::ReplyTooLong)))), Ok(1));
 }
 
 #[test]

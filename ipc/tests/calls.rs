@@ -297,7 +297,7 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
         let mut ended = vec![];
         client.poll(|user, outcome| ended.push((user, outcome))).unwrap();
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
+        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
     }
 }
 
@@ -352,4 +352,25 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
     }
     drop(server);
     end_all(&mut client, CallFailed::Disconnected(SessionEnd::PeerGone));
+}
+
+#[test]
+fn refused_dropped_and_too_long_are_three_ends() {
+    let scratch = Scratch::new("three-ends");
+    let max = ipc::bytes::MessageBytes { request: 100, response: 100 };
+    let mut server = ipc::bytes::Server::bind_in(&scratch.dir(), "s", 1, 4, max, 0).unwrap();
+    let mut client = ipc::bytes::Client::connect_in(&scratch.dir(), "s", 0).unwrap();
+    for call in 0..2 {
+        client.call(&[7], call).unwrap();
+    }
+    assert_eq!(server.poll(), 2);
+    let (token, _) = server.recv().unwrap();
+    server.refuse(token).unwrap();
+    drop(server.recv().unwrap().0);
+    server.poll();
+    client.call(&[7], 2).unwrap();
+    assert_eq!(server.step(|_| [0; 101]), 1);
+    let mut ended = vec![];
+    client.poll(|user, outcome| ended.push((user, outcome.map(<[u8]>::len)))).unwrap();
+    assert_eq!(ended, [(0, Err(CallFailed::Refused)), (1, Err(CallFailed::Dropped)), (2, Err(CallFailed::ReplyTooLong))]);
 }

@@ -99,9 +99,9 @@
 //! - **Operations.** Of the core: a poll appends operations to a queue of the caller. The caller executes the operations of one client in
 //!   the order given, on one reliable connection, and reports the completions that an operation's documentation names.
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler never runs twice for one call. It ran if a
-//!   response came, and for [`CallFailure::ResponseTooLarge`]; it got the request for [`CallFailure::HandlerFailed`]. None ran, and none
+//!   response came, and for [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and [`CallFailure::Dropped`]. None ran, and none
 //!   will, for [`CallFailure::NotSent`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
-//!   for [`CallFailure::DeadlineExceeded`] and [`CallFailure::Closed`], as when a server stops with requests that it has not answered.
+//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`], as when a server stops with requests that it has not answered.
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
 //!   clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most. Longer data travel in parts, one call

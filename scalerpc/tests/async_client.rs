@@ -251,7 +251,7 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
     let server = start(&net, &any_port(), ServerConfig { depth: 1, ..config() });
     block_on(async {
         let client = net.client(server.address).await;
-        let late = |error| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded)));
+        let late = |error| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut)));
         let mut task = Context::from_waker(Waker::noop());
         let mut first = pin!(client.call_type(KEPT, b"kept"));
         assert!(first.as_mut().poll(&mut task).is_pending());
@@ -271,7 +271,7 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
         let mut call = pin!(client.call_type(KEPT, b"kept too"));
         assert!(call.as_mut().poll(&mut task).is_pending());
         drop(server.kept.recv().unwrap());
-        assert!(matches!(call.await, Err(ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed)))));
+        assert!(matches!(call.await, Err(ClientError::Call(SyncCallError::Failure(CallFailure::Dropped)))));
         assert!(matches!(
             client.call(vec![0; client.max_payload() + 1]).await,
             Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::PayloadTooLarge { .. })))
@@ -286,7 +286,7 @@ async fn hold_both_slots(client: &AsyncClient) {
     let mut held = 0;
     while held < 2 {
         let late = client.call_type(KEPT, b"kept").await.unwrap_err();
-        held += usize::from(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))));
+        held += usize::from(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))));
     }
 }
 

@@ -317,8 +317,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
         room.server.step(&mut room.handlers, 16);
     }
     for caller in &room.callers {
-        let is_typed =
-            |failure: &CallFailure| matches!(failure, CallFailure::NotSent | CallFailure::DeadlineExceeded | CallFailure::Closed(_));
+        let is_typed = |failure: &CallFailure| matches!(failure, CallFailure::NotSent | CallFailure::TimedOut | CallFailure::Closed(_));
         assert!(caller.failures.iter().all(is_typed), "{:?}", caller.failures);
     }
     // Others take their places.

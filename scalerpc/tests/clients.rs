@@ -136,7 +136,7 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
         let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
         assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
         let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
-        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::HandlerFailed)));
+        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::Refused)));
         let refused = client.call_sync(WORK, &vec![0; max + 1], &mut bytes, &mut serve);
         assert_eq!(refused, Err(SyncCallError::Call(CallError::PayloadTooLarge { len: max + 1, max })));
     }
@@ -264,7 +264,7 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
                 assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
             }
         }
-        assert!(caller.failures.iter().all(|failure| *failure == CallFailure::DeadlineExceeded), "{:?}", caller.failures);
+        assert!(caller.failures.iter().all(|failure| *failure == CallFailure::TimedOut), "{:?}", caller.failures);
         // All requests ran, though late.
         books.borrow_mut().close(1, 5 * u64::from(config.depth));
     }

@@ -160,7 +160,7 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
         let answer = loop {
             match client.call_within(&[round, 5], Duration::from_secs(2)) {
                 Ok(answer) => break answer,
-                Err(ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_) | CallFailure::DeadlineExceeded))) => {}
+                Err(ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_) | CallFailure::TimedOut))) => {}
                 Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::Closed(_)))) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -186,7 +186,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     });
     let mut client = Client::connect(server.address).unwrap();
     let timed_out = client.call_within(&[1], Duration::from_millis(50)).unwrap_err();
-    assert!(matches!(timed_out, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{timed_out}");
+    assert!(matches!(timed_out, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))), "{timed_out}");
     assert_eq!(client.call_type(1, &[2]).unwrap(), [2]);
     let request = held.recv_timeout(WATCHDOG).unwrap();
     assert_eq!(request.payload(), [1]);
@@ -196,7 +196,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     }
     let dropped = thread::spawn(move || drop(held.recv_timeout(WATCHDOG).unwrap()));
     let failed = client.call(&[3]).unwrap_err();
-    assert!(matches!(failed, ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed))), "{failed}");
+    assert!(matches!(failed, ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))), "{failed}");
     dropped.join().unwrap();
     server.stop();
 }
@@ -251,7 +251,7 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
         while client.rdma().given_up_calls() < 2 {
             // On a machine with much to do the server may be too late to see it.
             let late = client.call_type(1, b"kept").unwrap_err();
-            let is_late = |failure| matches!(failure, CallFailure::DeadlineExceeded | CallFailure::NotSent);
+            let is_late = |failure| matches!(failure, CallFailure::TimedOut | CallFailure::NotSent);
             assert!(matches!(late, ClientError::Call(SyncCallError::Failure(failure)) if is_late(failure)), "{late}");
         }
         let stuck = client.call(b"no slot").unwrap_err();
@@ -416,9 +416,9 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     assert_eq!(client.call_typed(&Pair { first: 9, second: 2 }).unwrap(), 7);
     assert_eq!(client.call_typed_within(&Pair { first: 8, second: 2 }, Duration::from_secs(60)).unwrap(), 6);
     let late = client.call_typed_within(&Pair { first: 9, second: 2 }, Duration::ZERO).unwrap_err();
-    assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{late:?}");
+    assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))), "{late:?}");
     let short = client.call_type(Pair::RPC_TYPE, &[1; 15]).unwrap_err();
-    assert!(matches!(short, ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed))), "{short}");
+    assert!(matches!(short, ClientError::Call(SyncCallError::Failure(CallFailure::Refused))), "{short}");
     let other = client.call_typed(&Mistaken([1, 2])).unwrap_err();
     assert!(matches!(other, ClientError::Size { received: 8, expected: 2 }), "{other}");
     server.stop();

@@ -126,7 +126,7 @@ SCALERPC_DEFECTS = {
     ),
     "timeout-frees-slot": (
         "the slot of a call that ran out of time is free at once, although its response may still come",
-        [(f"{SCALERPC}/client/calls.rs", "                self.quarantined |= 1 << slot;\n                self.push_ended(slot, Err(CallFailure::DeadlineExceeded));", "                self.end_call(slot, Err(CallFailure::DeadlineExceeded));")],
+        [(f"{SCALERPC}/client/calls.rs", "                self.quarantined |= 1 << slot;\n                self.push_ended(slot, Err(CallFailure::TimedOut));", "                self.end_call(slot, Err(CallFailure::TimedOut));")],
     ),
     "number-lost": (
         "a call that ran out of time before it was offered keeps its number",
@@ -154,7 +154,7 @@ SCALERPC_DEFECTS = {
     ),
     "worker-dies": (
         "a request of a worker that dies is not answered",
-        [(f"{SCALERPC}/handlers.rs", "        self.end(Err(Status::Failed));\n", "")],
+        [(f"{SCALERPC}/handlers.rs", "        self.end(Err(Status::Dropped));\n", "")],
     ),
     "buffers-of-the-dead": (
         "the response buffers of a client that has left are lost",

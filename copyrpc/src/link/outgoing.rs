@@ -94,7 +94,7 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// Ends one call whose deadline is before `now_ns`, with [`DeadlineExceeded`](crate::CallFailure::DeadlineExceeded) (C4). Repeat it until `None`.
+    /// Ends one call whose deadline is before `now_ns`, with [`TimedOut`](crate::CallFailure::TimedOut) (C4). Repeat it until `None`.
     pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
         if self.closed.is_some() {
             return None;

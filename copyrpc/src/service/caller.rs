@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use calls::Ending;
 use mlx5::DeviceSpec;
 use thiserror::Error;
 use zerocopy::FromBytes;
@@ -149,6 +150,16 @@ impl ClientError {
     pub const fn may_have_executed(&self) -> bool {
         use ClientError::{Closed, Dropped, Refused, Reply, ReplyTooLong, TimedOut};
         matches!(self, TimedOut | Refused | ReplyTooLong { .. } | Dropped | Reply(_) | Closed(_)) && !self.is_retryable()
+    }
+}
+
+impl Ending for ClientError {
+    fn is_retryable(&self) -> bool {
+        self.is_retryable()
+    }
+
+    fn may_have_executed(&self) -> bool {
+        self.may_have_executed()
     }
 }
 
@@ -318,7 +329,7 @@ pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, C
         Err(CallFailure::ReplyTooLong { len }) => Err(ClientError::ReplyTooLong { len, max: max_reply }),
         Err(CallFailure::Refused) => Err(ClientError::Refused),
         Err(CallFailure::Dropped) => Err(ClientError::Dropped),
-        Err(CallFailure::DeadlineExceeded) => Err(ClientError::TimedOut),
+        Err(CallFailure::TimedOut) => Err(ClientError::TimedOut),
         Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
     }
 }

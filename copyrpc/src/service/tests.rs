@@ -7,6 +7,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use calls::Ending;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use rendezvous::calls::Worker;
 use shm_testing::limits;
@@ -14,7 +15,10 @@ use shm_testing::limits;
 use super::async_client::{AsyncClient, AsyncConnection};
 use super::caller::Caller;
 use super::*;
-use crate::error::CloseReason;
+use crate::connect::ConnectError;
+use crate::context::BuildError;
+use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
+use crate::typed::SizeError;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -121,4 +125,60 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
     drop((sleeper.join().unwrap(), worker));
     stop.stop();
     serving.join().unwrap().unwrap();
+}
+
+/// Every variant, with the two answers.
+#[test]
+fn an_error_says_whether_the_call_may_be_made_again() {
+    let io = || std::io::Error::other("test");
+    let (later, never, made) = ((true, false), (false, false), (false, true));
+    let event = AsyncEvent::DeviceFatal;
+    let reasons = [
+        CloseReason::Disconnected,
+        CloseReason::Transport { syndrome: 1, vendor: 2 },
+        CloseReason::Device(event),
+        CloseReason::Protocol(ProtocolError::ReservedNotZero),
+        CloseReason::PeerStalled,
+        CloseReason::IdleTimeout,
+        CloseReason::ClosedHere,
+        CloseReason::ClosedByPeer,
+    ];
+    for reason in reasons {
+        let expected = if reason == CloseReason::ClosedByPeer { later } else { made };
+        let (failure, error) = (CallFailure::Closed(reason), ClientError::Closed(reason));
+        assert_eq!((failure.is_retryable(), failure.may_have_executed()), expected, "{failure}");
+        assert_eq!((error.is_retryable(), error.may_have_executed()), expected, "{error}");
+    }
+    for failure in [CallFailure::Dropped, CallFailure::Refused, CallFailure::ReplyTooLong { len: 1 }, CallFailure::TimedOut] {
+        assert_eq!((failure.is_retryable(), failure.may_have_executed()), made, "{failure}");
+    }
+    let errors = [
+        (CallError::RingFull(()), true),
+        (CallError::InsufficientCredit(()), true),
+        (CallError::PayloadTooLarge { user_data: (), len: 2, max: 1 }, false),
+        (CallError::AllowanceTooLarge { user_data: (), len: 2, max: 1 }, false),
+        (CallError::Closed { user_data: (), reason: CloseReason::ClosedHere }, false),
+    ];
+    for (error, is_retryable) in errors {
+        assert_eq!((error.is_retryable(), error.may_have_executed()), (is_retryable, false), "{error}");
+    }
+    let errors = [
+        (ClientError::Device(BuildError::TooManyEndpoints { endpoints: 2, batches_in_flight: 1, max: 1 }), later),
+        (ClientError::Unreachable { address: String::new(), source: io() }, later),
+        (ClientError::MaxReply { wanted: 2, max: 1 }, never),
+        (ClientError::Thread(io()), never),
+        (ClientError::Connect(ConnectError::Channel(io())), later),
+        (ClientError::TooLarge { len: 2, max: 1 }, never),
+        (ClientError::NotSent, later),
+        (ClientError::NoCredit { given_up: 1 }, later),
+        (ClientError::TimedOut, made),
+        (ClientError::Refused, made),
+        (ClientError::ReplyTooLong { len: 2, max: 1 }, made),
+        (ClientError::Dropped, made),
+        (ClientError::Reply(SizeError { received: 1, expected: 2 }), made),
+    ];
+    for (error, expected) in errors {
+        let ending: &dyn Ending = &error;
+        assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
+    }
 }

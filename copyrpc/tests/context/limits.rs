@@ -100,7 +100,7 @@ fn calls_that_were_given_up_are_counted_until_the_peer_answers_them() {
     pair.to_server.call_within(b"", 2, 0, Duration::ZERO).unwrap();
     let held = pair.receive(2);
     step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
-    assert_eq!(pair.ended.take(), [(2, Err(CallFailure::DeadlineExceeded))]);
+    assert_eq!(pair.ended.take(), [(2, Err(CallFailure::TimedOut))]);
     assert_eq!(pair.to_server.call(b"", 3, allowance), Err(CallError::InsufficientCredit(3)));
     assert_eq!((pair.to_server.given_up_calls(), pair.to_server.outstanding_calls()), (2, 0));
     drop(held);

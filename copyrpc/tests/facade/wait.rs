@@ -196,7 +196,7 @@ fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
     let (to_silent, _peer) = connect(&near, &silent, &config);
     let (to_doomed, _peer) = connect(&near, &doomed, &config);
     to_silent.call_within(b"", 1, 0, Duration::from_millis(15)).unwrap();
-    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (1, Err(CallFailure::DeadlineExceeded))));
+    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (1, Err(CallFailure::TimedOut))));
     assert!(polls < 100, "{polls}");
     to_silent.call(b"", 2, 0).unwrap();
     let stalled = Err(CallFailure::Closed(CloseReason::PeerStalled));

@@ -209,7 +209,7 @@ impl Node {
                     assert_eq!(bytes.to_vec(), plan.reply, "reply to call {serial} of {caller:?}");
                     said.completed += 1;
                 }
-                Err(CallFailure::DeadlineExceeded) => {
+                Err(CallFailure::TimedOut) => {
                     assert!(matches!(plan.patience, Patience::Deadline(_)), "call {serial} of {caller:?} had no deadline");
                     said.given_up += 1;
                 }

@@ -2,6 +2,25 @@
 
 use std::fmt;
 
+use crate::tag::{REFUSED, TOO_LONG};
+
+/// The error of a call that has ended without its reply. Its two answers decide about a repetition, and mean the same for every RPC of
+/// this workspace; never are both `true`.
+///
+/// | [`is_retryable`](Self::is_retryable) | [`may_have_executed`](Self::may_have_executed) | |
+/// |---|---|---|
+/// | `true` | `false` | make the call again: no handler got it |
+/// | `false` | `true` | repeat it only if the server takes it twice without harm |
+/// | `false` | `false` | no handler got it, and the same call fails again |
+pub trait Ending: std::error::Error {
+    /// Returns whether the same call can succeed later: no handler got the request, and none will. A client that connects again by itself
+    /// does so at the next call; with another one, connect again if the session has ended.
+    fn is_retryable(&self) -> bool;
+
+    /// Returns whether a handler may have got the request, or may still get it.
+    fn may_have_executed(&self) -> bool;
+}
+
 /// The end of a session. Permanent: connect anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
@@ -17,16 +36,45 @@ pub enum SessionEnd {
 /// The end of a call without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailed {
-    /// The handler dropped the request without an answer, panicked, or returned an answer that is too long. It may or may not have executed
-    /// the call.
-    #[error("the other end dropped the request, or had an answer that is too long")]
-    Rejected,
+    /// The handler refused the request.
+    #[error("the other end refused the request")]
+    Refused,
+    /// The handler executed the call, and its answer is longer than the lanes carry: it was not sent.
+    #[error("the other end executed the call, but its answer is too long")]
+    ReplyTooLong,
+    /// The handler dropped the request without an answer, or panicked. It may or may not have executed the call.
+    #[error("the other end dropped the request")]
+    Dropped,
     /// No answer arrived before the call's deadline. The other end may execute the request; a later answer is discarded.
     #[error("no answer in time")]
     TimedOut,
     /// The session ended before an answer arrived. The other end may have executed the request.
     #[error("connection lost before a reply arrived (the call may have executed): {0}")]
     Disconnected(SessionEnd),
+}
+
+impl CallFailed {
+    /// Returns the end of a call whose answer has this note, which is not [`ANSWERED`](crate::ANSWERED).
+    #[must_use]
+    pub const fn of_note(note: u8) -> Self {
+        match note {
+            REFUSED => Self::Refused,
+            TOO_LONG => Self::ReplyTooLong,
+            _ => Self::Dropped,
+        }
+    }
+
+    /// Returns `false`: the call was made. See [`Ending::is_retryable`].
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        false
+    }
+
+    /// Returns `true`: the call was made. See [`Ending::may_have_executed`].
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        true
+    }
 }
 
 /// The error of a blocking call.
@@ -42,9 +90,37 @@ pub enum AskError {
         /// Maximum length.
         max: usize,
     },
-    /// The call was made, or the session is over.
+    /// The session was over before the call was made. Permanent: connect again, and make the call there.
+    #[error("not sent: {0}")]
+    NotSent(SessionEnd),
+    /// The call was made, and ended without an answer.
     #[error(transparent)]
     Failed(#[from] CallFailed),
+}
+
+impl AskError {
+    /// Returns whether the same call can succeed later, after [`NotSent`](Self::NotSent) at a client that is connected anew: see
+    /// [`Ending::is_retryable`].
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Full | Self::NotSent(_))
+    }
+
+    /// Returns whether a handler may have got the request: see [`Ending::may_have_executed`].
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
+}
+
+impl Ending for AskError {
+    fn is_retryable(&self) -> bool {
+        self.is_retryable()
+    }
+
+    fn may_have_executed(&self) -> bool {
+        self.may_have_executed()
+    }
 }
 
 impl<Req, U> From<CallError<Req, U>> for AskError {
@@ -52,7 +128,7 @@ impl<Req, U> From<CallError<Req, U>> for AskError {
         match error {
             CallError::Full { .. } => Self::Full,
             CallError::TooLarge { max, .. } => Self::TooLarge { max },
-            CallError::Disconnected { end, .. } => Self::Failed(CallFailed::Disconnected(end)),
+            CallError::Disconnected { end, .. } => Self::NotSent(end),
         }
     }
 }
@@ -95,6 +171,20 @@ pub enum CallError<Req, U> {
     },
 }
 
+impl<Req, U> CallError<Req, U> {
+    /// Returns whether the same call can succeed in this session, after more polls.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
+
+    /// Returns `false`: the call was not made. See [`Ending::may_have_executed`].
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        false
+    }
+}
+
 // By hand, so that payloads and user data need not be printable.
 impl<Req, U> fmt::Debug for CallError<Req, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,6 +192,45 @@ impl<Req, U> fmt::Debug for CallError<Req, U> {
             Self::Full { depth, .. } => f.debug_struct("Full").field("depth", depth).finish_non_exhaustive(),
             Self::TooLarge { bytes, max, .. } => f.debug_struct("TooLarge").field("bytes", bytes).field("max", max).finish_non_exhaustive(),
             Self::Disconnected { end, .. } => f.debug_struct("Disconnected").field("end", end).finish_non_exhaustive(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every variant, with the two answers.
+    #[test]
+    fn a_call_that_no_handler_got_is_retryable_unless_it_can_never_be_made() {
+        let (made, later, never) = ((false, true), (true, false), (false, false));
+        for end in [SessionEnd::PeerGone, SessionEnd::Evicted] {
+            let failures = [
+                (CallFailed::of_note(REFUSED), CallFailed::Refused),
+                (CallFailed::of_note(TOO_LONG), CallFailed::ReplyTooLong),
+                (CallFailed::of_note(crate::DROPPED), CallFailed::Dropped),
+                (CallFailed::of_note(77), CallFailed::Dropped),
+                (CallFailed::TimedOut, CallFailed::TimedOut),
+                (CallFailed::Disconnected(end), CallFailed::Disconnected(end)),
+            ];
+            for (failure, expected) in failures {
+                assert_eq!(failure, expected);
+                assert_eq!((failure.is_retryable(), failure.may_have_executed()), made, "{failure}");
+            }
+            let errors: [(CallError<(), ()>, _, _); 3] = [
+                (CallError::Full { request: (), user_data: (), depth: 1 }, true, later),
+                (CallError::TooLarge { request: (), user_data: (), bytes: 2, max: 1 }, false, never),
+                (CallError::Disconnected { request: (), user_data: (), end }, false, later),
+            ];
+            for (error, in_this_session, expected) in errors {
+                assert_eq!((error.is_retryable(), error.may_have_executed()), (in_this_session, false), "{error}");
+                let asked = AskError::from(error);
+                assert_eq!((asked.is_retryable(), asked.may_have_executed()), expected, "{asked}");
+                let ending: &dyn Ending = &asked;
+                assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
+            }
+            let failed = AskError::from(CallFailed::Disconnected(end));
+            assert_eq!((failed.is_retryable(), failed.may_have_executed()), made, "{failed}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
 //! errors of calls. A late, repeated or forged answer finds no call in the table. The crate makes no system call, starts no thread and has
-//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` are built on it.
+//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and
+//! `scalerpc` share [`Ending`].
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -32,9 +33,9 @@ mod error;
 mod table;
 mod tag;
 
-pub use error::{AskError, CallError, CallFailed, SessionEnd};
+pub use error::{AskError, CallError, CallFailed, Ending, SessionEnd};
 pub use table::{CALLS_MAX, Calls};
-pub use tag::{ANSWERED, REJECTED, Tag, Tagged};
+pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]

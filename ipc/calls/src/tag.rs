@@ -74,5 +74,9 @@ const _: () = assert!(std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::o
 
 /// Note of an answer: the payload is the handler's response.
 pub const ANSWERED: u8 = 0;
-/// Note of an answer: the handler dropped the request; the payload is zero.
-pub const REJECTED: u8 = 1;
+/// Note of an answer: the handler dropped the request; the payload is zero. So it is with the notes below.
+pub const DROPPED: u8 = 1;
+/// Note of an answer: the handler refused the request.
+pub const REFUSED: u8 = 2;
+/// Note of an answer: the handler's response is longer than the lanes carry.
+pub const TOO_LONG: u8 = 3;

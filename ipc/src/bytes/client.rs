@@ -125,7 +125,7 @@ impl<U> Client<U> {
 
     /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns their number. A long reply is copied out
     /// of shared memory first. A reply that is longer than the server's maximum, which only a broken server sends, counts as
-    /// [`CallFailed::Rejected`].
+    /// [`CallFailed::ReplyTooLong`].
     ///
     /// # Errors
     /// Like the typed client's [`poll`](crate::Client::poll).
@@ -136,7 +136,7 @@ impl<U> Client<U> {
         inner.poll_slots(|user_data, slot, outcome| match outcome {
             Ok(message) => match areas.read_response(client, slot, &message, reply) {
                 Some(bytes) => f(user_data, Ok(bytes)),
-                None => f(user_data, Err(CallFailed::Rejected)),
+                None => f(user_data, Err(CallFailed::ReplyTooLong)),
             },
             Err(failed) => f(user_data, Err(failed)),
         })
@@ -158,7 +158,7 @@ impl Client<()> {
         self.call_within(request, (), timeout)?;
         let (slot, message) = self.inner.answer()?;
         let Self { inner, areas, reply } = self;
-        let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::Rejected)?;
+        let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::ReplyTooLong)?;
         Ok(bytes.to_vec())
     }
 }

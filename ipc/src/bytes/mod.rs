@@ -7,7 +7,7 @@
 //!
 //! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in parts, one call each, or in a file
 //! whose name is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An
-//! answer above it is not sent, and its call is rejected ([`CallFailed::Rejected`](crate::CallFailed::Rejected)), although the handler has
+//! answer above it is not sent, and its call ends with [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has
 //! run.
 //!
 //! A server of messages and one of values are two kinds, and a client of the one is refused by the other, whatever their tags. Both

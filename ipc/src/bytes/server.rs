@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::ANSWERED;
+use calls::{ANSWERED, TOO_LONG};
 use shm::dir::Dir;
 use shm::ready::ReadyWords;
 use shm::sleep::{Sleeper, Watch};
@@ -100,23 +100,24 @@ impl Server {
         self.inner.end(token, ANSWERED, |call| unsafe { areas.write_response(call.client(), call.tag.slot(), response) })
     }
 
-    /// Like the typed server's [`reject`](crate::Server::reject).
+    /// Like the typed server's [`refuse`](crate::Server::refuse).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
-    pub fn reject(&mut self, token: Token) -> Result<(), ReplyError> {
-        self.inner.reject(token)
+    pub fn refuse(&mut self, token: Token) -> Result<(), ReplyError> {
+        self.inner.refuse(token)
     }
 
-    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Rejects a request whose answer is too
-    /// long. Returns their number.
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Ends the call of an answer that is too
+    /// long ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
             let Some((token, request)) = self.recv() else { break };
             let response = handler(request);
-            // A client that is gone needs no answer, and a token that comes back is dropped.
-            let _ = self.reply(token, response.as_ref());
+            if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response.as_ref()) {
+                let _ = self.inner.end(token, TOO_LONG, |_| Message::EMPTY);
+            }
         }
         waiting
     }

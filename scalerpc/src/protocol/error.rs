@@ -63,10 +63,16 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns whether the same call can succeed after more polls.
+    /// Returns whether the same call can succeed on this connection, after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::NoSlot | Self::NotActive)
+    }
+
+    /// Returns `false`: the call was not made. See [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        false
     }
 }
 
@@ -76,27 +82,69 @@ pub enum CallFailure {
     /// The server has no handler of the call's type.
     #[error("the server has no handler of this type")]
     UnknownType,
-    /// The handler failed.
-    #[error("the handler failed")]
-    HandlerFailed,
-    /// The handler's response is larger than a slot.
-    #[error("the handler's response is larger than a slot")]
-    ResponseTooLarge,
+    /// The handler refused the request: it returned a [`HandlerError`](crate::HandlerError).
+    #[error("the handler refused the request")]
+    Refused,
+    /// The handler ran, and its response is longer than a slot.
+    #[error("the handler ran, but its response is longer than a slot")]
+    ReplyTooLong,
+    /// The handler panicked, or its worker dropped the request. Whether it ran to its end is not known.
+    #[error("the handler, or its worker, dropped the request")]
+    Dropped,
     /// The deadline passed, or the connection ended, before the server could see the call. The handler did not run, and will not.
     #[error("the call was not sent: its time, or the connection, ended before a slot or the server's slice came")]
     NotSent,
     /// The deadline passed first. Whether the handler ran or will run is not known; its response is dropped.
     #[error("no response before the deadline")]
-    DeadlineExceeded,
+    TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
     #[error("connection closed: {0}")]
     Closed(CloseReason),
 }
 
 impl CallFailure {
-    /// Returns whether the handler did not run, and may run if the call is made again: on a new connection, if this one has ended.
+    /// Returns whether the handler did not run, and may run if the call is made again: on a new connection, if this one has ended. See
+    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::NotSent)
+    }
+
+    /// Returns whether the handler may have run, or may still run. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        !matches!(self, Self::NotSent | Self::UnknownType)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every variant, with the two answers.
+    #[test]
+    fn a_call_that_was_not_sent_is_retryable_and_one_that_a_handler_got_may_have_executed() {
+        let failures = [
+            (CallFailure::UnknownType, (false, false)),
+            (CallFailure::Refused, (false, true)),
+            (CallFailure::ReplyTooLong, (false, true)),
+            (CallFailure::Dropped, (false, true)),
+            (CallFailure::NotSent, (true, false)),
+            (CallFailure::TimedOut, (false, true)),
+            (CallFailure::Closed(CloseReason::Disconnected), (false, true)),
+        ];
+        for (failure, expected) in failures {
+            assert_eq!((failure.is_retryable(), failure.may_have_executed()), expected, "{failure}");
+        }
+        let errors = [
+            (CallError::NoSlot, true),
+            (CallError::NotActive, true),
+            (CallError::PayloadTooLarge { len: 2, max: 1 }, false),
+            (CallError::Closed(CloseReason::Device), false),
+        ];
+        for (error, is_retryable) in errors {
+            assert_eq!((error.is_retryable(), error.may_have_executed()), (is_retryable, false), "{error}");
+        }
     }
 }

@@ -13,7 +13,8 @@ use crate::protocol::server::{Server, ServerOp};
 use crate::protocol::wire::Status;
 
 /// The error of a handler that cannot answer; its caller gets
-/// [`CallFailure::HandlerFailed`](crate::protocol::CallFailure::HandlerFailed).
+/// [`CallFailure::Refused`](crate::protocol::CallFailure::Refused), as do the callers of requests that a handler drops or panics at
+/// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandlerError;
 
@@ -27,7 +28,7 @@ impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 pub const LONG_RUNS: u8 = 3;
 
 /// The response to a held request is larger than a slot. The caller gets
-/// [`CallFailure::ResponseTooLarge`](crate::protocol::CallFailure::ResponseTooLarge).
+/// [`CallFailure::ReplyTooLong`](crate::protocol::CallFailure::ReplyTooLong).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
 pub struct ReplyTooLarge {
@@ -37,8 +38,8 @@ pub struct ReplyTooLarge {
     pub max: usize,
 }
 
-/// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it answers that the
-/// handler failed.
+/// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it ends the call with
+/// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 ///
 /// It uses no resource of the server but a place in the table of its client, and a client has no more calls than slots. A context switch
 /// meanwhile changes nothing: the response goes to the slot of its call at any time.
@@ -80,7 +81,7 @@ impl HeldRequest {
         let response = response.into();
         let (len, max) = (response.len(), self.max_payload);
         if len > max {
-            self.end(Err(Status::ResponseTooLarge));
+            self.end(Err(Status::ReplyTooLong));
             return Err(ReplyTooLarge { len, max });
         }
         self.end(Ok(response));
@@ -97,7 +98,7 @@ impl HeldRequest {
 
 impl Drop for HeldRequest {
     fn drop(&mut self) {
-        self.end(Err(Status::Failed));
+        self.end(Err(Status::Dropped));
     }
 }
 
@@ -163,7 +164,7 @@ impl fmt::Debug for Handlers<'_> {
     }
 }
 
-/// The request whose handler runs. If the handler panics, the drop answers with a failure.
+/// The request whose handler runs. If the handler panics, the drop says so to the caller.
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
     out: &'a mut Vec<ServerOp>,
@@ -184,7 +185,7 @@ impl<M: Memory> Running<'_, M> {
 impl<M: Memory> Drop for Running<'_, M> {
     #[cold]
     fn drop(&mut self) {
-        self.server.reply(self.request, Err(Status::Failed), self.now_ns, self.out);
+        self.server.reply(self.request, Err(Status::Dropped), self.now_ns, self.out);
     }
 }
 
@@ -359,7 +360,7 @@ impl<'h> Handlers<'h> {
 /// Returns the status for the outcome of a handler without a response, or with a response that is too large.
 #[cold]
 fn failure(outcome: Result<usize, HandlerError>) -> Status {
-    outcome.map_or(Status::Failed, |_| Status::ResponseTooLarge)
+    outcome.map_or(Status::Refused, |_| Status::ReplyTooLong)
 }
 
 /// Gives a request away, to be answered later.

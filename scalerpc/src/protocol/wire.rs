@@ -123,10 +123,12 @@ pub enum Status {
     Ok = 0,
     /// The server has no handler of that type.
     UnknownType = 1,
-    /// The handler failed.
-    Failed = 2,
-    /// The handler's response is larger than a slot.
-    ResponseTooLarge = 3,
+    /// The handler refused the request.
+    Refused = 2,
+    /// The handler's response is longer than a slot.
+    ReplyTooLong = 3,
+    /// The handler panicked, or its worker dropped the request.
+    Dropped = 4,
 }
 
 impl Status {
@@ -134,8 +136,9 @@ impl Status {
         match status {
             0 => Some(Self::Ok),
             1 => Some(Self::UnknownType),
-            2 => Some(Self::Failed),
-            3 => Some(Self::ResponseTooLarge),
+            2 => Some(Self::Refused),
+            3 => Some(Self::ReplyTooLong),
+            4 => Some(Self::Dropped),
             _ => None,
         }
     }
@@ -388,7 +391,7 @@ mod tests {
     #[test]
     fn a_response_header_has_the_documented_bytes() {
         let event = Some(Event::Activate { epoch: 0x0102_0304_0a0b_0c0d, zone: 0xfedc });
-        let header = ResponseHeader { status: Status::ResponseTooLarge, req_id: 0x0305, payload_len: 9, event };
+        let header = ResponseHeader { status: Status::ReplyTooLong, req_id: 0x0305, payload_len: 9, event };
         #[rustfmt::skip]
         let golden = [
             0xad, 0xde, 0xef, 0xbe, 3, 0, 0, 0,

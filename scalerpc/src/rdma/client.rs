@@ -27,6 +27,28 @@ pub enum SyncCallError {
     Failure(#[from] CallFailure),
 }
 
+impl SyncCallError {
+    /// Returns whether the same call can succeed later, on a new connection if this one has ended. See
+    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Call(error) => !matches!(error, CallError::PayloadTooLarge { .. }),
+            Self::Failure(failure) => failure.is_retryable(),
+        }
+    }
+
+    /// Returns whether the handler may have run, or may still run. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        match self {
+            Self::Call(_) => false,
+            Self::Failure(failure) => failure.may_have_executed(),
+        }
+    }
+}
+
 /// A client that has not been admitted.
 #[derive(Debug)]
 pub struct PendingClient {

@@ -11,7 +11,7 @@ pub use rendezvous::record::{RecordError, Refusal};
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 /// Maximum number of zones of a legal configuration: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
@@ -276,7 +276,7 @@ mod tests {
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 5, .. })));
+        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 6, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
         assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
         let mut bad = bytes;

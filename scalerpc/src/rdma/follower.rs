@@ -27,7 +27,7 @@ impl TimeFollower {
     /// followed by the next one.
     ///
     /// # Errors
-    /// The leader does not return its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has
+    /// The leader does not return its time ([`CallFailure::UnknownType`], [`CallFailure::Refused`]), or the connection to it has
     /// ended. The slices of `server` stay synchronised by the last known offset; [`RdmaServer::synchronise`] can end that.
     pub fn step(&mut self, server: &mut RdmaServer) -> Result<(), CallFailure> {
         self.client.poll();
@@ -40,8 +40,8 @@ impl TimeFollower {
                     server.synchronise(self.sync.offset().map(|offset| offset.offset_ns));
                 }
                 // The answer is not that of a `time_handler`.
-                Ok(_) => return Err(CallFailure::HandlerFailed),
-                Err(CallFailure::DeadlineExceeded) => {}
+                Ok(_) => return Err(CallFailure::Refused),
+                Err(CallFailure::TimedOut) => {}
                 Err(failure) => return Err(failure),
             }
         }

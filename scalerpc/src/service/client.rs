@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use calls::Ending;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
@@ -71,6 +72,40 @@ pub enum ClientError {
         /// Bytes of the type.
         expected: usize,
     },
+}
+
+impl ClientError {
+    /// Returns whether the same call can succeed later: no handler got the request, and none will. See
+    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::NoCredit { .. } => true,
+            Self::Connect(error) => !matches!(error, SetupError::Config(_)),
+            Self::Call(error) => error.is_retryable(),
+            Self::Thread(_) | Self::Size { .. } => false,
+        }
+    }
+
+    /// Returns whether a handler may have got the request, or may still get it. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        match self {
+            Self::Call(error) => error.may_have_executed(),
+            error => matches!(error, Self::Size { .. }),
+        }
+    }
+}
+
+impl Ending for ClientError {
+    fn is_retryable(&self) -> bool {
+        self.is_retryable()
+    }
+
+    fn may_have_executed(&self) -> bool {
+        self.may_have_executed()
+    }
 }
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
@@ -295,5 +330,42 @@ fn may_pass(error: &ClientError) -> bool {
         ClientError::Connect(SetupError::Channel(error)) => rendezvous::stream_has_ended(error),
         ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(_))) => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every variant, with the two answers.
+    #[test]
+    fn an_error_says_whether_the_call_may_be_made_again() {
+        let io = || io::Error::other("test");
+        let call = |error: CallError| ClientError::from(SyncCallError::from(error));
+        let failure = |failure: CallFailure| ClientError::from(SyncCallError::from(failure));
+        let (later, never, made) = ((true, false), (false, false), (false, true));
+        let errors = [
+            (ClientError::Unreachable { address: String::new(), source: io() }, later),
+            (ClientError::Thread(io()), never),
+            (ClientError::Connect(SetupError::Channel(io())), later),
+            (ClientError::NoCredit { given_up: 1 }, later),
+            (ClientError::Size { received: 1, expected: 2 }, made),
+            (call(CallError::NoSlot), later),
+            (call(CallError::NotActive), later),
+            (call(CallError::PayloadTooLarge { len: 2, max: 1 }), never),
+            (call(CallError::Closed(CloseReason::ClosedHere)), later),
+            (failure(CallFailure::UnknownType), never),
+            (failure(CallFailure::Refused), made),
+            (failure(CallFailure::ReplyTooLong), made),
+            (failure(CallFailure::Dropped), made),
+            (failure(CallFailure::NotSent), later),
+            (failure(CallFailure::TimedOut), made),
+            (failure(CallFailure::Closed(CloseReason::Disconnected)), made),
+        ];
+        for (error, expected) in errors {
+            assert_eq!((error.is_retryable(), error.may_have_executed()), expected, "{error}");
+            let ending: &dyn Ending = &error;
+            assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
+        }
     }
 }

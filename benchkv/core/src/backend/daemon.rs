@@ -383,7 +383,7 @@ fn answer_caller(
 fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W>, token: ipc::Token, response: Option<Response>) {
     match response {
         Some(response) => drop(server.reply(token, response)),
-        None => drop(server.reject(token)),
+        None => drop(server.refuse(token)),
     }
 }
 

@@ -102,7 +102,7 @@ impl Server {
                 // The caller's allowance is rounded up.
                 Ok(bytes) => assert!(bytes.to_vec().len() <= allowance + 31),
                 Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. }) => {}
-                Err(CallFailure::DeadlineExceeded | CallFailure::Closed(_)) => {}
+                Err(CallFailure::TimedOut | CallFailure::Closed(_)) => {}
             }
         };
         self.server.poll(on_response).unwrap();

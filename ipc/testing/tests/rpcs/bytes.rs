@@ -71,7 +71,7 @@ impl Rpc for Bytes {
     }
 
     fn reject(server: &mut Self::Server, held: Self::Held) {
-        server.reject(held).unwrap();
+        server.refuse(held).unwrap();
     }
 
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {

@@ -88,7 +88,7 @@ impl<R: Rpc> Caller<R> {
                     assert_eq!(response, answer(number), "the answer to another call than {number}");
                     *answered += 1;
                 }
-                Err(CallFailed::Rejected) => *dropped += 1,
+                Err(CallFailed::Refused | CallFailed::Dropped) => *dropped += 1,
                 Err(CallFailed::TimedOut) => {
                     assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number} ends before its time");
                     *late += 1;

@@ -36,7 +36,7 @@ fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed
     assert_eq!(client.ask(7, LONG), Ok(49));
     handle.recv().unwrap().stop();
     server.join().unwrap();
-    assert_eq!(client.ask(1, LONG), Err(AskError::Failed(CallFailed::Disconnected(SessionEnd::PeerGone))));
+    assert_eq!(client.ask(1, LONG), Err(AskError::NotSent(SessionEnd::PeerGone)));
 }
 
 fn a_client_gives_up_waiting_for_a_server_that_does_not_come_up<T: Typed>(test: &str) {

@@ -49,7 +49,7 @@ impl<R: Rpc> Peers<R> {
                     assert_eq!(answer, !call);
                     (0, false)
                 }
-                Err(CallFailed::Rejected) => (1, false),
+                Err(CallFailed::Dropped) => (1, false),
                 Err(CallFailed::TimedOut) => (2, true),
                 Err(other) => panic!("{other}"),
             };

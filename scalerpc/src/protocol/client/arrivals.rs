@@ -121,8 +121,9 @@ impl<M: Memory> Client<M> {
         let outcome = match header.status {
             Status::Ok => Ok(header.payload_len as usize),
             Status::UnknownType => Err(CallFailure::UnknownType),
-            Status::Failed => Err(CallFailure::HandlerFailed),
-            Status::ResponseTooLarge => Err(CallFailure::ResponseTooLarge),
+            Status::Refused => Err(CallFailure::Refused),
+            Status::ReplyTooLong => Err(CallFailure::ReplyTooLong),
+            Status::Dropped => Err(CallFailure::Dropped),
         };
         self.end_call(slot, outcome);
         Ok(())

@@ -144,7 +144,7 @@ impl<M: Memory> Client<M> {
             }
             if is_offered {
                 self.quarantined |= 1 << slot;
-                self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
+                self.push_ended(slot, Err(CallFailure::TimedOut));
             } else {
                 self.end_call(slot, Err(CallFailure::NotSent));
                 // The number was not used, and the server takes only the next number (S22).

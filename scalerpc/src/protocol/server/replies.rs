@@ -9,10 +9,10 @@ use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER
 
 impl<M: Memory> Server<M> {
     /// Answers a request that is not [held](Self::hold): with a payload, or with a status other than `Ok`. A payload that is larger than a
-    /// slot becomes [`Status::ResponseTooLarge`]. Returns `false` if the client has left.
+    /// slot becomes [`Status::ReplyTooLong`]. Returns `false` if the client has left.
     pub fn reply(&mut self, request: &Request, outcome: Result<&[u8], Status>, now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
         let (status, payload) = match outcome {
-            Ok(payload) if payload.len() > self.layout.max_payload() => (Status::ResponseTooLarge, &[][..]),
+            Ok(payload) if payload.len() > self.layout.max_payload() => (Status::ReplyTooLong, &[][..]),
             Ok(payload) => (Status::Ok, payload),
             Err(status) => (status, &[][..]),
         };

@@ -74,7 +74,7 @@ fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_response_came() {
     world.now_ns += 1_000;
     let (now_ns, side) = (world.now_ns, &mut world.sides[0]);
     side.client.poll(now_ns, &mut side.to_server);
-    assert_eq!(world.take_completion(0).unwrap().outcome, Err(CallFailure::DeadlineExceeded));
+    assert_eq!(world.take_completion(0).unwrap().outcome, Err(CallFailure::TimedOut));
     assert_eq!(world.call(0), None, "the server can still write into the only slot");
     assert!(world.reply() && world.deliver_to_client(0));
     world.poll_client(0);
@@ -98,7 +98,7 @@ fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_end_was_taken() {
     assert!(world.take() && world.reply() && world.deliver_to_client(0));
     world.look(0);
     assert_eq!(world.call(0), None, "the end of the first call was not taken");
-    assert_eq!(world.take_completion(0).unwrap().outcome, Err(CallFailure::DeadlineExceeded));
+    assert_eq!(world.take_completion(0).unwrap().outcome, Err(CallFailure::TimedOut));
     world.call(0).unwrap();
     assert!(world.run(20) < 20);
     assert_eq!(world.sides[0].ended, [1, 0, 1]);

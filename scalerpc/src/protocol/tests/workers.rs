@@ -68,15 +68,14 @@ fn unknown_types_failures_and_responses_that_are_too_large_are_told_to_the_calle
     });
     handlers.insert(2, |_: &[u8], _: &mut [u8]| Err(HandlerError));
     handlers.insert(3, |_: &[u8], response: &mut [u8]| Ok(response.len() + 1));
-    let expected =
-        [(1, Ok(3)), (2, Err(CallFailure::HandlerFailed)), (3, Err(CallFailure::ResponseTooLarge)), (4, Err(CallFailure::UnknownType))];
+    let expected = [(1, Ok(3)), (2, Err(CallFailure::Refused)), (3, Err(CallFailure::ReplyTooLong)), (4, Err(CallFailure::UnknownType))];
     for (rpc_type, outcome) in expected {
         assert_eq!(answer(&mut world, &mut handlers, rpc_type, || 0), Some(outcome));
     }
 }
 
 #[test]
-fn a_handler_that_panics_answers_that_it_failed() {
+fn a_handler_that_panics_drops_its_request() {
     let mut world = active_world(&small(), 1);
     let mut handlers = Handlers::new(8);
     handlers.insert(1, |_: &[u8], _: &mut [u8]| panic!("on purpose"));
@@ -87,7 +86,7 @@ fn a_handler_that_panics_answers_that_it_failed() {
     let mut ops = Vec::new();
     let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, 0, || 0, &mut ops));
     assert!(std::panic::catch_unwind(step).is_err());
-    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
+    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::Dropped)));
 }
 
 #[test]
@@ -212,14 +211,14 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
         }
     }
     ends.sort_by_key(|(call, _)| *call);
-    let failures = [CallFailure::ResponseTooLarge, CallFailure::HandlerFailed];
+    let failures = [CallFailure::ReplyTooLong, CallFailure::Dropped];
     assert_eq!(ends, [(0, Ok(0)), (1, Err(failures[0])), (2, Err(failures[1])), (3, Ok(3))]);
     assert_eq!((handlers.held(), world.server.free_buffers()), (0, 2));
 }
 
 /// A worker that panics drops its requests.
 #[test]
-fn a_worker_that_dies_answers_that_it_failed() {
+fn a_worker_that_dies_drops_its_requests() {
     let mut world = active_world(&small(), 1);
     let mut handlers = Handlers::new(8);
     let (to_worker, of_server) = std::sync::mpsc::channel::<HeldRequest>();
@@ -232,5 +231,5 @@ fn a_worker_that_dies_answers_that_it_failed() {
     assert!(worker.join().is_err());
     let mut ops = Vec::new();
     assert_eq!(handlers.step(&mut world.server, 8, 0, || 0, &mut ops), 1);
-    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
+    assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::Dropped)));
 }

@@ -291,7 +291,7 @@ impl World {
             self.working.push_front((request, bytes));
             return false;
         }
-        let outcome = if is_well { Ok(&bytes[..]) } else { Err(Status::Failed) };
+        let outcome = if is_well { Ok(&bytes[..]) } else { Err(Status::Refused) };
         self.server.reply(&request, outcome, self.now_ns, &mut self.ops);
         self.distribute();
         true
@@ -342,7 +342,7 @@ impl World {
                 side.ended[call] += 1;
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }
-            Err(CallFailure::HandlerFailed) => {
+            Err(CallFailure::Refused | CallFailure::Dropped) => {
                 side.ended[call] += 1;
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }
@@ -351,7 +351,7 @@ impl World {
                 // A run from here on is one too many.
                 side.executed[call] = 1;
             }
-            Err(CallFailure::DeadlineExceeded) => {}
+            Err(CallFailure::TimedOut) => {}
             Err(failure) => assert!(!side.is_alive && matches!(failure, CallFailure::Closed(_)), "{failure}"),
         }
         Some(completion)

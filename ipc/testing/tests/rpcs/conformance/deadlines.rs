@@ -120,7 +120,7 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
                     open.swap_remove(place.unwrap_or_else(|| panic!("{number} ended twice, step {step}")));
                     match outcome {
                         Ok(answer) => assert_eq!(answer, number + 1),
-                        Err(CallFailed::Rejected) => {}
+                        Err(CallFailed::Refused) => {}
                         Err(CallFailed::TimedOut) => {
                             given_up += 1;
                             continue;

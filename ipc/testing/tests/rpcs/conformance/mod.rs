@@ -71,7 +71,7 @@ pub(crate) fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     let mut requests = take_all::<R>(&mut server).into_iter();
     R::reject(&mut server, requests.next().unwrap().0);
     assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
-    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Rejected)), (20, Ok(5))]);
+    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Refused)), (20, Ok(5))]);
 }
 
 pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
@@ -92,7 +92,7 @@ pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(na
         R::serve_poll(&mut server);
         let mut ended = ends::<R>(&mut client);
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Err(CallFailed::Rejected)), (1, Ok(1)), (2, Err(CallFailed::Rejected)), (3, Ok(3))]);
+        assert_eq!(ended, [(0, Err(CallFailed::Dropped)), (1, Ok(1)), (2, Err(CallFailed::Dropped)), (3, Ok(3))]);
         R::serve_poll(&mut server);
         assert_eq!(ends::<R>(&mut client), []);
     }
@@ -150,7 +150,7 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
         polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
     }
     assert_eq!(polled, Err(SessionEnd::PeerGone));
-    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Rejected))]);
+    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Refused))]);
     assert_eq!(ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(), (2..2 + rest).collect::<Vec<_>>());
     assert!(ended[2..].iter().all(|(_, outcome)| outcome.is_err()));
     assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
