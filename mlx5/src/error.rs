@@ -15,7 +15,7 @@ pub enum OpenError {
     /// The options in the name of a software HCA with a port for packets are not legal.
     #[error("soft:roce=ADDRESS: {reason}")]
     Roce {
-        /// What is wrong, and what is legal.
+        /// The mistake, and the legal form.
         reason: String,
     },
     /// A device behind libibverbs cannot be used; the error advises.

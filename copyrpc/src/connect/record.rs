@@ -166,6 +166,7 @@ mod tests {
                 kind: DeviceKind::Soft,
                 mtu: 4096,
                 lid: 0x2122,
+                port: 0,
                 qpn: 0x31_3233,
                 psn: 0x41_4243,
                 epoch: 0x1112_1314_1516_1718,

@@ -33,7 +33,7 @@ use crate::responder::repair::Repair;
 use crate::responder::{arrive, datagrams, flush};
 use crate::shared::arena::Arena;
 use crate::shared::fabric::{LocalFabric, Membership};
-use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_QPS, QP_INDEX_BITS, QUEUE_BYTES, qp_index};
+use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_QPS, QUEUE_BYTES, qp_index};
 use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
@@ -253,11 +253,6 @@ impl State {
             next_pd: 1,
         }
     }
-}
-
-/// Returns the virtual function of the port that has this queue pair.
-pub(crate) fn vf_of(qpn: u32) -> u16 {
-    (qpn >> QP_INDEX_BITS) as u16
 }
 
 impl Hca {

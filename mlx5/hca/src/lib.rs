@@ -65,16 +65,17 @@ pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
-pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, RoceOptions, SoftOptions};
+pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
+pub use packets::options::RoceOptions;
 pub use packets::port::PacketCounters;
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{LocalFabric, MAX_VF};
 
-use self::hca::{Queues, State, vf_of};
+use self::hca::{Queues, State};
 use self::shared::links::Links;
 
 #[cfg(test)]

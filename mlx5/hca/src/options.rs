@@ -1,13 +1,12 @@
 //! Options of a device.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use mlx5_wire::AddressVector;
 
-use crate::hca::vf_of;
+use crate::packets::options::RoceOptions;
+use crate::shared::layout::vf_of;
 use crate::{Clock, Faults, LocalFabric, Timing};
 
 /// The place where a software HCA meets its peers.
@@ -101,90 +100,6 @@ impl Port {
     }
 }
 
-/// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module. Its peers are software HCAs and other
-/// RoCEv2 devices on any host. Packets are neither encrypted nor authenticated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoceOptions {
-    /// An IP address of this host. Packets come from it, and it is the device's GID.
-    pub address: IpAddr,
-    /// Length of a network prefix, in bits: the device has the address of this host in the network of `address`. So hosts with one network
-    /// can have the same options. `None`: it has `address`.
-    pub prefix: Option<u8>,
-    /// Its UDP port. `None`: 4791, or any free one if another device of this address has that. Software HCAs learn the port of a peer;
-    /// other devices send to 4791 only.
-    pub port: Option<u16>,
-    /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's interface.
-    pub mtu: Option<u16>,
-    /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and to measure.
-    pub is_for_all: bool,
-    /// Packets in a thousand that are lost on purpose.
-    pub loss_permille: u16,
-    /// File for a capture of all packets (pcap).
-    pub pcap: Option<PathBuf>,
-}
-
-impl RoceOptions {
-    /// Returns the options of a port with this address and all defaults.
-    #[must_use]
-    pub const fn new(address: IpAddr) -> Self {
-        Self { address, prefix: None, port: None, mtu: None, is_for_all: false, loss_permille: 0, pcap: None }
-    }
-}
-
-/// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
-/// error is a sentence that says what is legal.
-impl FromStr for RoceOptions {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut parts = text.split(',');
-        let text = parts.next().unwrap_or_default();
-        let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
-        let legal = || format!("\"{text}\" is no IP address of this host, nor a network, such as 10.1.0.0/16, in which it has one");
-        let mut options = Self::new(address.parse().map_err(|_| legal())?);
-        let most = if options.address.is_ipv4() { 32 } else { 128 };
-        options.prefix = match prefix.map(str::parse) {
-            Some(Ok(bits)) if bits <= most => Some(bits),
-            Some(_) => return Err(legal()),
-            None => None,
-        };
-        for part in parts {
-            let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let number = |legal: &str| value.parse().map_err(|_| format!("{key}={value}: use {legal}"));
-            match key {
-                "port" => options.port = Some(number("a UDP port, 0 to 65535")?),
-                "mtu" => {
-                    let legal = "256, 512, 1024, 2048 or 4096";
-                    let mtu = number(legal)?;
-                    let is_legal = [256, 512, 1024, 2048, 4096].contains(&mtu);
-                    options.mtu = Some(if is_legal { mtu } else { return Err(format!("mtu={value}: use {legal}")) });
-                }
-                "loss" => options.loss_permille = number("packets in a thousand, 0 to 1000")?.min(1000),
-                "packets" if value == "all" => options.is_for_all = true,
-                "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
-                _ => return Err(format!("\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, pcap=FILE")),
-            }
-        }
-        Ok(options)
-    }
-}
-
-/// Formats the options as they are parsed, without defaults.
-impl fmt::Display for RoceOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, prefix, port, mtu, is_for_all, loss_permille, pcap } = self;
-        address.fmt(f)?;
-        prefix.map_or(Ok(()), |bits| write!(f, "/{bits}"))?;
-        port.map_or(Ok(()), |port| write!(f, ",port={port}"))?;
-        mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
-        f.write_str(if *is_for_all { ",packets=all" } else { "" })?;
-        if *loss_permille > 0 {
-            write!(f, ",loss={loss_permille}")?;
-        }
-        pcap.as_ref().map_or(Ok(()), |file| write!(f, ",pcap={}", file.display()))
-    }
-}
-
 /// Options of a software HCA.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
@@ -238,32 +153,6 @@ impl Default for SoftOptions {
             strict: false,
             faults: Faults::default(),
             trace: false,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_options_of_a_port_are_printed_as_they_are_parsed_and_others_are_refused_with_those_that_are_legal() {
-        for text in ["127.0.0.1", "::1,port=0", "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,pcap=/tmp/a"] {
-            assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
-        }
-        for (text, part) in [
-            ("", "no IP address"),
-            ("eth0", "no IP address"),
-            ("10.1.0.0/33", "10.1.0.0/16"),
-            ("::1,port=70000", "a UDP port, 0 to 65535"),
-            ("::1,mtu=1000", "256, 512, 1024, 2048 or 4096"),
-            ("::1,loss=1.5", "0 to 1000"),
-            ("::1,packets=some", "packets=all"),
-            ("::1,pcap=", "pcap=FILE"),
-            ("::1,", "port=N"),
-        ] {
-            let refused = text.parse::<RoceOptions>().unwrap_err();
-            assert!(refused.contains(part), "{text}: {refused}");
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use mlx5_wire::{ConnectOptions, Syndrome};
 
-use crate::queues::qp::SoftQp;
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
@@ -46,6 +45,13 @@ pub(crate) enum Fate {
     Fails(Syndrome),
 }
 
+/// The queue pair of an operation.
+pub(crate) struct Sender<'a> {
+    pub(crate) index: usize,
+    pub(crate) is_datagram: bool,
+    pub(crate) options: &'a ConnectOptions,
+}
+
 /// The faults that one device makes.
 pub(crate) struct Injector {
     faults: Faults,
@@ -68,12 +74,12 @@ impl Injector {
         self.delay_ns
     }
 
-    fn concerns(&self, qp: &SoftQp) -> bool {
+    fn concerns(&self, qp: &Sender<'_>) -> bool {
         self.faults.only.is_none_or(|only| usize::from(only) == qp.index)
     }
 
     /// Returns the fate of the next operation. It is decided at the first attempt.
-    pub(crate) fn fate(&mut self, qp: &SoftQp, takes_receive: bool) -> Fate {
+    pub(crate) fn fate(&mut self, qp: &Sender<'_>, takes_receive: bool) -> Fate {
         if !self.concerns(qp) {
             return Fate::Normal;
         }
@@ -88,10 +94,10 @@ impl Injector {
         let delay_ns = if self.random.happens(self.faults.delay_permille) { self.faults.delay_ns } else { 0 };
         match (self.lost_attempts(qp), delay_ns) {
             (0, 0) => Fate::Normal,
-            (1.., _) if qp.is_datagram() => Fate::Lost,
+            (1.., _) if qp.is_datagram => Fate::Lost,
             (lost, _) if lost > qp.options.retry_count => Fate::Fails(Syndrome::TransportRetryExceeded),
             (lost, _) => {
-                let once_ns = ConnectOptions { retry_count: 0, ..qp.options }.transport_timeout_ns();
+                let once_ns = ConnectOptions { retry_count: 0, ..*qp.options }.transport_timeout_ns();
                 self.delay_ns = once_ns.saturating_mul(lost.into()).saturating_add(delay_ns);
                 Fate::Delayed
             }
@@ -99,12 +105,12 @@ impl Injector {
     }
 
     /// Returns the number of attempts of a message that are lost in a row, at most one more than its retries.
-    fn lost_attempts(&mut self, qp: &SoftQp) -> u8 {
+    fn lost_attempts(&mut self, qp: &Sender<'_>) -> u8 {
         (0..=qp.options.retry_count).take_while(|_| self.random.happens(self.faults.loss_permille)).count() as u8
     }
 
     /// Returns whether the peers of a queue pair have stopped answering.
-    pub(crate) fn dropped_peers(&self, qp: &SoftQp) -> bool {
+    pub(crate) fn dropped_peers(&self, qp: &Sender<'_>) -> bool {
         self.faults.drop_peers_after.is_some_and(|n| self.count > n) && self.concerns(qp)
     }
 

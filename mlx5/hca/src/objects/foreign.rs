@@ -14,9 +14,9 @@ use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::execute;
-use crate::shared::layout::{QpEntry, qp_index};
+use crate::shared::layout::{QpEntry, qp_index, vf_of};
 use crate::shared::remote::Remote;
-use crate::{Hca, Queues, State, vf_of};
+use crate::{Hca, Queues, State};
 
 impl Hca {
     /// Executes all posted WQEs, takes arrived messages, and retries due work. Returns whether it did something, or should be called again

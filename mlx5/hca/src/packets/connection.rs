@@ -22,7 +22,7 @@ pub(super) struct Posted {
     pub(super) end: End,
 }
 
-/// What completes a WQE, when those before it are complete.
+/// The event that completes a WQE, when those before it are complete.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     /// The requester.

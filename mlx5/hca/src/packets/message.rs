@@ -1,4 +1,4 @@
-//! What both ends of a connection count.
+//! Numbers of packets that both ends of a connection compute.
 
 /// Maximum READs and atomics of a connection that are not answered, and number of atomics whose results a responder remembers.
 pub(crate) const MAX_RD_ATOMIC: usize = 16;

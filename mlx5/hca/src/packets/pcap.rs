@@ -52,7 +52,7 @@ fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8
             ip[2..4].copy_from_slice(&(udp_len + IPV4_BYTES as u16).to_be_bytes());
             ip[12..16].copy_from_slice(&from.octets());
             ip[16..20].copy_from_slice(&to.octets());
-            let checksum = crate::requester::datagrams::checksum(&ip);
+            let checksum = checksum(&ip);
             ip[10..12].copy_from_slice(&checksum);
             headers.extend(ip);
         }
@@ -74,4 +74,11 @@ fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8
     }
     file.write_all(&headers)?;
     file.write_all(packet)
+}
+
+/// Returns the checksum of an IPv4 header whose checksum is 0 (RFC 791).
+pub(crate) fn checksum(header: &[u8]) -> [u8; 2] {
+    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    (!(folded + (folded >> 16)) as u16).to_be_bytes()
 }

@@ -7,14 +7,14 @@ use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
 use super::interface::{self, gid_of};
+use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
 use super::waker::Waker;
 use crate::error::OpenError;
-use crate::options::RoceOptions;
 use crate::random::Random;
 
-/// What a port has sent, received and dropped, in packets.
+/// Counters of a port for packets, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCounters {
     /// Sent.

@@ -8,8 +8,8 @@ use mlx5_wire::Syndrome as Status;
 use mlx5_wire::roce::{AtomicEth, Flow, Headers, Nak, Opcode, Psn, Reth};
 
 use super::message::{MAX_RD_ATOMIC, packets};
-use super::requester::{Failure, Options, Request, Requester, Taken};
-use super::responder::{Completion, Responder, Target};
+use super::requester::{Failure, Options, Outgoing, Request, Requester, Taken};
+use super::responder::{Completion, Reply, Responder, Target};
 use crate::random::Random;
 
 const MEMORY: usize = 16 << 10;

@@ -140,7 +140,7 @@ impl Udp {
     /// Binds a socket to this address.
     ///
     /// # Errors
-    /// Those of socket(2), bind(2) and setsockopt(2).
+    /// The errors of socket(2), bind(2) and setsockopt(2).
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_nonblocking(true)?;
@@ -172,7 +172,7 @@ impl Udp {
     /// Returns the MTU of the interface of its address, in bytes of an IP packet.
     ///
     /// # Errors
-    /// Those of getifaddrs(3) and netdevice(7); no interface has the address.
+    /// The errors of getifaddrs(3) and netdevice(7); no interface has the address.
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
         let ifr_name = interface::name_of(self.local()?.ip())?;
         let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };

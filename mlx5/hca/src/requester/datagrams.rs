@@ -11,6 +11,7 @@ use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES,
 use crate::Hca;
 use crate::options::GidKind;
 use crate::packets::interface::{address_of, gid_of};
+use crate::packets::pcap::checksum;
 use crate::packets::port::WirePort;
 use crate::requester::data::{Data, check_local};
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
@@ -94,13 +95,6 @@ impl Grh {
 /// Returns the bytes of a datagram's packet with a message of `length` bytes, from the BTH to the ICRC.
 fn packet_bytes(length: usize, has_imm: bool) -> usize {
     BTH_BYTES + DETH_BYTES + if has_imm { IMM_BYTES } else { 0 } + length.next_multiple_of(4) + ICRC_BYTES
-}
-
-/// Returns the checksum of an IPv4 header whose checksum is 0 (RFC 791).
-pub(crate) fn checksum(header: &[u8]) -> [u8; 2] {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    (!(folded + (folded >> 16)) as u16).to_be_bytes()
 }
 
 /// Time in ns for which a datagram under another driver waits until the receiver's device has taken earlier ones. The links of InfiniBand

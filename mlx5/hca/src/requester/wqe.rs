@@ -1,11 +1,11 @@
-//! What the WQE at the head of a send queue is, and what becomes of it if it is not executed now.
+//! The WQE at the head of a send queue: its bytes, and its outcome if it is not executed now.
 
 use core::ptr::NonNull;
 
 use mlx5_wire::{CtrlWords, Opcode, SEGMENT, Syndrome};
 
 use crate::Hca;
-use crate::debug::faults::{Fate, Injector};
+use crate::debug::faults::{Fate, Injector, Sender};
 use crate::deferred::LANE_RETRY_NS;
 use crate::queues::qp::{SoftQp, Transport, Waiting, blocks};
 use crate::requester::data::takes_receive;
@@ -65,10 +65,11 @@ pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Opt
     // Datagrams are lost where they are sent.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
+    let sender = Sender { index: qp.index, is_datagram: qp.is_datagram(), options: &qp.options };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(qp, Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
+    let fate = if is_first { injector.fate(&sender, Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
     match fate {
-        Fate::Normal if is_cut_off || injector.dropped_peers(qp) => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal if is_cut_off || injector.dropped_peers(&sender) => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
         Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
         Fate::Lost => Some(Outcome::Done(0)),

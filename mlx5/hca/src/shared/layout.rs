@@ -413,6 +413,11 @@ const _: () = {
     assert!(size_of::<Publication>() == 16 + 3 * 24);
 };
 
+/// Returns the virtual function of the port that has this queue pair.
+pub(crate) fn vf_of(qpn: u32) -> u16 {
+    (qpn >> QP_INDEX_BITS) as u16
+}
+
 /// Returns the index of a queue pair in the tables.
 pub(crate) fn qp_index(qpn: u32) -> usize {
     qpn as usize & (MAX_QPS - 1)
