@@ -60,7 +60,7 @@ const ROUNDS: u64 = 20_000_000;
 const HARDWARE_ROUNDS: u64 = 400_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
 /// Time after which every operation in flight there without a timer of its own is over.
-const HARDWARE_QUIET: Duration = Duration::from_millis(5);
+const HARDWARE_QUIET: Duration = Duration::from_millis(20);
 
 /// Devices of one local fabric, with one clock and one network.
 #[derive(Clone)]

@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     },
     /// The device has no atomics.
     NoAtomics,
+    /// The device says that it has no shared receive queues.
+    NoSrqs,
     /// The device file cannot be opened.
     Open(Errno),
     /// Commands with this number fail, except for the first `after`.
@@ -59,11 +61,12 @@ impl Fault {
                 Some(at) => Ok(Self::DeviceFails { at_ms: milliseconds(at)? }),
             },
             "atomics" => fixed("none", Self::NoAtomics),
+            "srq" => fixed("none", Self::NoSrqs),
             "open" => Errno::parse(value).map(Self::Open),
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
-                    format!("`{key}` is not a fault; legal are devices, device, gid, port, atomics, open, {}", commands.join(", "))
+                    format!("`{key}` is not a fault; legal are devices, device, gid, port, atomics, srq, open, {}", commands.join(", "))
                 })?;
                 let (errno, after) = match value.split_once('@') {
                     Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is not a number of commands"))?),
@@ -94,6 +97,7 @@ mod tests {
             ("port=down@300+50", Fault::PortFails { at_ms: 300, for_ms: Some(50) }),
             ("device=fatal@20", Fault::DeviceFails { at_ms: 20 }),
             ("atomics=none", Fault::NoAtomics),
+            ("srq=none", Fault::NoSrqs),
             ("open=EACCES", Fault::Open(Errno(libc::EACCES))),
             ("reg_mr=ENOMEM", command(9, libc::ENOMEM, 0)),
             ("create_qp=ENOSPC@3", command(24, libc::ENOSPC, 3)),
