@@ -14,7 +14,13 @@ const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
 
 /// Returns the options of a device in a fabric of its own.
 fn soft(roce: RoceOptions) -> SoftOptions {
-    SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 1 << 24, strict: true, roce: Some(roce), ..Default::default() }
+    SoftOptions {
+        fabric: FabricSpec::Local(LocalFabric::new()),
+        arena_bytes: 1 << 24,
+        strict: true,
+        roce: Some(roce),
+        ..Default::default()
+    }
 }
 
 fn on(address: impl Into<IpAddr>) -> RoceOptions {
@@ -23,10 +29,7 @@ fn on(address: impl Into<IpAddr>) -> RoceOptions {
 
 /// Runs `f` with an endpoint and the address of its peer, on another device in another thread, which sends back what it receives until it
 /// receives nothing; then with the bytes of the peer's memory, the peer's counters and the own ones.
-fn with_echo(
-    [own, other]: [RoceOptions; 2],
-    f: impl FnOnce(&mut Endpoint, &EndpointAddress),
-) -> (Vec<u8>, [PacketCounters; 2]) {
+fn with_echo([own, other]: [RoceOptions; 2], f: impl FnOnce(&mut Endpoint, &EndpointAddress)) -> (Vec<u8>, [PacketCounters; 2]) {
     limits::watchdog(WATCHDOG);
     // A lost tail of a message is sent again soon.
     let connection = ConnectOptions { timeout: 10, ..ConnectOptions::default() };
@@ -140,7 +143,8 @@ fn packets_of_strangers_change_nothing() {
                 bytes.extend([1; 8]);
                 let SocketAddr::V4(source) = from.local_addr().unwrap() else { unreachable!() };
                 let (source_port, destination_port) = (source.port(), qp.port);
-                let flow = Flow::V4 { source: source.ip().octets(), destination: LOOPBACK, source_port, destination_port, identification: 0 };
+                let flow =
+                    Flow::V4 { source: source.ip().octets(), destination: LOOPBACK, source_port, destination_port, identification: 0 };
                 let icrc = flow.icrc(&bytes, &[]);
                 bytes.extend(icrc);
                 if random.happens(300) {
@@ -196,7 +200,10 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     assert!(refused.contains("10.1.0.0/16"), "{refused}");
     // A RoCE device that is no software HCA: it sends to port 4791.
     let nic = QpAddress { port: 0, epoch: 0, lid: 0, gid: gid_of([127, 0, 0, 3].into()), ..end.qp().address() };
-    let mut plain = Device::open(DeviceSpec::Soft(SoftOptions { roce: None, ..soft(on(LOOPBACK)) })).unwrap().endpoint(EndpointConfig::default()).unwrap();
+    let mut plain = Device::open(DeviceSpec::Soft(SoftOptions { roce: None, ..soft(on(LOOPBACK)) }))
+        .unwrap()
+        .endpoint(EndpointConfig::default())
+        .unwrap();
     let bytes = |qp: QpAddress| {
         let mut bytes = end.address().to_bytes();
         bytes[..QpAddress::LEN].copy_from_slice(&qp.to_bytes());
