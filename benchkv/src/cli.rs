@@ -426,6 +426,8 @@ mod tests {
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
+            ("rxe0", verbs(Some("rxe0"), None)),
+            ("bnxt_re1:2", verbs(Some("bnxt_re1"), Some(2))),
             ("verbs:rocep3s0f1", verbs(Some("rocep3s0f1"), None)),
             ("verbs:ibp1s0:1", verbs(Some("ibp1s0"), Some(1))),
             ("relay:mlx5_0", relayed("mlx5_0", None)),

@@ -41,7 +41,9 @@ impl FromStr for Devices {
         for part in text.split(',') {
             let device = part.parse().map_err(|why| format!("{part:?} in a list: {why}"))?;
             if !matches!(device, DeviceChoice::Verbs { name: Some(_), .. }) {
-                return Err(format!("{part} in a list: its devices are named, mlx5_N[:PORT], verbs:NAME[:PORT] or relay:NAME[:PORT]"));
+                return Err(format!(
+                    "{part} in a list: its devices are named, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or relay:NAME[:PORT]"
+                ));
             }
             if devices.contains(&device) {
                 return Err(format!("{part} is in the list twice"));

@@ -184,9 +184,11 @@ fn datagrams_go_where_an_address_says() {
 #[test]
 #[ignore = "needs mlx5-run --fault open=EACCES"]
 fn a_file_that_may_not_be_opened_is_named_and_who_may_open_it() {
-    let error = refusal(&VerbsOptions::default());
-    assert!(matches!(error, VerbsError::Permission { .. }), "{error}");
-    says(&error, &["no permission to open /dev/infiniband/uverbs0 of mlx5_0", "usermod -aG rdma"]);
+    for relay in [false, true] {
+        let error = refusal(&VerbsOptions { relay, ..VerbsOptions::default() });
+        assert!(matches!(error, VerbsError::Permission { .. }), "{error}");
+        says(&error, &["no permission to open /dev/infiniband/uverbs0 of mlx5_0", "usermod -aG rdma"]);
+    }
     let [entry] = &DeviceEntry::all().unwrap()[..] else { panic!("it is listed all the same") };
     assert!(matches!(entry.ports, Err(VerbsError::Permission { .. })), "{entry:?}");
 }
@@ -194,8 +196,8 @@ fn a_file_that_may_not_be_opened_is_named_and_who_may_open_it() {
 #[test]
 #[ignore = "needs mlx5-run --fault port=down"]
 fn a_port_that_is_down_is_refused_with_its_state() {
-    for port in [None, Some(1)] {
-        let error = refusal(&VerbsOptions { port, ..VerbsOptions::default() });
+    for (port, relay) in [(None, false), (Some(1), false), (None, true)] {
+        let error = refusal(&VerbsOptions { port, relay, ..VerbsOptions::default() });
         assert!(matches!(error, VerbsError::PortDown { state: PortState::Down, .. }), "{error}");
         says(&error, &["port 1 of mlx5_0 is down, not active", "cable"]);
     }
@@ -205,8 +207,8 @@ fn a_port_that_is_down_is_refused_with_its_state() {
 #[test]
 #[ignore = "needs mlx5-run --link roce --fault gid=none"]
 fn a_roce_port_without_a_gid_is_refused() {
-    for gid_index in [None, Some(0)] {
-        let error = refusal(&VerbsOptions { gid_index, ..VerbsOptions::default() });
+    for (gid_index, relay) in [(None, false), (Some(0), false), (None, true)] {
+        let error = refusal(&VerbsOptions { gid_index, relay, ..VerbsOptions::default() });
         assert!(matches!(error, VerbsError::NoGid { index: 0, .. }), "{error}");
         says(&error, &["port 1 of mlx5_0 has no GID at index 0; it has: none"]);
     }
@@ -230,6 +232,31 @@ fn a_queue_pair_the_kernel_refuses_is_an_error_with_the_calls_name() {
     let error = pd.create_qp(&cq, &cq, own, &QpConfig::default()).unwrap_err();
     let CreateError::Call(error) = error else { panic!("{error}") };
     assert_eq!((error.call, error.errno), ("mlx5dv_create_qp", libc::ENOMEM));
+}
+
+#[test]
+#[ignore = "needs mlx5-run --fault create_qp=EOPNOTSUPP"]
+fn a_device_without_such_queue_pairs_says_which_are_needed() {
+    let device = open(&VerbsOptions { relay: true, ..VerbsOptions::default() }).unwrap();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+    let own = ReceiveSource::Own { depth: 1, max_sge: 0 };
+    let error = pd.create_qp(&cq, &cq, own, &QpConfig::default()).unwrap_err().to_string();
+    assert!(error.starts_with("ibv_create_qp: Operation not supported") && error.contains("reliable connections are needed"), "{error}");
+}
+
+#[test]
+#[ignore = "needs mlx5-run --fault srq=none"]
+fn a_device_without_shared_receive_queues_refuses_them_and_connects_queue_pairs_with_their_own() {
+    let device = open(&VerbsOptions { relay: true, ..VerbsOptions::default() }).unwrap();
+    let (pd, mut cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+    let error = pd.create_srq(1, 0).unwrap_err().to_string();
+    assert!(error.starts_with("this device has no shared receive queues: give each queue pair receives of its own"), "{error}");
+    let own = ReceiveSource::Own { depth: 1, max_sge: 1 };
+    let mut qp = pd.create_qp(&cq, &cq, own, &QpConfig::default()).unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    qp.post_receive(&[], 0).unwrap();
+    qp.ring_receives();
+    assert_eq!(result_of_a_send(&device, &mut qp, &mut cq, std::time::Duration::from_secs(10)), Some(Ok(())));
 }
 
 #[test]

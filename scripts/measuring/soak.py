@@ -71,6 +71,8 @@ PARTS = {
         "cargo build --release --locked -p mlx5-preload",
         test("mlx5-preload", "--test", "front_end", "--", "--ignored", "--test-threads=1", "garbage", "storm", release=True),
         "MLX5_TEST_SCALE=2 TESTS=bad_input scripts/verbs-tests target/release/mlx5-run --check-doorbells --",
+        "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='context processes' scripts/verbs-tests target/release/mlx5-run --",
+        "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='bad_input context facade processes' scripts/verbs-tests target/release/mlx5-run --link roce --",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
     "rxe": ("the suites of scripts/verbs-tests, copyrpc and benchkv on rdma_rxe of Linux, in an emulated machine", ["scripts/rxe all"]),

@@ -13,6 +13,13 @@ pub use soft::SoftDevice;
 /// Environment variable that names the device for `auto`, as it names the device of copyrpc's servers and clients.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
+/// The beginnings of the names that the kernel's drivers give their devices. Any other name follows after `verbs:`, so that `eth0` is refused.
+const KERNEL_NAMES: [&str; 7] = ["mlx5_", "mlx4_", "rxe", "irdma", "bnxt_re", "hns_", "qedr"];
+
+fn is_kernel_name(text: &str) -> bool {
+    KERNEL_NAMES.iter().any(|start| text.starts_with(start))
+}
+
 /// The environment names no device for `auto`.
 #[derive(Debug, thiserror::Error)]
 #[error("--device auto: {0}")]
@@ -47,12 +54,12 @@ impl std::str::FromStr for DeviceChoice {
             "auto" => return Ok(Self::Auto),
             "soft" => return Ok(Self::Soft(SoftDevice::default())),
             "verbs" => return Ok(Self::Verbs { name: None, port: None, relay: false }),
-            text if text.starts_with("mlx5_") => text,
+            text if is_kernel_name(text) => text,
             text => match text.split_once(':') {
                 Some(("soft", options)) if options.starts_with("roce=") => return options["roce=".len()..].parse().map(Self::Roce),
                 Some(("soft", options)) => return options.parse().map(Self::Soft),
                 Some(("verbs" | "relay", name)) if !name.is_empty() => name,
-                _ => return Err("use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()),
+                _ => return Err("use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()),
             },
         };
         let relay = text.starts_with("relay:");
@@ -79,7 +86,7 @@ impl std::fmt::Display for DeviceChoice {
             Self::Verbs { name, port, relay } => {
                 let way = if *relay { "relay" } else { "verbs" };
                 match name {
-                    Some(name) if name.starts_with("mlx5_") && !relay => f.write_str(name)?,
+                    Some(name) if is_kernel_name(name) && !relay => f.write_str(name)?,
                     Some(name) => write!(f, "{way}:{name}")?,
                     None => f.write_str(way)?,
                 }

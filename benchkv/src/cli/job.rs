@@ -71,7 +71,7 @@ pub struct JobArgs {
 
     /// RDMA device: auto, soft, or mlx5_0
     ///
-    /// auto, soft (with KEY=VALUE,... after a colon), verbs, mlx5_N, mlx5_N:PORT, or a list of the last two: soft is the software device. Hardware is named by the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
+    /// auto, soft (with KEY=VALUE,... after a colon), verbs, mlx5_N, mlx5_N:PORT, or a list of the last two: soft is the software device. Hardware is named by the device with an optional port (mlx5_0, mlx5_0:1, rxe0, verbs:NAME
     /// for other names, relay:NAME through libibverbs), or verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5 device with an
     /// active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the result say which,
     /// and why. Of a list of named devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a

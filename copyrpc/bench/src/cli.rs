@@ -72,7 +72,7 @@ pub(crate) struct Cli {
     pub(crate) pin: PinPolicy,
 
     /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
-    /// optional port (mlx5_0, mlx5_0:1, verbs:NAME for other names, relay:NAME through libibverbs), or verbs for the first mlx5 device with an active port. auto takes
+    /// optional port (mlx5_0, mlx5_0:1, rxe0, verbs:NAME for other names, relay:NAME through libibverbs), or verbs for the first mlx5 device with an active port. auto takes
     /// the first mlx5 device with an active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the
     /// plan and the result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]

@@ -182,7 +182,11 @@ impl Provider for Context {
             transport: self.port.describe(),
             max_send_wr: at_most(MAX_SEND_WR, self.attr.max_qp_wr),
             max_recv_wr: at_most(MAX_RECV_WR, self.attr.max_qp_wr),
-            max_recv_sge: at_most(MAX_RECV_SGE, self.attr.max_sge.min(self.attr.max_srq_sge)),
+            // A device without shared receive queues has 0 buffers for theirs.
+            max_recv_sge: at_most(
+                MAX_RECV_SGE,
+                if self.attr.max_srq_wr > 0 { self.attr.max_sge.min(self.attr.max_srq_sge) } else { self.attr.max_sge },
+            ),
             max_inline_data: MAX_INLINE as u32,
             max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
             comp_vectors: self.device.comp_vectors(),

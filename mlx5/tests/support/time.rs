@@ -75,7 +75,7 @@ const HARDWARE_ROUNDS: u64 = 400_000;
 const PACKET_ROUNDS: u64 = 4_000_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
 /// Time after which every operation in flight there without a timer of its own is over.
-const HARDWARE_QUIET: Duration = Duration::from_millis(5);
+const HARDWARE_QUIET: Duration = Duration::from_millis(20);
 
 /// Time after which every packet has arrived and is answered.
 const PACKETS_QUIET: Duration = Duration::from_millis(5);

@@ -111,9 +111,9 @@ impl Objects {
             // IB_ATOMIC_HCA: atomic among the device's own atomics only.
             atomic_cap: self.settings.has_atomics.into(),
             max_ah: i32::MAX as u32,
-            max_srq: 1 << 15,
-            max_srq_wr: MAX_WQES - 1,
-            max_srq_sge: MAX_SGE,
+            max_srq: if self.settings.has_srqs { 1 << 15 } else { 0 },
+            max_srq_wr: if self.settings.has_srqs { MAX_WQES - 1 } else { 0 },
+            max_srq_sge: if self.settings.has_srqs { MAX_SGE } else { 0 },
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: 1,

@@ -46,6 +46,8 @@ pub(crate) enum Fault {
     },
     /// The device has no atomics.
     NoAtomics,
+    /// The device says that it has no shared receive queues.
+    NoSrqs,
     /// The device file cannot be opened.
     Open(Errno),
     /// A work request of a send queue fails after `after` that do not.
@@ -115,12 +117,13 @@ impl Fault {
                 Some(at) => Ok(Self::DeviceFails { at_ms: milliseconds(at)? }),
             },
             "atomics" => fixed("none", Self::NoAtomics),
+            "srq" => fixed("none", Self::NoSrqs),
             "open" => Errno::parse(value).map(Self::Open),
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
                     format!(
-                        "`{key}` is not a fault; legal are devices, device, gid, port, atomics, open, wc, loss, {}",
+                        "`{key}` is not a fault; legal are devices, device, gid, port, atomics, srq, open, wc, loss, {}",
                         commands.join(", ")
                     )
                 })?;
@@ -173,6 +176,7 @@ mod tests {
             ("port=down@300+50", Fault::PortFails { at_ms: 300, for_ms: Some(50) }),
             ("device=fatal@20", Fault::DeviceFails { at_ms: 20 }),
             ("atomics=none", Fault::NoAtomics),
+            ("srq=none", Fault::NoSrqs),
             ("open=EACCES", Fault::Open(Errno(libc::EACCES))),
             ("wc=RETRY_EXC_ERR", Fault::Completion { only: None, syndrome: Syndrome::TransportRetryExceeded, after: 0 }),
             ("wc.2=REM_ACCESS_ERR@100", Fault::Completion { only: Some(2), syndrome: Syndrome::RemoteAccess, after: 100 }),

@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) is_port_up: bool,
     /// Whether the device has atomics.
     pub(crate) has_atomics: bool,
+    /// Whether it says that it has shared receive queues.
+    pub(crate) has_srqs: bool,
     /// Changes of an open device without a command, with their times in ms after it was opened; the earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
     /// The faults that the HCA makes.
@@ -97,6 +99,7 @@ impl Settings {
             fabric: variable(FABRIC)?.into(),
             is_port_up: true,
             has_atomics: true,
+            has_srqs: true,
             changes: Vec::new(),
             of_hca: of_hca(&faults).ok()?,
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
@@ -114,6 +117,7 @@ impl Settings {
                 }
                 Fault::DeviceFails { at_ms } => settings.changes.push((at_ms, Change::Fatal)),
                 Fault::NoAtomics => settings.has_atomics = false,
+                Fault::NoSrqs => settings.has_srqs = false,
                 Fault::Open(errno) => settings.open = Some(errno),
                 Fault::Command { number, errno, after } => {
                     settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });

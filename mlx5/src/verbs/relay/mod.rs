@@ -42,7 +42,8 @@ use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Serv
 /// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
 const SEND_SGES: u32 = 2;
 
-/// Maximum number of retries towards a peer that does not answer. With one more, `rdma_rxe` never ends them.
+/// Maximum number of retries towards a peer that does not answer: for every device, since no call tells `rdma_rxe`, which never ends the seventh, from one
+/// that does, and a call that never ends is worse than one that ends a seventh earlier.
 const MAX_RETRIES: u8 = 6;
 
 /// A queue pair that the device made, and the inline bytes that it takes.
@@ -158,6 +159,18 @@ fn refused(call: &'static str) -> CreateError {
     advise(CallError::last(call)).into()
 }
 
+/// Makes the error of a queue pair that the device refused.
+fn refused_qp() -> CreateError {
+    let error = CallError::last("ibv_create_qp");
+    match error.errno {
+        libc::EOPNOTSUPP | libc::ENOSYS => {
+            error.advise("the device has no such queue pairs, use another: reliable connections are needed, and UD for datagrams")
+        }
+        _ => error,
+    }
+    .into()
+}
+
 impl Relay {
     /// Makes the relay of an open device.
     pub(crate) fn new(base: Context) -> Result<Self, VerbsError> {
@@ -265,7 +278,7 @@ impl Relay {
             match NonNull::new(unsafe { (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr) }) {
                 // SAFETY: just created.
                 Some(qp) => return Ok(MadeQp { qp, qpn: unsafe { qp.as_ref() }.qp_num, max_inline: attr.cap.max_inline_data }),
-                None => last = Some(refused("ibv_create_qp")),
+                None => last = Some(refused_qp()),
             }
         }
         Err(last.unwrap_or(CreateError::Unsupported { what: "queue pairs" }))
@@ -386,7 +399,9 @@ impl Queues for Relay {
     fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
         let info = self.base.info();
         if info.max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
-            return Err(CreateError::Unsupported { what: "shared receive queues" });
+            return Err(CreateError::Unsupported {
+                what: "shared receive queues: give each queue pair receives of its own, which copyrpc cannot do",
+            });
         }
         check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;

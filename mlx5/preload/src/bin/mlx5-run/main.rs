@@ -46,7 +46,7 @@ struct Arguments {
     /// Directory through which programs find each other; created if missing. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
+    /// A fault: devices=none, gid=none, port=down, atomics=none, srq=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
     /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
     /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N, after N that do not fail, and loss=P% of
     /// messages (wc.K and loss.K: of the queue pair in place K). May be repeated.
