@@ -60,9 +60,9 @@ impl std::str::FromStr for DeviceChoice {
                 Some(("soft", options)) => return options.parse().map(Self::Soft),
                 Some(("verbs" | "relay", name)) if !name.is_empty() => name,
                 _ => {
-                    return Err(
-                        "use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or relay:NAME[:PORT]".to_owned()
-                    );
+                    let legal = "use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or \
+                                 relay:NAME[:PORT]";
+                    return Err(legal.to_owned());
                 }
             },
         };
