@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use libc::{AT_FDCWD, DIR, FILE, dirent, mode_t, size_t, ssize_t, stat as Status, statx as ExtendedStatus};
+use libc::{AT_FDCWD, mode_t, size_t, ssize_t, stat as Status, statx as ExtendedStatus};
 
 use crate::command::Call;
 use crate::command::methods::Method;
@@ -70,7 +70,7 @@ macro_rules! next_functions {
 next_functions! {
     OPEN = c"open", OPENAT = c"openat", MEMFD_CREATE = c"memfd_create", CLOSE = c"close", CLOSE_RANGE = c"close_range",
     CLOSEFROM = c"closefrom", DUP = c"dup", DUP2 = c"dup2", DUP3 = c"dup3", FCNTL = c"fcntl", READ = c"read", WRITE = c"write",
-    IOCTL = c"ioctl", SOCKET = c"socket", ACCESS = c"access", FACCESSAT = c"faccessat", EACCESS = c"eaccess", STATX = c"statx",
+    IOCTL = c"ioctl", SOCKET = c"socket", FACCESSAT = c"faccessat", STATX = c"statx",
     READLINK = c"readlink", READLINKAT = c"readlinkat", REALPATH = c"realpath", CHDIR = c"chdir", OPENDIR = c"opendir",
     SCANDIR = c"scandir", FOPEN = c"fopen", GETXATTR = c"getxattr", LGETXATTR = c"lgetxattr",
 }
@@ -425,14 +425,36 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     }
 }
 
-/// `access(2)`: programs check with it whether they may open the device.
+/// `statx(2)`, by which coreutils and the standard library of Rust ask for the status of a path.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+unsafe extern "C" fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut ExtendedStatus) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        let Some((settings, index)) = device(path) else {
+            return named!(path, dir => {
+                next!(STATX as fn(c_int, *const c_char, c_int, c_uint, *mut ExtendedStatus) -> c_int, (dir, path, flags, mask, status))
+            });
+        };
+        let (mut plain, mut extended): (Status, ExtendedStatus) = core::mem::zeroed();
+        as_device(&mut plain, settings, index);
+        extended.stx_mask = libc::STATX_TYPE | libc::STATX_MODE;
+        extended.stx_mode = plain.st_mode as u16;
+        (extended.stx_rdev_major, extended.stx_rdev_minor) = (libc::major(plain.st_rdev), libc::minor(plain.st_rdev));
+        status.write(extended);
+        0
+    }
+}
+
+/// `faccessat(3)`: programs check with it and its relatives whether they may open the device.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
             Some((settings, _)) => result(settings.open_fault()),
-            None => named!(path, AT_FDCWD => next!(ACCESS as fn(*const c_char, c_int) -> c_int, (path, mode))),
+            None => named!(path, dir => {
+                next!(FACCESSAT as fn(c_int, *const c_char, c_int, c_int) -> c_int, (dir, path, mode, flags))
+            }),
         }
     }
 }
@@ -452,53 +474,6 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
         });
     }
     result(done)
-}
-
-/// `realpath(3)`, which names a file in the tree by its path of `/sys`.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for which there was room.
-    unsafe {
-        let found = named!(path, AT_FDCWD => next!(REALPATH as fn(*const c_char, *mut c_char) -> *mut c_char, (path, to)));
-        if let Some(name) = if found.is_null() { None } else { tree::name(CStr::from_ptr(found)) } {
-            libc::strcpy(found, name.as_ptr());
-        }
-        found
-    }
-}
-
-/// Functions that only pass a path on.
-macro_rules! with_path {
-    ($($name:ident = $next:ident($($argument:ident: $ty:ty),*) -> $result:ty, at ($dir:expr, $path:ident);)*) => {
-        $(
-            #[cfg_attr(not(test), unsafe(no_mangle))]
-            unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
-                // SAFETY: the caller's arguments.
-                unsafe { named!($path, $dir => next!($next as fn($($ty),*) -> $result, ($($argument),*))) }
-            }
-        )*
-    };
-}
-
-/// The arguments of `scandir(3)`: whether an entry is wanted, and the order of two.
-type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
-type Order = Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
-
-with_path! {
-    faccessat = FACCESSAT(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, at (dir, path);
-    eaccess = EACCESS(path: *const c_char, mode: c_int) -> c_int, at (AT_FDCWD, path);
-    euidaccess = EACCESS(path: *const c_char, mode: c_int) -> c_int, at (AT_FDCWD, path);
-    statx = STATX(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut ExtendedStatus) -> c_int, at (dir, path);
-    readlink = READLINK(path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    readlinkat = READLINKAT(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (dir, path);
-    chdir = CHDIR(path: *const c_char) -> c_int, at (AT_FDCWD, path);
-    opendir = OPENDIR(path: *const c_char) -> *mut DIR, at (AT_FDCWD, path);
-    scandir = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
-    scandir64 = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
-    getxattr = GETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    lgetxattr = LGETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    fopen = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
-    fopen64 = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
 }
 
 /// Other names of these functions: for large files (all files on 64-bit systems), for fortified programs, and in C libraries before 2.33.
@@ -525,6 +500,9 @@ other_names! {
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) => openat(dir, path, flags, 0);
     openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) => openat(dir, path, flags, mode);
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) => fcntl(fd, command, argument);
+    access(path: *const c_char, mode: c_int) => faccessat(AT_FDCWD, path, mode, 0);
+    eaccess(path: *const c_char, mode: c_int) => faccessat(AT_FDCWD, path, mode, libc::AT_EACCESS);
+    euidaccess(path: *const c_char, mode: c_int) => faccessat(AT_FDCWD, path, mode, libc::AT_EACCESS);
     stat(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
     stat64(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, 0);
     lstat(path: *const c_char, status: *mut Status) => fstatat(AT_FDCWD, path, status, libc::AT_SYMLINK_NOFOLLOW);
@@ -539,10 +517,6 @@ other_names! {
     __fxstatat64(_version: c_int, dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) => fstatat(dir, path, status, flags);
     __fxstat(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
     __fxstat64(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
-    __readlink_chk(path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => readlink(path, to, size);
-    __readlinkat_chk(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => {
-        readlinkat(dir, path, to, size)
-    };
-    __realpath_chk(path: *const c_char, to: *mut c_char, _room: size_t) -> *mut c_char => realpath(path, to);
-    canonicalize_file_name(path: *const c_char) -> *mut c_char => realpath(path, core::ptr::null_mut());
 }
+
+mod paths;

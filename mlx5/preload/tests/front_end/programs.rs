@@ -53,6 +53,7 @@ fn programs_find_the_device_in_sys() {
         cd infiniband/mlx5_0/ports/1 && cat counters/port_xmit_data
         python3 -c 'import os; print(os.listdir("/sys/class/infiniband"), os.path.realpath("/sys/class/infiniband/mlx5_0"))'
         ! test -e /sys/class/infiniband_mad
+        test -r /dev/infiniband/uverbs0 && stat -c '%F %t:%T' /dev/infiniband/uverbs0
     "#;
     const SAYS: &str = "\
 /sys/devices/pci7357:00/7357:00:00.0
@@ -69,6 +70,7 @@ InfiniBand
 -1
 0
 ['mlx5_0'] /sys/devices/pci7357:00/7357:00:00.0/infiniband/mlx5_0
+character special file e7:c0
 ";
     let place = Place::new("sys");
     let run = place.mlx5_run(&["sh", "-c", SCRIPT]);

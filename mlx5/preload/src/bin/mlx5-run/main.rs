@@ -52,10 +52,10 @@ struct Arguments {
     /// messages (wc.K and loss.K: of the queue pair in place K). May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
-    /// Write refused commands to a file, by name; `-`: to standard error.
+    /// Write the commands whose refusal a program learns of to a file, by name; `-`: to standard error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
-    /// Log successful commands too.
+    /// Log successful commands too, and refused ones for which the program's libraries have another way.
     #[arg(long, requires = "log")]
     log_commands: bool,
     /// Check that each doorbell of a driver announces the WQEs in its send queue, as a NIC requires. A violation is logged (without a log:
