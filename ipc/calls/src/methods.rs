@@ -395,11 +395,11 @@ macro_rules! payload {
         }
 
         impl $crate::methods::Payload for $name {
-            fn encode(&self, into: &mut Vec<u8>) {
+            fn encode(&self, into: &mut ::std::vec::Vec<u8>) {
                 $($crate::methods::Payload::encode(&self.$field, into);)*
             }
 
-            fn decode(bytes: &mut &[u8]) -> Option<Self> {
+            fn decode(bytes: &mut &[u8]) -> ::std::option::Option<Self> {
                 Some(Self { $($field: $crate::methods::Payload::decode(bytes)?,)* })
             }
         }
@@ -413,14 +413,14 @@ macro_rules! payload {
         }
 
         impl $crate::methods::Payload for $name {
-            fn encode(&self, into: &mut Vec<u8>) {
+            fn encode(&self, into: &mut ::std::vec::Vec<u8>) {
                 let number: u8 = match self {
                     $(Self::$variant => $number,)*
                 };
                 into.push(number);
             }
 
-            fn decode(bytes: &mut &[u8]) -> Option<Self> {
+            fn decode(bytes: &mut &[u8]) -> ::std::option::Option<Self> {
                 match <u8 as $crate::methods::Payload>::decode(bytes)? {
                     $($number => Some(Self::$variant),)*
                     _ => None,
@@ -454,35 +454,35 @@ macro_rules! service {
 
             /// The methods at the server.
             pub trait Service {
-                $($(#[$of_method])* fn $method(&mut self, $($argument: $type),*) -> Result<$ok, $error>;)*
+                $($(#[$of_method])* fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $error>;)*
             }
 
             /// Calls the method that the request names, and returns the reply.
-            pub fn answer(service: &mut impl Service, request: &[u8]) -> Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return vec![$crate::methods::ARGUMENTS] };
+            pub fn answer(service: &mut impl Service, request: &[u8]) -> ::std::vec::Vec<u8> {
+                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return ::std::vec![$crate::methods::ARGUMENTS] };
                 match header.method {
                     $($number => match $crate::methods::decode::<($($type,)*)>(arguments) {
                         Some(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*)),
-                        None => vec![$crate::methods::ARGUMENTS],
+                        None => ::std::vec![$crate::methods::ARGUMENTS],
                     },)*
-                    _ => vec![$crate::methods::UNKNOWN_METHOD],
+                    _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
                 }
             }
 
             /// The methods at the server, as futures.
             pub trait AsyncService: Sync {
-                $($(#[$of_method])* fn $method(&self, $($argument: $type),*) -> impl Future<Output = Result<$ok, $error>> + Send;)*
+                $($(#[$of_method])* fn $method(&self, $($argument: $type),*) -> impl ::std::future::Future<Output = ::std::result::Result<$ok, $error>> + Send;)*
             }
 
             /// Calls the method that the request names, and returns the reply.
-            pub async fn answer_async(service: &impl AsyncService, request: &[u8]) -> Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return vec![$crate::methods::ARGUMENTS] };
+            pub async fn answer_async(service: &impl AsyncService, request: &[u8]) -> ::std::vec::Vec<u8> {
+                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return ::std::vec![$crate::methods::ARGUMENTS] };
                 match header.method {
                     $($number => match $crate::methods::decode::<($($type,)*)>(arguments) {
                         Some(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*).await),
-                        None => vec![$crate::methods::ARGUMENTS],
+                        None => ::std::vec![$crate::methods::ARGUMENTS],
                     },)*
-                    _ => vec![$crate::methods::UNKNOWN_METHOD],
+                    _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
                 }
             }
 
@@ -492,7 +492,7 @@ macro_rules! service {
                 /// The client that sends the requests.
                 pub caller: C,
                 /// Maximum time of a call; `None`: that of the caller.
-                pub timeout: Option<std::time::Duration>,
+                pub timeout: ::std::option::Option<::std::time::Duration>,
             }
 
             impl<C> Client<C> {
@@ -504,7 +504,7 @@ macro_rules! service {
 
             impl<C: $crate::methods::Caller> Client<C> {
                 $($(#[$of_method])*
-                pub fn $method(&mut self, $($argument: $type),*) -> Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
+                pub fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
                     $crate::methods::call(&mut self.caller, $number, self.timeout, &($($argument,)*))
                 })*
             }
@@ -515,7 +515,7 @@ macro_rules! service {
                 /// The client that sends the requests.
                 pub caller: C,
                 /// Maximum time of a call; `None`: that of the caller.
-                pub timeout: Option<std::time::Duration>,
+                pub timeout: ::std::option::Option<::std::time::Duration>,
             }
 
             impl<C> AsyncClient<C> {
@@ -527,7 +527,7 @@ macro_rules! service {
 
             impl<C: $crate::methods::AsyncCaller> AsyncClient<C> {
                 $($(#[$of_method])*
-                pub async fn $method(&self, $($argument: $type),*) -> Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
+                pub async fn $method(&self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
                     $crate::methods::call_async(&self.caller, $number, self.timeout, ($($argument,)*)).await
                 })*
             }
@@ -690,6 +690,36 @@ mod tests {
         assert_eq!(decode::<Vec<u64>>(&[8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), None);
         assert_eq!(decode::<String>(&[1, 0, 0, 0, 0xff]), None);
         assert_eq!((decode::<bool>(&[2]), decode::<Problem>(&[4]), decode::<Infallible>(&[])), (None, None, None));
+    }
+
+    /// A module often has its own `Result`, which the generated one imports.
+    mod shadows {
+        type Result<T> = std::result::Result<T, ()>;
+
+        payload! {
+            pub(super) struct Unit {
+                pub(super) number: u8,
+            }
+        }
+        service! {
+            pub(super) mod shadowed {
+                fn unit() -> Result<Unit, u8> = 1;
+            }
+        }
+
+        pub(super) const NOTHING: Result<()> = Ok(());
+    }
+
+    impl shadows::shadowed::Service for Store {
+        fn unit(&mut self) -> Result<shadows::Unit, u8> {
+            shadows::NOTHING.map(|()| shadows::Unit { number: 7 }).map_err(|()| 1)
+        }
+    }
+
+    #[test]
+    fn names_of_the_program_do_not_reach_into_a_service() {
+        let request = Header { method: 1, left: None }.request(&());
+        assert_eq!(shadows::shadowed::answer(&mut Store::default(), &request), [DONE, 7]);
     }
 
     #[test]
