@@ -53,9 +53,10 @@
 //!   all. A thread that polls other things as well sleeps on the context and on them with `shm::sleep::wait`.
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so that their futures are of any thread and
 //!   executor.
-//! - **Types.** [`typed::Call`] binds a request to its reply. [`Client::call_typed`], [`Server::serve_typed`], [`Endpoint::call_typed`],
-//!   [`RecvHandle::read_as`] and [`RecvHandle::reply_typed`] send structs that derive the traits of
-//!   `zerocopy`: the same bytes, with the size checked.
+//! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the server to implement:
+//!   [`methods`](crate::methods).
+//! - **Types.** [`typed::Call`] binds a request to its reply. [`Endpoint::call_typed`], [`RecvHandle::read_as`] and
+//!   [`RecvHandle::reply_typed`] send structs that derive the traits of `zerocopy`: the same bytes, with the size checked.
 //! - **Bulk data.** What is larger than a message goes around the messages: one side puts the [`RemoteMemory`] of a [`Memory`] into a request,
 //!   the other [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece by piece and then answers (`examples/bulk.rs`). A WRITE
 //!   posted before a call or reply of the same endpoint is done when that message arrives. Every peer that was told a memory can read and

@@ -150,6 +150,9 @@ pub mod typed;
 mod wire;
 mod worklist;
 
+/// Services with methods, over [`Client`] and [`AsyncClient`].
+pub use calls::methods;
+pub use calls::{Ending, payload, service};
 pub use config::{CreateEndpointError, EndpointConfig};
 pub use connect::{ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint, RecordError, Refusal};
 pub use connection::Outcome;

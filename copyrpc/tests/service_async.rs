@@ -9,9 +9,10 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use copyrpc::typed::Call;
+use copyrpc::methods::MethodError;
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest, StopHandle,
+    service,
 };
 #[path = "support/local.rs"]
 mod local;
@@ -21,7 +22,6 @@ use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
-use zerocopy::{Immutable, IntoBytes};
 
 /// All of it goes to other threads.
 const _: () = {
@@ -138,24 +138,6 @@ fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
     });
 }
 
-/// A word, whose reply is it in upper case.
-#[derive(IntoBytes, Immutable)]
-#[repr(transparent)]
-struct Word([u8; 4]);
-
-impl Call for Word {
-    type Reply = [u8; 4];
-}
-
-/// The same, with a reply that it does not get.
-#[derive(IntoBytes, Immutable)]
-#[repr(transparent)]
-struct Misunderstood([u8; 4]);
-
-impl Call for Misunderstood {
-    type Reply = [u8; 5];
-}
-
 #[test]
 fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
     let net = Net::new();
@@ -175,10 +157,6 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
         }
         assert_eq!(block_on(client.call(b"ping")).unwrap(), b"PING");
     }
-    assert_eq!(block_on(client.call_typed(&Word(*b"ping"))).unwrap(), *b"PING");
-    assert_eq!(block_on(client.call_typed_within(&Word(*b"pong"), Duration::from_secs(60))).unwrap(), *b"PONG");
-    assert!(matches!(block_on(client.call_typed_within(&Word(*b"pong"), Duration::ZERO)), Err(ClientError::NotSent)));
-    assert!(matches!(block_on(client.call_typed(&Misunderstood(*b"ping"))), Err(ClientError::Reply(_))));
     stop.stop();
     serving.join().unwrap();
 }
@@ -606,4 +584,57 @@ fn who_has_nothing_to_do_keeps_no_core_busy() {
     let line = output.lines().find_map(|line| line.strip_prefix("busy for ")).expect(&output);
     let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     assert!(numbers[0] * 5 < numbers[1], "{line}");
+}
+
+service! {
+    mod words {
+        fn upper(word: String) -> Result<String, u32> = 1;
+        fn unlisted() -> Result<(), u32> = 2;
+    }
+}
+
+struct Words;
+
+impl words::AsyncService for Words {
+    async fn upper(&self, word: String) -> Result<String, u32> {
+        if word.is_empty() { Err(7) } else { Ok(word.to_uppercase()) }
+    }
+
+    async fn unlisted(&self) -> Result<(), u32> {
+        Ok(())
+    }
+}
+
+service! {
+    /// Another version of `words`.
+    mod numbers {
+        fn upper(number: u64) -> Result<u64, u32> = 1;
+        fn unlisted() -> Result<u8, u32> = 2;
+        fn lower(word: String) -> Result<String, u32> = 3;
+    }
+}
+
+#[test]
+fn methods_that_are_futures_end_as_blocking_ones_do() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let (address, stop) = (server.local_addr(), server.stop_handle());
+    let serving = thread::spawn(move || {
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            let reply = block_on(words::answer_async(&Words, request.data()));
+            request.reply(reply);
+        }
+    });
+    let client = words::AsyncClient::new(block_on(connect(&net, address)));
+    assert_eq!(block_on(client.upper("ping".to_owned())).unwrap(), "PING");
+    assert!(matches!(block_on(client.upper(String::new())), Err(MethodError::Failed(7))));
+    let hasty = words::AsyncClient { caller: client.caller.clone(), timeout: Some(Duration::ZERO) };
+    assert!(matches!(block_on(hasty.unlisted()), Err(MethodError::Call(ClientError::NotSent))));
+    let client = numbers::AsyncClient::new(client.caller);
+    assert!(matches!(block_on(client.upper(1)), Err(MethodError::Arguments)));
+    assert!(matches!(block_on(client.unlisted()), Err(MethodError::Reply)));
+    assert!(matches!(block_on(client.lower(String::new())), Err(MethodError::UnknownMethod)));
+    assert_eq!(block_on(client.caller.call(b"raw bytes")).unwrap(), [3], "no header");
+    stop.stop();
+    serving.join().unwrap();
 }

@@ -5,11 +5,13 @@
 
 mod pair;
 
+use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use bench::counted::{self, Operation};
-use ipc::ReadyWords;
+use ipc::methods::Caller;
+use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
 
 type Pair = pair::Pair<ReadyWords>;
@@ -57,11 +59,61 @@ const OPERATIONS: &[Operation] = &[
     operation("ipc_server_poll_empty_of_1024", 31, WITHOUT_LOOKS, "ipc: the same with 1,024 clients", |polls| {
         Pair::new(1024).empty_polls(polls)
     }),
+    operation("ipc_bytes_call", 880, WITHOUT_LOOKS, "ipc: one call of 24 bytes and its reply of 9, both sides, as Vec", |calls| {
+        let mut ends = Ends::new();
+        (0..calls).for_each(|_| assert_eq!(ends.call(black_box(&[7; 24]), None).unwrap().len(), 9));
+    }),
+    operation("ipc_service_call", 1312, WITHOUT_LOOKS, "ipc: the same, as a method of two numbers that returns one", |calls| {
+        let mut client = sums::Client::new(Ends::new());
+        (0..calls).for_each(|number| assert_eq!(client.sum(black_box(number), 1).unwrap(), number + 1));
+    }),
     looks("ipc_looks_of_64", 16_000, "ipc: eight of the server's looks for dead clients, 64 clients", |times| {
         rest_and_look(Pair::new(64), times)
     }),
     looks("ipc_looks_of_1024", 20_000, "ipc: the same with 1,024 clients", |times| rest_and_look(Pair::new(1024), times)),
 ];
+
+service! {
+    mod sums {
+        fn sum(left: u64, right: u64) -> Result<u64, u32> = 1;
+    }
+}
+
+struct Sums;
+
+impl sums::Service for Sums {
+    fn sum(&mut self, left: u64, right: u64) -> Result<u64, u32> {
+        Ok(left + right)
+    }
+}
+
+/// Both ends of a service, in one thread. A request that does not begin with the number of the method is a raw call.
+struct Ends(ipc::bytes::Client<()>, ipc::bytes::Server);
+
+impl Ends {
+    fn new() -> Self {
+        let (dir, name) = (Dir::open(None).unwrap(), format!("instructions-service-{}", std::process::id()));
+        let max = ipc::bytes::MessageBytes { request: 48, response: 48 };
+        let server = ipc::bytes::Server::bind_in(&dir, &name, 1, DEPTH, max, 0).unwrap();
+        Self(ipc::bytes::Client::connect_in(&dir, &name, 0).unwrap(), server)
+    }
+}
+
+impl Caller for Ends {
+    type Error = AskError;
+
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, AskError> {
+        self.0.call(request, ())?;
+        self.1.step(|request| if request[0] == 1 { sums::answer(&mut Sums, request) } else { request[..9].to_vec() });
+        let mut reply = Vec::new();
+        self.0.poll(|(), outcome| reply = outcome.unwrap().to_vec()).unwrap();
+        Ok(reply)
+    }
+}
 
 /// A server's look for dead clients after a rest in which eight have become due, the most that it makes up for at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {

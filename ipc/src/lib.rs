@@ -66,7 +66,8 @@
 //!   be set by hand. A single-threaded driver of both ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in parts, one
 //!   call each, or in a file whose name is the message.
-//! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`].
+//! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has
+//!   methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
 //!   client, rounded up to 64 B: 4,416 B for one client at depth 32, 33,536 B for 8 (and a page for every region).
 //!
@@ -105,7 +106,10 @@ mod token;
 mod views;
 
 pub use announce::Announce;
+/// Services with methods, over a [`bytes::Client`].
+pub use calls::methods;
 pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
+pub use calls::{Ending, payload, service};
 pub use client::Client;
 pub use entries::JoinError;
 pub use error::{ConnectError, CreateError, ParameterError, ReplyError};

@@ -62,7 +62,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `service`, [`typed`] | [`Server`], [`Client`], [`AsyncClient`]: an address, a device, reconnection; requests that are structs |
+//! | `service` | [`Server`], [`Client`], [`AsyncClient`]: an address, a device, reconnection |
 //! | [`rdma`] | [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends connect |
 //! | `protocol` | the core, state machines without a device: |
 //! | `wire`, `config` | every byte format; [`ServerConfig`], [`Layout`]: the configuration, and the place of everything in memory |
@@ -117,8 +117,10 @@ struct Readme;
 pub mod protocol;
 pub mod rdma;
 mod service;
-pub mod typed;
 
+/// Services with methods, over [`Client`] and [`AsyncClient`].
+pub use calls::methods;
+pub use calls::{Ending, payload, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
 pub use protocol::clock_sync::{PROBE_TYPE, time_handler};

@@ -15,15 +15,15 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use scalerpc::methods::MethodError;
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
 use scalerpc::rdma::exchange::{Accept, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
-use scalerpc::typed::Call;
-use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
 use scalerpc::{
-    CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server, ServerConfig,
-    ServerError, ServerOptions, ServerStats, State, StopHandle,
+    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server,
+    ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle, payload, service,
 };
+use shm_testing::executor::block_on;
 use shm_testing::limits::any_port;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -381,46 +381,61 @@ fn workers_answer_all_requests_of_all_groups() {
     assert!(stats.slices > 1, "{stats:?}");
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, Debug, PartialEq)]
-#[zerocopy(crate = "scalerpc::typed::zerocopy")]
-#[repr(C)]
-struct Pair {
-    first: u64,
-    second: u64,
+payload! {
+    #[derive(Debug, PartialEq)]
+    enum Problem {
+        TooLarge = 1,
+    }
 }
 
-impl Call for Pair {
-    const RPC_TYPE: u16 = 9;
-    type Reply = u64;
+service! {
+    mod numbers {
+        fn double(number: u64) -> Result<u64, Problem> = 1;
+        fn sum(numbers: Vec<u64>, more: u64) -> Result<u64, Problem> = 2;
+    }
 }
 
-/// A request for the same handler, with a reply type that the handler does not return.
-#[derive(IntoBytes, Immutable)]
-#[zerocopy(crate = "scalerpc::typed::zerocopy")]
-#[repr(C)]
-struct Mistaken([u64; 2]);
+service! {
+    /// Another version of `numbers`.
+    mod others {
+        fn double(number: u32) -> Result<u64, Problem> = 1;
+        fn sum(numbers: Vec<u64>, more: u64) -> Result<u8, Problem> = 2;
+        fn halve(number: u64) -> Result<u64, Problem> = 3;
+    }
+}
 
-impl Call for Mistaken {
-    const RPC_TYPE: u16 = 9;
-    type Reply = u16;
+struct Sums;
+
+impl numbers::Service for Sums {
+    fn double(&mut self, number: u64) -> Result<u64, Problem> {
+        number.checked_mul(2).ok_or(Problem::TooLarge)
+    }
+
+    fn sum(&mut self, numbers: Vec<u64>, more: u64) -> Result<u64, Problem> {
+        Ok(numbers.iter().sum::<u64>() + more)
+    }
 }
 
 #[test]
-fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
-    let server = start_with(&any_port(), options(4), |server| {
-        let mut handlers = Handlers::new(server.max_payload());
-        handlers.insert_typed(|pair: Pair| pair.first.wrapping_sub(pair.second));
-        server.serve_types(&mut handlers).unwrap();
-    });
-    let mut client = Client::connect(server.address).unwrap();
-    assert_eq!(client.call_typed(&Pair { first: 9, second: 2 }).unwrap(), 7);
-    assert_eq!(client.call_typed_within(&Pair { first: 8, second: 2 }, Duration::from_secs(60)).unwrap(), 6);
-    let late = client.call_typed_within(&Pair { first: 9, second: 2 }, Duration::ZERO).unwrap_err();
-    assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))), "{late:?}");
-    let short = client.call_type(Pair::RPC_TYPE, &[1; 15]).unwrap_err();
-    assert!(matches!(short, ClientError::Call(SyncCallError::Failure(CallFailure::Refused))), "{short}");
-    let other = client.call_typed(&Mistaken([1, 2])).unwrap_err();
-    assert!(matches!(other, ClientError::Size { received: 8, expected: 2 }), "{other}");
+fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
+    let server = start_with(&any_port(), options(4), |server| server.serve(|request| numbers::answer(&mut Sums, request)).unwrap());
+    let mut client = numbers::Client::new(Client::connect(server.address).unwrap());
+    assert_eq!(client.double(21).unwrap(), 42);
+    assert_eq!(client.sum((0..20).collect(), 50).unwrap(), 240);
+    assert!(matches!(client.double(u64::MAX), Err(MethodError::Failed(Problem::TooLarge))));
+    client.timeout = Some(Duration::ZERO);
+    assert!(matches!(
+        client.double(1),
+        Err(MethodError::Call(ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut | CallFailure::NotSent))))
+    ));
+    let mut client = others::Client::new(client.caller);
+    assert!(matches!(client.double(21), Err(MethodError::Arguments)));
+    assert!(matches!(client.sum(vec![], 1), Err(MethodError::Reply)));
+    assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
+    let answer = client.caller.call(b"raw bytes").unwrap();
+    assert_eq!(answer, [3], "no header");
+    let client = numbers::AsyncClient::new(block_on(AsyncClient::connect(server.address)).unwrap());
+    assert_eq!(block_on(client.double(4)).unwrap(), 8);
     server.stop();
 }
 

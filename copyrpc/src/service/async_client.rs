@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
+use ::calls::methods;
 use mlx5::DeviceInfo;
 use rendezvous::calls::{self, Calls, Connection, Refusal, Reply};
 use rendezvous::oneshot::lock;
 
-use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
+use super::caller::{Caller, ClientError, ClientOptions, ended};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
-use crate::typed::Call;
 
 /// Number of polls after which a busy thread publishes its counters.
 const POLLS_PER_STATS: u32 = 1024;
@@ -105,22 +105,6 @@ impl AsyncClient {
         self.calls.call(request.into(), Some(timeout))
     }
 
-    /// Sends the bytes of `request`, and reads the reply as a [`Call::Reply`].
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn call_typed<C: Call + Sync>(&self, request: &C) -> Result<C::Reply, ClientError> {
-        read_reply(&self.call(request.as_bytes()).await?)
-    }
-
-    /// Like [`call_typed`](Self::call_typed), with a timeout of its own: see [`call_within`](Self::call_within).
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn call_typed_within<C: Call + Sync>(&self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
-        read_reply(&self.call_within(request.as_bytes(), timeout).await?)
-    }
-
     /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
@@ -143,6 +127,18 @@ impl AsyncClient {
     #[must_use]
     pub fn device_info(&self) -> &DeviceInfo {
         &self.properties.device
+    }
+}
+
+impl methods::AsyncCaller for AsyncClient {
+    type Error = ClientError;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.properties.timeout
+    }
+
+    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
+        self.calls.call(request, timeout)
     }
 }
 

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use calls::Ending;
 use mlx5::DeviceSpec;
 use thiserror::Error;
-use zerocopy::FromBytes;
 
 use super::default_device;
 use crate::config::EndpointConfig;
@@ -18,7 +17,6 @@ use crate::context::{BuildError, Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::stats::Stats;
-use crate::typed::SizeError;
 
 /// Number of endpoints: the endpoint in use, the one before it while its calls end, and an ended endpoint whose resources are not free yet.
 const ENDPOINTS: u32 = 3;
@@ -131,9 +129,6 @@ pub enum ClientError {
     /// request: the server was leaving, and so was the next one that the client tried. Otherwise it is not known whether the handler ran.
     #[error("no reply: {0}")]
     Closed(CloseReason),
-    /// The reply does not have the size of the requested type. The handler ran.
-    #[error("the reply: {0}")]
-    Reply(#[from] SizeError),
 }
 
 impl ClientError {
@@ -148,8 +143,8 @@ impl ClientError {
     /// twice.
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
-        use ClientError::{Closed, Dropped, Refused, Reply, ReplyTooLong, TimedOut};
-        matches!(self, TimedOut | Refused | ReplyTooLong { .. } | Dropped | Reply(_) | Closed(_)) && !self.is_retryable()
+        use ClientError::{Closed, Dropped, Refused, ReplyTooLong, TimedOut};
+        matches!(self, TimedOut | Refused | ReplyTooLong { .. } | Dropped | Closed(_)) && !self.is_retryable()
     }
 }
 
@@ -332,9 +327,4 @@ pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, C
         Err(CallFailure::TimedOut) => Err(ClientError::TimedOut),
         Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
     }
-}
-
-/// Reads a reply as a `Reply`.
-pub(super) fn read_reply<Reply: FromBytes>(reply: &[u8]) -> Result<Reply, ClientError> {
-    Reply::read_from_bytes(reply).map_err(|_| SizeError { received: reply.len(), expected: size_of::<Reply>() }.into())
 }

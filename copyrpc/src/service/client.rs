@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
+use calls::methods;
 use mlx5::DeviceInfo;
 
 use super::SPINS;
-use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
+use super::caller::{Caller, ClientError, ClientOptions, ended};
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
-use crate::typed::Call;
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread. It
 /// cannot be called: it refuses each request of a server, while it has a call under way.
@@ -71,22 +71,6 @@ impl Client {
     /// [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
     pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, Some(timeout))
-    }
-
-    /// Sends the bytes of `request`, and reads the reply as a [`Call::Reply`].
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn call_typed<C: Call>(&mut self, request: &C) -> Result<C::Reply, ClientError> {
-        read_reply(&self.call(request.as_bytes())?)
-    }
-
-    /// Like [`call_typed`](Self::call_typed), with a timeout of its own: see [`call_within`](Self::call_within).
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn call_typed_within<C: Call>(&mut self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
-        read_reply(&self.call_within(request.as_bytes(), timeout)?)
     }
 
     /// Returns the maximum bytes of a request.
@@ -181,6 +165,18 @@ impl Client {
                 self.caller.sleep(longest.filter(|_| !is_made));
             }
         }
+    }
+}
+
+impl methods::Caller for Client {
+    type Error = ClientError;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.caller.options.timeout
+    }
+
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+        self.call_for(request, timeout)
     }
 }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use rendezvous::{Gate, Incoming, Lifelines};
 use thiserror::Error;
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::{SPINS, default_device};
 use crate::config::EndpointConfig;
@@ -22,7 +21,6 @@ use crate::endpoint::Endpoint;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
-use crate::typed::Call;
 
 /// Maximum sleep of a server, in which no event of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -269,10 +267,7 @@ impl Server {
     /// # Errors
     /// [`ServerError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
-        self.answer(|request, reply| reply.answer(handler(request).as_ref()))
-    }
-
-    fn answer(&mut self, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, ()>)) -> Result<(), ServerError> {
+        let mut answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
         let mut grace = None;
         loop {
             if self.is_stopped() {
@@ -285,17 +280,6 @@ impl Server {
                 return Ok(());
             }
         }
-    }
-
-    /// Like [`serve`](Self::serve), for requests that are structs. A request of another size is refused.
-    ///
-    /// # Errors
-    /// [`ServerError::Broken`].
-    pub fn serve_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply) -> Result<(), ServerError> {
-        self.answer(|request, reply| match request.read_as() {
-            Ok(request) => reply.answer(handler(request).as_bytes()),
-            Err(_) => drop(reply.refuse()),
-        })
     }
 
     pub(super) fn is_stopped(&self) -> bool {

@@ -18,7 +18,6 @@ use super::*;
 use crate::connect::ConnectError;
 use crate::context::BuildError;
 use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
-use crate::typed::SizeError;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -175,7 +174,6 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         (ClientError::Refused, made),
         (ClientError::ReplyTooLong { len: 2, max: 1 }, made),
         (ClientError::Dropped, made),
-        (ClientError::Reply(SizeError { received: 1, expected: 2 }), made),
     ];
     for (error, expected) in errors {
         let ending: &dyn Ending = &error;

@@ -1,7 +1,7 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
 //! errors of calls. A late, repeated or forged answer finds no call in the table. The crate makes no system call, starts no thread and has
 //! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and
-//! `scalerpc` share [`Ending`].
+//! `scalerpc` share the errors and the services with [`methods`].
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -26,10 +26,12 @@
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: their deadlines.
 //! - `error`: the errors of calls.
+//! - [`methods`]: services with methods, over any client that sends bytes.
 #![forbid(unsafe_code)]
 
 mod deadlines;
 mod error;
+pub mod methods;
 mod table;
 mod tag;
 
@@ -48,5 +50,6 @@ mod errors {
         check::<crate::CallError<u64, u64>>();
         check::<crate::CallFailed>();
         check::<crate::SessionEnd>();
+        check::<crate::methods::MethodError<u64, crate::AskError>>();
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
+use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
 use shm::dir::Dir;
 use shm::ready::ReadyWords;
 use shm::region::Region;
@@ -160,6 +160,18 @@ impl Client<()> {
         let Self { inner, areas, reply } = self;
         let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::ReplyTooLong)?;
         Ok(bytes.to_vec())
+    }
+}
+
+impl methods::Caller for Client<()> {
+    type Error = AskError;
+
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
+        self.ask(request, timeout.unwrap_or(Duration::MAX))
     }
 }
 

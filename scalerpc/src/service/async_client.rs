@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
+use ::calls::methods;
 use mlx5::DeviceInfo;
 use rendezvous::calls::{self, Calls, Refusal, Reply};
 
@@ -111,7 +112,7 @@ impl AsyncClient {
         self.call_for(rpc_type, request.into(), self.properties.timeout)
     }
 
-    pub(crate) fn call_for(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> AsyncCall {
+    fn call_for(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> AsyncCall {
         self.calls.call((rpc_type, request), Some(timeout))
     }
 
@@ -132,6 +133,18 @@ impl AsyncClient {
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.properties.polls.load(Ordering::Relaxed)
+    }
+}
+
+impl methods::AsyncCaller for AsyncClient {
+    type Error = ClientError;
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.properties.timeout)
+    }
+
+    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
+        self.calls.call((DEFAULT_TYPE, request), timeout)
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use calls::Ending;
+use calls::{Ending, methods};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
@@ -64,14 +64,6 @@ pub enum ClientError {
         /// Number of those calls.
         given_up: usize,
     },
-    /// The response has another size than the type that was asked for.
-    #[error("the response has {received} bytes, the type has {expected}")]
-    Size {
-        /// Bytes of the response.
-        received: usize,
-        /// Bytes of the type.
-        expected: usize,
-    },
 }
 
 impl ClientError {
@@ -83,7 +75,7 @@ impl ClientError {
             Self::Unreachable { .. } | Self::NoCredit { .. } => true,
             Self::Connect(error) => !matches!(error, SetupError::Config(_)),
             Self::Call(error) => error.is_retryable(),
-            Self::Thread(_) | Self::Size { .. } => false,
+            Self::Thread(_) => false,
         }
     }
 
@@ -91,10 +83,7 @@ impl ClientError {
     /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
-        match self {
-            Self::Call(error) => error.may_have_executed(),
-            error => matches!(error, Self::Size { .. }),
-        }
+        matches!(self, Self::Call(error) if error.may_have_executed())
     }
 }
 
@@ -192,7 +181,7 @@ impl Client {
         &mut self.0.rdma
     }
 
-    pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let Self(connection) = self;
         let start = Instant::now();
         loop {
@@ -221,6 +210,18 @@ impl Client {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+impl methods::Caller for Client {
+    type Error = ClientError;
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.0.options.timeout)
+    }
+
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+        self.call_for(DEFAULT_TYPE, request, timeout.unwrap_or(Duration::MAX))
     }
 }
 
@@ -349,7 +350,6 @@ mod tests {
             (ClientError::Thread(io()), never),
             (ClientError::Connect(SetupError::Channel(io())), later),
             (ClientError::NoCredit { given_up: 1 }, later),
-            (ClientError::Size { received: 1, expected: 2 }, made),
             (call(CallError::NoSlot), later),
             (call(CallError::NotActive), later),
             (call(CallError::PayloadTooLarge { len: 2, max: 1 }), never),
