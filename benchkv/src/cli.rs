@@ -482,7 +482,7 @@ mod tests {
         for (args, known) in [
             ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct"),
             ("--wait sleep", "auto, busy, yield, event"),
-            ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
+            ("--device eth0", "auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT]"),
             ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {
             let message = parse(args).unwrap_err().to_string();

@@ -191,7 +191,7 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     let refused = open(RoceOptions { port: Some(taken), ..on(LOOPBACK) });
     assert!(matches!(&refused, OpenError::Soft(HcaOpenError::Wire { port, .. }) if *port == taken), "{refused}");
     assert!(refused.to_string().contains("use an address of this host, and a free port"), "{refused}");
-    for roce in [on([192, 0, 2, 1]), RoceOptions { prefix: Some(24), ..on([192, 0, 2, 1]) }] {
+    for roce in [on([8, 8, 8, 8]), RoceOptions { prefix: Some(32), ..on([8, 8, 8, 8]) }] {
         assert!(matches!(open(roce), OpenError::Soft(HcaOpenError::Wire { .. })));
     }
     let model = SoftOptions { timing: Timing::Delay { ns: 1 }, ..soft(on(LOOPBACK)) };
