@@ -114,12 +114,15 @@ impl Hca {
         // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
-        let membership = Membership::join(&options.fabric, &memory, options.port.as_ref())?;
+        let membership = Membership::join(&options.fabric, &memory, options.port.as_ref(), options.roce.is_some())?;
         let random = &mut Random::new(membership.seed);
         let wire = match &options.roce {
             Some(_) if !options.timing.is_immediate() => return Err(OpenError::WireInModel),
             // A random number that only this user's processes learn.
-            Some(roce) => Some(Box::new(WirePort::open(roce, memory.ids()[2].token)?)),
+            Some(roce) => {
+                let vf = options.port.map(|_| membership.lid);
+                Some(Box::new(WirePort::open(roce, vf, memory.ids()[2].token)?))
+            }
             None => None,
         };
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);

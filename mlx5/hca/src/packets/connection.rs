@@ -96,6 +96,19 @@ impl Connection {
         }
     }
 
+    /// Sends with these options from this PSN on. Nothing was sent yet.
+    pub(super) fn restart(&mut self, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
+        let before = self.requester.options();
+        let options = Options {
+            timeout_ns: options.ack_timeout_ns(),
+            retry_count: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            rd_atomic: rd_atomic.clamp(1, MAX_RD_ATOMIC as u8),
+            ..before
+        };
+        self.requester = Requester::new(options, Psn::new(psn));
+    }
+
     /// Returns the WQE of a message: its counter.
     pub(super) fn wqe_of(&self, message: u64) -> Option<u16> {
         self.messages.get(message.checked_sub(self.completed)? as usize).copied()

@@ -13,6 +13,7 @@ use super::udp::{self, BATCH, Packets, Udp};
 use super::waker::Waker;
 use crate::error::OpenError;
 use crate::random::Random;
+use crate::shared::layout::vf_of;
 
 /// Counters of a port for packets, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub(crate) struct WirePort {
     own: SocketAddr,
     /// RDMA MTU of the interface, in bytes.
     pub(crate) mtu: u16,
+    /// Whether the UDP ports of an address follow from the virtual functions that share it.
+    is_shared: bool,
     /// Whether devices of the same fabric get packets, too.
     pub(crate) is_for_all: bool,
     /// From which the first PSNs of queue pairs follow.
@@ -61,6 +64,12 @@ pub(crate) struct WirePort {
     pub(crate) active: Vec<usize>,
 }
 
+/// Returns the UDP port of a virtual function: 4791 of the first, and of none, as the numbers of the first queue pairs of the kernel's RoCE
+/// have it.
+pub(crate) const fn port_of_vf(vf: u16) -> u16 {
+    UDP_PORT + vf.saturating_sub(1)
+}
+
 /// Returns the addresses of a packet from `source` to `destination`.
 fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
     let (source_port, destination_port) = (source.port(), destination.port());
@@ -73,15 +82,16 @@ fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
 }
 
 impl WirePort {
-    /// Binds the port. First PSNs follow from `secret`.
-    pub(crate) fn open(options: &RoceOptions, secret: u64) -> Result<Self, OpenError> {
+    /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`.
+    pub(crate) fn open(options: &RoceOptions, vf: Option<u16>, secret: u64) -> Result<Self, OpenError> {
         let failed = |port: u16| move |source| OpenError::Wire { address: options.address, port, source };
         let address = match options.prefix {
             Some(prefix) => interface::address_in(options.address, prefix).map_err(failed(0))?,
             None => options.address,
         };
         let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
-        let udp = match (options.port, bind(options.port.unwrap_or(UDP_PORT))) {
+        let port = vf.map(port_of_vf).or(options.port);
+        let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
             (None, Err(OpenError::Wire { source, .. })) if source.kind() == io::ErrorKind::AddrInUse => bind(0)?,
             (_, bound) => bound?,
         };
@@ -97,6 +107,7 @@ impl WirePort {
             udp,
             own,
             mtu,
+            is_shared: vf.is_some(),
             is_for_all: options.is_for_all,
             secret,
             out: Packets::new(),
@@ -122,8 +133,9 @@ impl WirePort {
     }
 
     /// Returns the UDP port of the device with this queue pair, at the address of its vector.
-    pub(crate) const fn port_of(&self, to: &DatagramSegment) -> u16 {
+    pub(crate) fn port_of(&self, to: &DatagramSegment) -> u16 {
         match to.vector.rmac {
+            _ if self.is_shared => port_of_vf(vf_of(to.qpn)),
             [0x02, 0, 0, 0, high, low] => u16::from_be_bytes([high, low]),
             _ => UDP_PORT,
         }

@@ -170,6 +170,11 @@ impl Requester {
         }
     }
 
+    /// Returns its options.
+    pub(super) const fn options(&self) -> Options {
+        self.options
+    }
+
     /// Takes the number of packets that were sent again since the last call.
     pub(crate) fn take_retransmitted(&mut self) -> u64 {
         core::mem::take(&mut self.retransmitted)

@@ -7,7 +7,7 @@ use mlx5_wire::roce::{AtomicEth, Headers, Nak, Opcode as PacketKind, Psn, Reth, 
 use mlx5_wire::{Access, AtomicSegment, ConnectOptions, CqeOpcode, CtrlWords, FenceMode, Opcode, RaddrSegment, SEGMENT, Syndrome};
 
 use super::connection::{Connection, End, PacketPath, Posted};
-use super::port::WirePort;
+use super::port::{WirePort, port_of_vf};
 use super::requester::{Request, Taken};
 use super::responder::{Completion, Target};
 use crate::error::ConnectError;
@@ -22,7 +22,7 @@ use crate::requester::outcome::{Malformed, Outcome};
 use crate::requester::wqe::{exceptional_outcome, wait, wqe_bytes};
 use crate::responder::deliver::{Sender, deliver, fail_receive, take_own_receive, trace};
 use crate::responder::{atomics, datagrams};
-use crate::shared::layout::{Message, Taking, qp_index};
+use crate::shared::layout::{Message, Taking, qp_index, vf_of};
 use crate::shared::memory::Fault;
 use crate::{Hca, Queues, State};
 
@@ -504,6 +504,23 @@ impl Hca {
     #[must_use]
     pub fn sends_packets_only(&self) -> bool {
         self.state.borrow().links.wire.as_ref().is_some_and(|wire| wire.is_for_all)
+    }
+
+    /// Returns the UDP port of the virtual function that has a queue pair, where virtual functions share an address.
+    #[must_use]
+    pub fn packet_port(&self, qpn: u32) -> u16 {
+        port_of_vf(vf_of(qpn))
+    }
+
+    /// RTR to RTS of a queue pair whose peer is reached by packets: sends with these options from this PSN on, with so many READs and atomics
+    /// that are not answered. Does nothing to others.
+    pub fn start_packets(&self, qpn: u32, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
+        let qps = &mut self.state.borrow_mut().queues.qps;
+        if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
+            if let Transport::Wire(connection) = &mut qp.transport {
+                connection.restart(options, psn, rd_atomic);
+            }
+        }
     }
 
     /// Returns whether a device of this fabric has this address.

@@ -63,15 +63,15 @@ enum Place {
 
 impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`. All queue pair numbers of the device begin
-    /// with the virtual function, so a directory chooses it at random.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, port: Option<&Port>) -> Result<Self, OpenError> {
+    /// with the virtual function, so a directory chooses it at random, unless it `is_first` that is free.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, port: Option<&Port>, is_first: bool) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
         let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if port.is_some() { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                let first = if port.is_some() && !is_first { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
                 for lid in (first..max_lid).chain(0..first).map(|n| n + 1).filter(is_of_port) {
                     let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
@@ -284,7 +284,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, None).unwrap();
+            let membership = Membership::join(&fabric, &memory, None, false).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -314,7 +314,7 @@ mod tests {
         let memory = || DeviceMemory::create(1 << 20).unwrap();
         let port = Port { network: &[], index: 0 };
         let joined = |fabric: &FabricSpec, is_vf: bool| {
-            let membership = Membership::join(fabric, &memory(), is_vf.then_some(&port)).unwrap();
+            let membership = Membership::join(fabric, &memory(), is_vf.then_some(&port), false).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
@@ -336,7 +336,7 @@ mod tests {
         let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, None).map(|membership| (memory, membership)).unwrap()
+            Membership::join(&fabric, &memory, None, false).map(|membership| (memory, membership)).unwrap()
         };
         let ((_memory, here), (_its_memory, there)) = (open(), open());
         let attach = || here.attach(there.lid, Some(there.epoch));

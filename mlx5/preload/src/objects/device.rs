@@ -152,7 +152,7 @@ impl Objects {
         if port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        let is_ethernet = settings.link == Link::Ethernet;
+        let is_ethernet = matches!(settings.link, Link::Ethernet(_));
         // IB_PORT_CM_SUP, and for RoCE IB_PORT_IP_BASED_GIDS.
         let port_cap_flags = 1 << 16 | if is_ethernet { 1 << 26 } else { 0 };
         let lid = self.port.address().map_or(0, |address| address.lid);
@@ -167,7 +167,7 @@ impl Objects {
             state: if is_up { 4 } else { 1 },
             // 4096 bytes.
             max_mtu: 5,
-            active_mtu: 5,
+            active_mtu: self.hca.wire_address().map_or(5, |(_, mtu)| (mtu.ilog2() - 7) as u8),
             max_vl_num: 1,
             subnet_timeout: 18,
             // 4X HDR: 200 Gb/s.

@@ -1,13 +1,15 @@
 //! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
 
+use std::net::{IpAddr, SocketAddr};
+
 use mlx5_hca::wire::rnr_timer_ns;
-use mlx5_hca::{Access, ConnectError, ConnectOptions, Service};
+use mlx5_hca::{Access, ConnectError, ConnectOptions, PacketPath, Service};
 
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
 use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_RD_ATOMIC;
-use crate::objects::paths::resolve;
+use crate::objects::paths::{Way, resolve};
 use crate::objects::transitions::{State, attribute, is_legal};
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
@@ -146,8 +148,11 @@ impl Objects {
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {
                 let source = (at.dest.is_global != 0).then_some(at.dest.sgid_index);
-                let index = resolve(&self.port, source, &at.dest.dgid, at.dest.dlid)?;
-                let is_there = index.is_some_and(|index| self.port.has(index, at.dest_qp_num));
+                let way = resolve(self.settings.link, &self.port, source, &at.dest.dgid, at.dest.dlid)?;
+                if let Way::Packets(to) = way {
+                    return self.connect_by_packets(qp.qpn, to, at);
+                }
+                let is_there = matches!(way, Way::Port(index) if self.port.has(index, at.dest_qp_num));
                 // No queue pair has number 0.
                 let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
@@ -169,11 +174,23 @@ impl Objects {
             }
             (_, State::ReadyToSend) => {
                 self.hca.allow(qp.qpn, rights(at));
+                if from == State::ReadyToReceive {
+                    self.hca.start_packets(qp.qpn, &options(at), at.sq_psn, at.max_rd_atomic);
+                }
                 self.hca.start_sending(qp.qpn, &options(at));
             }
             _ => {}
         }
         Ok(())
+    }
+
+    fn connect_by_packets(&self, qpn: u32, to: IpAddr, at: &QueryQpResp) -> Result<(), Errno> {
+        let to = SocketAddr::new(to, self.hca.packet_port(at.dest_qp_num));
+        let path = PacketPath { to, qpn: at.dest_qp_num, psn: at.rq_psn, mtu: 128 << at.path_mtu, is_polled: false };
+        self.hca.connect_by_packets(qpn, &path, &options(at), rights(at)).map_err(|error| {
+            log::error(self.settings, format_args!("queue pair {qpn:#x}: {error}"));
+            Errno(libc::EINVAL)
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::abi::verbs::{
     AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
 };
 use crate::command::{Call, LATER, Reply};
-use crate::objects::paths::resolve;
+use crate::objects::paths::{Way, resolve};
 use crate::objects::{Mr, Objects};
 use crate::options::config::guid;
 use crate::options::errno::Errno;
@@ -77,11 +77,11 @@ impl Objects {
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        let index = resolve(&self.port, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
+        let way = resolve(self.settings.link, &self.port, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
         let ah_handle = self.ahs.insert(pd_handle);
         let driver = DriverAhResp {
             response_length: size_of::<DriverAhResp>() as u32,
-            dmac: mac(index.unwrap_or(self.port.index)),
+            dmac: mac(if let Way::Port(index) = way { index } else { self.port.index }),
             reserved: [0; 6],
         };
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))

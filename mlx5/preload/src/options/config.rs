@@ -1,14 +1,14 @@
 //! The environment variables by which the launcher configures the library.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use mlx5_hca::{Gid, GidKind, PortAddress};
+use mlx5_hca::{Gid, GidKind, PortAddress, gid_of};
 
 /// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow. Without it the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
-/// `ib` or `roce`.
+/// `ib`, `roce` or `roce=ADDRESS`.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
 /// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";
@@ -46,13 +46,14 @@ pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
 pub(crate) enum Link {
     /// InfiniBand: addressed by LID.
     InfiniBand,
-    /// RoCE: addressed by GID.
-    Ethernet,
+    /// RoCE: addressed by GID. With an address of this host, whose packets reach other hosts; without, on a network of this host.
+    Ethernet(Option<IpAddr>),
 }
 
 impl Link {
     /// Returns the GID table of the port of a device, without empty entries: fe80::200:ff:fe00:1 of the first one, and on RoCE
-    /// ::ffff:127.0.0.1, with the two entries that the kernel makes for each address of the network device, in this order.
+    /// ::ffff:127.0.0.1, with the two entries that the kernel makes for each address of the network device, in this order. Hosts that reach
+    /// each other have no GIDs but their addresses.
     fn gids(self, device: usize) -> Vec<Gid> {
         let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         link_local[8..].copy_from_slice(&guid(device));
@@ -60,7 +61,8 @@ impl Link {
         let both = |bytes| [GidKind::RoceV1, GidKind::RoceV2].map(|kind| Gid { bytes, kind });
         match self {
             Self::InfiniBand => vec![Gid { bytes: link_local, kind: GidKind::InfiniBand }],
-            Self::Ethernet => [both(link_local), both(ipv4)].concat(),
+            Self::Ethernet(None) => [both(link_local), both(ipv4)].concat(),
+            Self::Ethernet(Some(address)) => both(gid_of(address)).to_vec(),
         }
     }
 
@@ -75,8 +77,12 @@ impl Link {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "ib" => Ok(Self::InfiniBand),
-            "roce" => Ok(Self::Ethernet),
-            _ => Err(format!("`{text}` is not a link; legal are ib and roce")),
+            "roce" => Ok(Self::Ethernet(None)),
+            _ => {
+                let address = text.strip_prefix("roce=").and_then(|address| address.parse().ok());
+                let error = || format!("`{text}` is not a link; legal are ib and roce");
+                address.map(|address| Self::Ethernet(Some(address))).ok_or_else(error)
+            }
         }
     }
 }

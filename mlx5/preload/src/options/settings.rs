@@ -171,7 +171,7 @@ mod tests {
             (LOG, "/log"),
         ];
         let it = settings(&of_launcher).unwrap();
-        assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet, false));
+        assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet(None), false));
         assert_eq!(it.network.len(), 2);
         assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
         assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));

@@ -18,6 +18,7 @@ mod sysfs;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
+use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -39,6 +40,10 @@ struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
+    /// With --link roce: an address of this host. Programs at other addresses, on this host or others, and other RoCE devices are reached by
+    /// packets from it (UDP, ports 4791 and up), and programs at the same address as before. It needs no rights.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
     /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network. Programs that are started with different numbers
     /// do not see each other.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
@@ -87,13 +92,29 @@ fn main() -> ExitCode {
     }
 }
 
+/// Returns the text of the link, with the address.
+fn link_text(arguments: &Arguments) -> Result<String, String> {
+    let link = arguments.link.to_string_lossy();
+    match arguments.address {
+        None => Ok(link.into_owned()),
+        Some(_) if link != "roce" || arguments.devices > 1 => {
+            Err("--address: one device with --link roce has it; the others have a network of this host".to_owned())
+        }
+        Some(address) => {
+            UdpSocket::bind((address, 0)).map_err(|error| format!("--address {address}: {error}; use an address of this host"))?;
+            Ok(format!("{link}={address}"))
+        }
+    }
+}
+
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    let link = link_text(arguments)?;
     let fabric = fabric(arguments)?;
     let faults = arguments.faults.iter().map(|text| Fault::parse(text)).collect::<Result<Vec<_>, _>>()?;
     faults::of_hca(&faults)?;
     let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
-        link: Link::parse(&arguments.link.to_string_lossy())?,
+        link: Link::parse(&link)?,
         devices: if is_there(Fault::NoDevices) { 0 } else { arguments.devices.into() },
         has_gid: !is_there(Fault::NoGid),
         is_port_up: !is_there(Fault::PortDown),
@@ -109,7 +130,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .env("LD_PRELOAD", library::preload(&library))
         .env(config::DEVICE, format!("{}:{}", sysfs::DEVICE[0], sysfs::DEVICE[1]))
         .env(config::DEVICES, options.devices.to_string())
-        .env(config::LINK, &arguments.link)
+        .env(config::LINK, &link)
         .env(config::FABRIC, fabric)
         .env(config::FAULTS, arguments.faults.join(","));
     let log = arguments.log.as_ref().map(absolute).transpose()?;
@@ -152,6 +173,10 @@ fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
     if arguments.devices > 1 {
         // The number decides which queue pair numbers belong to a port.
         dir.as_mut_os_string().push(format!("-{}", arguments.devices));
+    }
+    if let Some(address) = arguments.address {
+        // The same programs have other queue pair numbers at another address.
+        dir.as_mut_os_string().push(format!("-{address}"));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),

@@ -126,7 +126,7 @@ impl Tree {
     }
 
     fn fill_device(&self, device: &str, guid: &[u8], port: &PortAddress, options: &TreeOptions) -> io::Result<()> {
-        let is_ethernet = options.link == Link::Ethernet;
+        let is_ethernet = matches!(options.link, Link::Ethernet(_));
         let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
         let [major, minor, sub_minor] = FIRMWARE;
         let guid = groups(guid);
@@ -240,14 +240,14 @@ mod tests {
         let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| fs::read_dir(tree.path().join(port).join(name)).unwrap().count());
         assert_eq!((gids, kinds), (GID_ENTRIES, GID_ENTRIES));
         assert_eq!(read(&tree, &format!("{port}/gids/{}", GID_ENTRIES - 1)), "0000:0000:0000:0000:0000:0000:0000:0000");
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), ..OPTIONS }).unwrap();
         let table = [0, 1, 2, 3]
             .map(|index| ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|name| read(&tree, &format!("{port}/{name}/{index}"))));
         let [link_local, ipv4] = ["fe80:0000:0000:0000:0200:00ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:7f00:0001"];
         let entry = |gid, kind| [gid, kind, "lo"];
         let want = [entry(link_local, "IB/RoCE v1"), entry(link_local, "RoCE v2"), entry(ipv4, "IB/RoCE v1"), entry(ipv4, "RoCE v2")];
         assert_eq!(table, want);
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, has_gid: false, is_port_up: false, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), has_gid: false, is_port_up: false, ..OPTIONS }).unwrap();
         assert_eq!(read(&tree, &format!("{port}/state")), "1: DOWN");
         assert_eq!(read(&tree, &format!("{port}/link_layer")), "Ethernet");
         assert_eq!(read(&tree, &format!("{port}/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0000");
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn every_device_has_a_function_and_addresses_of_its_own() {
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet, devices: 2, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), devices: 2, ..OPTIONS }).unwrap();
         assert_eq!(read(&tree, "class/infiniband/mlx5_1/node_guid"), "0200:00ff:fe00:0002");
         assert_eq!(read(&tree, "class/infiniband/mlx5_1/ports/1/gids/2"), "0000:0000:0000:0000:0000:ffff:7f00:0002");
         assert_eq!(read(&tree, "class/infiniband_verbs/uverbs1/dev"), "231:193");
