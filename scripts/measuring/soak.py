@@ -75,6 +75,13 @@ PARTS = {
         "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='bad_input context facade processes' scripts/verbs-tests target/release/mlx5-run --link roce --",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
+    "packets": ("RoCE packets: random operations on a bad network, 10^7 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [
+        test("mlx5-hca", "--lib", "packets", release=True, MLX5_TEST_SCALE=1000),
+        test("mlx5", "--test", "soft", "strangers", release=True, MLX5_TEST_SCALE=3400),
+        test("copyrpc", "--test", "context", "--", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
+             MLX5_TEST_TIME="packets", MLX5_TEST_LOSS=30),
+        "if scripts/two-hosts true; then cargo test --release --locked -p benchkv --features mpi --test mpi -- --ignored by_packets; fi",
+    ]),
     "rxe": ("the suites of scripts/verbs-tests, copyrpc and benchkv on rdma_rxe of Linux, in an emulated machine", ["scripts/rxe all"]),
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
         test("shm-testing", "--test", "rpcs", *ONE, "single_step", SHM_TEST_SCALE=20, STEP_SHARE="{round}"),

@@ -15,14 +15,12 @@ fn run(dirs: &Dirs, ranks: usize, args: &[&str]) -> Ended {
     Job::start(&mut command).end()
 }
 
-/// Requests go by the NICs, and MPI over TCP: the hosts have no other way for it.
-#[test]
-#[ignore = "needs user namespaces, and mlx5-run"]
-fn two_hosts_carry_every_backend_between_their_nics() {
+/// Runs every backend with this device between the hosts.
+fn carry_every_backend(device: &str) {
     let _turn = turn();
     for (backend, ranks) in [("meta", 1), ("delegation", 2), ("direct", 1), ("rc-send", 1)] {
         let dirs = Dirs::new();
-        let result = run(&dirs, ranks, &["--backend", backend, "--device", "mlx5_0", "--json", "-"]).result();
+        let result = run(&dirs, ranks, &["--backend", backend, "--device", device, "--json", "-"]).result();
         assert_sound(&result, 2 * ranks);
         assert_eq!(result["launcher"]["hosts"], serde_json::json!(["a", "b"]), "{backend}");
         assert_eq!(result["launcher"]["ranks_here"], (0..ranks).collect::<serde_json::Value>(), "those on the host of rank 0");
@@ -31,6 +29,21 @@ fn two_hosts_carry_every_backend_between_their_nics() {
         }
         dirs.shm.assert_empty();
     }
+}
+
+/// Requests go by the NICs, and MPI over TCP: the hosts have no other way for it.
+#[test]
+#[ignore = "needs user namespaces, and mlx5-run"]
+fn two_hosts_carry_every_backend_between_their_nics() {
+    carry_every_backend("mlx5_0");
+}
+
+/// Without a NIC, also where packets are lost. The hosts of `scripts/two-hosts` share memory, so that all get packets.
+#[test]
+#[ignore = "needs user namespaces"]
+fn two_hosts_carry_every_backend_by_packets() {
+    carry_every_backend("soft:roce=10.77.0.0/24,packets=all");
+    carry_every_backend("soft:roce=10.77.0.0/24,packets=all,loss=10");
 }
 
 #[test]
