@@ -63,12 +63,12 @@ pub struct PacketPath {
     pub psn: u32,
     /// Maximum payload of a packet, in bytes, the same at both ends: 256, 512, 1024, 2048 or 4096.
     pub mtu: u16,
-    /// Whether the peer is a software HCA, which answers only while its program polls it. It is asked for 10 s at least.
+    /// Whether the peer is a software HCA, which answers only while its program polls it. It is asked for 2 s at least.
     pub is_polled: bool,
 }
 
-/// Time for which a software HCA that does not answer is asked, in ns.
-const POLLED_PATIENCE_NS: u64 = 10_000_000_000;
+/// Time for which a software HCA that does not answer is asked, in ns. More would delay the news of its end as long.
+const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
     pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions) -> Self {
