@@ -83,7 +83,8 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> I
         other => panic!("{other:?} is no receive"),
     };
     let src_qp = if is_scattered { theirs.src_qp } else { cqe.source_qpn() };
-    let (slid, sl, dlid_path_bits) = if is_scattered { (theirs.slid, theirs.sl, theirs.dlid_path_bits) } else { (0, 0, 0) };
+    let own = (0, ResponderCqe::parse(bytes).sl, 0);
+    let (slid, sl, dlid_path_bits) = if is_scattered { (theirs.slid, theirs.sl, theirs.dlid_path_bits) } else { own };
     // The P_Key index takes the place of the immediate: libmlx5 returns half of the immediate then.
     let pkey_index = if cqe.imm() == 0 { 0 } else { theirs.pkey_index };
     IbvWc { opcode, imm_data, pkey_index, byte_len: cqe.byte_count(), src_qp, wc_flags: flags | grh, slid, sl, dlid_path_bits, ..wc }

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
+use mlx5::wire::Syndrome;
 use mlx5::wire::roce::{AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT};
 use mlx5::*;
 use shm_testing::limits;
@@ -214,4 +215,42 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     let refused = end.connect(&address).unwrap_err();
     let EndpointError::Connect(ConnectError::Soft(HcaConnectError::NotTheRocePort { to, own })) = refused else { panic!("{refused}") };
     assert_eq!((to, own), (SocketAddr::from(([127, 0, 0, 3], UDP_PORT)), taken));
+}
+
+/// A device that lives says that a queue pair is gone; a dead one is found by its silence.
+#[test]
+fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
+    limits::watchdog(WATCHDOG);
+    for lives in [true, false] {
+        let (to_peer, from_here) = mpsc::channel();
+        let (to_here, from_peer) = mpsc::channel();
+        let (is_gone, when_gone) = mpsc::channel();
+        let peer = std::thread::spawn(move || {
+            let device = Device::open(DeviceSpec::Soft(soft(on([127, 0, 0, 2])))).unwrap();
+            let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+            to_here.send(end.address()).unwrap();
+            end.connect(&from_here.recv().unwrap()).unwrap();
+            assert_eq!(end.recv().unwrap(), b"hello");
+            drop(end);
+            let device = lives.then_some(device);
+            is_gone.send(()).unwrap();
+            // Until the other thread has ended.
+            while from_here.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
+                device.as_ref().map(Device::progress);
+            }
+        });
+        let device = Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
+        let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+        let remote = from_peer.recv().unwrap();
+        to_peer.send(end.address()).unwrap();
+        end.connect(&remote).unwrap();
+        end.send(b"hello").unwrap();
+        when_gone.recv().unwrap();
+        let start = Instant::now();
+        let error = end.send(b"again").unwrap_err();
+        assert!(matches!(error, EndpointError::Failed(CompletionError { syndrome: Syndrome::TransportRetryExceeded, .. })), "{error}");
+        assert_eq!(start.elapsed() < Duration::from_secs(1), lives);
+        drop(to_peer);
+        peer.join().unwrap();
+    }
 }

@@ -509,7 +509,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
-        packets::abandon(&mut qp);
+        packets::abandon(state.links.wire.as_deref_mut(), &mut qp);
         // Arrived messages took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);

@@ -148,7 +148,7 @@ impl Hca {
             return false;
         }
         hot.remove(index);
-        packets::abandon(qp);
+        packets::abandon(state.links.wire.as_deref_mut(), qp);
         // The messages in the lane took receives of a shared queue. Draining returns them, as it does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
         // SAFETY: committed when the queue pair was made; the peer was waited for.

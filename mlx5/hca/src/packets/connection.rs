@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use mlx5_wire::roce::Psn;
-use mlx5_wire::{ConnectOptions, Syndrome, rnr_timer_code};
+use mlx5_wire::roce::{Aeth, Headers, Opcode, PacketOpcode, Psn, Syndrome, Transport};
+use mlx5_wire::{ConnectOptions, Syndrome as Status, rnr_timer_code};
 
-use super::message::MAX_RD_ATOMIC;
+use super::message::{GONE, MAX_RD_ATOMIC};
 use super::port::WirePort;
 use super::requester::{Options, Requester};
 use super::responder::Responder;
@@ -30,7 +30,7 @@ pub(super) enum End {
     /// Nothing more: it sends nothing.
     Done,
     /// It is refused, with this syndrome and vendor syndrome.
-    Failed(Syndrome, u8),
+    Failed(Status, u8),
 }
 
 /// The end of a connection by packets that belongs to this device.
@@ -46,8 +46,8 @@ pub(crate) struct Connection {
     pub(super) open: Option<Taking>,
     /// A WQE failed: no more are taken until it is complete.
     pub(super) is_ending: bool,
-    /// An event of its retry timer is scheduled.
-    pub(super) is_scheduled: bool,
+    /// Time of the next scheduled event of its timer.
+    pub(super) scheduled_ns: Option<u64>,
     /// It is among [`WirePort::active`].
     pub(super) is_active: bool,
 }
@@ -81,6 +81,7 @@ impl Connection {
             retry_count: options.retry_count.min(7).max(patient),
             rnr_retry: options.rnr_retry.min(7),
             rd_atomic: MAX_RD_ATOMIC as u8,
+            is_polled: path.is_polled,
         };
         Self {
             peer: path.to,
@@ -91,7 +92,7 @@ impl Connection {
             completed: 0,
             open: None,
             is_ending: false,
-            is_scheduled: false,
+            scheduled_ns: None,
             is_active: false,
         }
     }
@@ -107,6 +108,14 @@ impl Connection {
             ..before
         };
         self.requester = Requester::new(options, Psn::new(psn));
+    }
+
+    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer understands it.
+    pub(super) fn last_answer(&self) -> Option<Headers> {
+        let Options { qpn, is_polled, .. } = self.requester.options();
+        let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
+        let aeth = Aeth { syndrome: Syndrome::Reserved(GONE), msn: 0 };
+        is_polled.then(|| Headers { aeth, ..Headers::new(opcode, qpn, self.responder.expected()) })
     }
 
     /// Returns the WQE of a message: its counter.

@@ -1,5 +1,6 @@
 //! The port on the wire: what leaves and arrives there, before and after anybody knows what it means.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,6 +15,9 @@ use super::waker::Waker;
 use crate::error::OpenError;
 use crate::random::Random;
 use crate::shared::layout::vf_of;
+
+/// Maximum number of queue pairs that are gone and whose peers are told so.
+const MAX_GONE: usize = 1024;
 
 /// Counters of a port for packets, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +64,8 @@ pub(crate) struct WirePort {
     loss: (u16, Random),
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
+    /// Queue pairs that are gone: number, peer, and last answer. The oldest are forgotten.
+    gone: VecDeque<(u32, SocketAddr, Headers)>,
     /// Queue pairs with packets to be sent, by index.
     pub(crate) active: Vec<usize>,
 }
@@ -117,6 +123,7 @@ impl WirePort {
             loss: (options.loss_permille, Random::new(secret)),
             pcap,
             counters: PacketCounters::default(),
+            gone: VecDeque::new(),
             active: Vec::new(),
         })
     }
@@ -150,6 +157,36 @@ impl WirePort {
     /// Returns whether packets have arrived.
     pub(crate) fn has_arrivals(&self) -> bool {
         self.udp.is_readable()
+    }
+
+    /// Remembers a queue pair that is gone.
+    pub(crate) fn remember_gone(&mut self, qpn: u32, peer: SocketAddr, answer: Headers) {
+        self.forget_gone(qpn);
+        if self.gone.len() == MAX_GONE {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((qpn, peer, answer));
+    }
+
+    /// Forgets the earlier queue pair with the number of a new one.
+    pub(crate) fn forget_gone(&mut self, qpn: u32) {
+        self.gone.retain(|(gone, ..)| *gone != qpn);
+    }
+
+    /// Answers a request to a queue pair that is gone. Returns whether its peer sent the request.
+    pub(crate) fn answer_for_gone(&mut self, qpn: u32, from: &SocketAddr) -> bool {
+        let Some(&(_, peer, answer)) = self.gone.iter().find(|(gone, peer, _)| *gone == qpn && peer.ip() == from.ip()) else {
+            return false;
+        };
+        self.answer(&peer, &answer);
+        true
+    }
+
+    /// Sends an answer without payload, if there is room.
+    pub(crate) fn answer(&mut self, peer: &SocketAddr, answer: &Headers) {
+        if self.has_room() {
+            let _: Result<(), ()> = self.send(peer, answer, 0, |_| Ok(()));
+        }
     }
 
     /// Returns whether there is room for a packet to be sent.

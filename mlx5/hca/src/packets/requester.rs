@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
-use super::message::packets;
+use super::message::{GONE, packets};
 
 /// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
 const MAX_WINDOW: u32 = 64;
@@ -31,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) rnr_retry: u8,
     /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`](super::message::MAX_RD_ATOMIC), and no more than the peer keeps.
     pub(crate) rd_atomic: u8,
+    /// Whether the peer is a software HCA, whose [`GONE`] counts.
+    pub(crate) is_polled: bool,
 }
 
 impl Options {
@@ -332,6 +334,11 @@ impl Requester {
                     Nak::InvalidRequest => self.fail(Status::RemoteInvalidRequest),
                     Nak::RemoteAccess => self.fail(Status::RemoteAccess),
                     Nak::RemoteOperational => self.fail(Status::RemoteOperation),
+                }
+            }
+            Syndrome::Reserved(GONE) if self.options.is_polled => {
+                if self.acknowledge(psn, now_ns) && psn == self.acknowledged {
+                    self.fail(Status::TransportRetryExceeded);
                 }
             }
             Syndrome::Reserved(_) => {}

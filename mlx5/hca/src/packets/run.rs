@@ -33,9 +33,6 @@ impl Connection {
         if opcode == Opcode::Nop {
             return Err(Outcome::Done(0));
         }
-        if ctrl.fence() != FenceMode::None && self.requester.awaits_response() {
-            return Err(Outcome::Later);
-        }
         let (header, _, length) = local_part(hca, pd, opcode, wqe)?;
         let len = length as u32;
         let (imm, is_solicited) = (ctrl.has_imm().then(|| ctrl.imm()), ctrl.solicited());
@@ -94,15 +91,16 @@ impl Connection {
             });
             if sent.is_err() {
                 self.requester.fail(Syndrome::LocalProtection);
-                break;
+                // To complete it.
+                return self.activate(wire, qp.index);
             }
         }
         wire.counters.retransmitted += self.requester.take_retransmitted();
     }
 }
 
-/// Calls `f` with the body of the WQE at `counter`: its data segments.
-fn with_body<R>(qp: &SoftQp, counter: u16, f: impl FnOnce(CtrlWords, Data<'_>) -> R) -> Option<R> {
+/// Calls `f` with the data segments of the WQE at `counter`.
+fn with_data<R>(qp: &SoftQp, counter: u16, f: impl FnOnce(Data<'_>) -> R) -> Option<R> {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
     let head = unsafe { qp.sq.wqebb(counter).cast::<[u8; SEGMENT]>().read() };
     let ctrl = CtrlWords::parse(&head);
@@ -116,11 +114,11 @@ fn with_body<R>(qp: &SoftQp, counter: u16, f: impl FnOnce(CtrlWords, Data<'_>) -
         copy = bytes_of(qp, counter, len);
         copy.get(..len)?
     };
-    Some(f(ctrl, Data::parse(wqe.get(header..)?)?))
+    Some(f(Data::parse(wqe.get(header..)?)?))
 }
 
-/// Calls `f` with each part of `bytes.len()` bytes of the local buffers of a WQE, from byte `offset` on: the part's address, and its place in
-/// `bytes`. The keys are checked again: a region may be deregistered while its message is under way.
+/// Calls `f` with each part of `len` bytes of the local buffers of a WQE, from byte `offset` on: its address, its place in those bytes, and its
+/// length. The keys are checked again: a region may be deregistered while its message is under way.
 fn each_local(
     hca: &Hca,
     pd: u32,
@@ -154,7 +152,7 @@ fn each_local(
 
 /// Copies bytes of the message of the WQE at `counter`.
 fn gather(hca: &Hca, qp: &SoftQp, counter: u16, offset: usize, out: &mut [u8]) -> Result<(), Fault> {
-    let copied = with_body(qp, counter, |_, data| {
+    let copied = with_data(qp, counter, |data| {
         let to = out.as_mut_ptr();
         each_local(hca, qp.pd, &data, offset, out.len(), Access::empty(), |at, done, len| {
             // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
@@ -166,7 +164,7 @@ fn gather(hca: &Hca, qp: &SoftQp, counter: u16, offset: usize, out: &mut [u8]) -
 
 /// Writes bytes of a result into the buffers of the WQE at `counter`.
 fn land(hca: &Hca, qp: &SoftQp, counter: u16, offset: usize, bytes: &[u8]) -> Result<(), Fault> {
-    let copied = with_body(qp, counter, |_, data| {
+    let copied = with_data(qp, counter, |data| {
         each_local(hca, qp.pd, &data, offset, bytes.len(), Access::LOCAL_WRITE, |at, done, len| {
             // SAFETY: a registered, writable region of this process, and a part of `bytes`.
             unsafe { bytes.as_ptr().add(done).copy_to_nonoverlapping(at.cast_mut(), len) }
@@ -199,8 +197,9 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
         let Some(wire) = &mut links.wire else { return };
         connection.pump(hca, wire, qp);
         wire.flush();
-        if let Some(due_ns) = connection.requester.due_ns().filter(|_| !connection.is_scheduled) {
-            connection.is_scheduled = true;
+        let due_ns = connection.requester.due_ns().filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns));
+        if let Some(due_ns) = due_ns {
+            connection.scheduled_ns = Some(due_ns);
             deferred.schedule(due_ns, qp.qpn);
         }
     });
@@ -217,6 +216,9 @@ fn take_wqes(hca: &Hca, state: &mut State, qp: &mut SoftQp, connection: &mut Con
         let at = qp.sq.wqebb(counter);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let ctrl = CtrlWords::parse(&unsafe { at.cast::<[u8; SEGMENT]>().read() });
+        if ctrl.fence() != FenceMode::None && connection.requester.awaits_response() {
+            return;
+        }
         let exceptional = if qp.mode >= Mode::Exceptional { exceptional_outcome(hca, qp, injector, ctrl) } else { None };
         let taken = match (exceptional, wqe_bytes(qp, at, ctrl)) {
             (Some(outcome), _) => Err(outcome),
@@ -298,9 +300,13 @@ pub(crate) fn flush(hca: &Hca, state: &mut State, index: usize) {
     });
 }
 
-/// Gives the receive of an unfinished message back to a shared queue, before the queue pair is reset or destroyed.
-pub(crate) fn abandon(qp: &mut SoftQp) {
+/// Gives the receive of an unfinished message back to a shared queue, and prepares to tell the peer, before the queue pair is reset or
+/// destroyed.
+pub(crate) fn abandon(wire: Option<&mut WirePort>, qp: &mut SoftQp) {
     let Transport::Wire(connection) = &mut qp.transport else { return };
+    if let (Some(wire), Some(answer)) = (wire, connection.last_answer()) {
+        wire.remember_gone(qp.qpn, connection.peer, answer);
+    }
     if let Some(taking) = connection.open.take().filter(|_| qp.receives.is_linked) {
         qp.receives.give_back(taking.index(), &qp.taken);
     }
@@ -309,7 +315,7 @@ pub(crate) fn abandon(qp: &mut SoftQp) {
 /// Runs a queue pair at the time of its retry, or of its waiting WQE.
 pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     with(state, index, |_, _, connection| {
-        connection.is_scheduled = false;
+        connection.scheduled_ns.take_if(|at_ns| *at_ns <= now_ns);
         connection.requester.on_time(now_ns);
     });
     run(hca, state, index);
@@ -353,13 +359,21 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
     }
     let taken = with(state, index, |state, qp, connection| {
         let is_peers = qp.qpn == headers.bth.qpn && headers.opcode.transport == Service::Rc && connection.peer.ip() == from.ip();
-        if is_peers && !qp.has_failed() {
-            connection.take(hca, state, qp, headers, payload);
+        let is_response = headers.opcode.opcode.is_response();
+        match (is_peers, qp.has_failed(), &mut state.links.wire) {
+            (true, false, _) => connection.take(hca, state, qp, headers, payload),
+            (true, true, Some(wire)) if !is_response => {
+                connection.last_answer().iter().for_each(|answer| wire.answer(&connection.peer, answer));
+            }
+            _ => {}
         }
         is_peers
     });
     if let (false, Some(wire)) = (taken.unwrap_or(false), &mut state.links.wire) {
-        wire.counters.strangers += 1;
+        let is_response = headers.opcode.opcode.is_response();
+        if is_response || !wire.answer_for_gone(headers.bth.qpn, from) {
+            wire.counters.strangers += 1;
+        }
     }
 }
 
@@ -369,8 +383,7 @@ impl Connection {
         let State { queues: Queues { cqs, .. }, rqs, links, .. } = state;
         let Some(wire) = &mut links.wire else { return };
         self.activate(wire, qp.index);
-        let is_response = matches!(headers.opcode.opcode as u8, 13..=18);
-        if is_response {
+        if headers.opcode.opcode.is_response() {
             if matches!(headers.aeth.syndrome, AckSyndrome::RnrNak { .. }) {
                 hca.rnr_naks.set(hca.rnr_naks.get() + 1);
             }
@@ -396,16 +409,11 @@ impl Connection {
         let mut target = Responding { hca, qp, cq, rqs, open: &mut self.open, refused: None };
         self.responder.on_request(headers, payload, &mut target);
         if self.responder.has_failed() {
-            let refused = target.refused;
-            match (self.open.take(), refused) {
-                (Some(taking), refused) => {
-                    let (syndrome, vendor) = refused.unwrap_or((Syndrome::LocalQpOperation, 0));
-                    qp.taken.account(taking);
-                    fail_receive(hca, qp, cq, taking, (syndrome as u8, vendor));
-                    qp.fail(hca);
-                }
-                (None, _) => qp.break_down(hca),
-            }
+            let (syndrome, vendor) = target.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
+            let Some(taking) = self.open.take() else { return qp.break_down(hca) };
+            qp.taken.account(taking);
+            fail_receive(hca, qp, cq, taking, (syndrome as u8, vendor));
+            qp.fail(hca);
         }
     }
 }
@@ -552,6 +560,7 @@ impl Hca {
         }
         let qp = state.queues.qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn);
         let Some(qp) = qp else { return Err(ConnectError::NoSuchQp { lid: self.lid(), qpn }) };
+        state.links.wire.iter_mut().for_each(|wire| wire.forget_gone(qpn));
         (qp.options, qp.access, qp.mode) = (*options, access, qp.mode.max(Mode::Ordinary));
         qp.version = qp.version.wrapping_add(1);
         qp.transport = Transport::Wire(Box::new(Connection::new(path, first, options)));

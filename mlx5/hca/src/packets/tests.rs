@@ -148,7 +148,8 @@ impl World {
         let mtu = 256 << rng.below(3);
         // Often close to the wrap.
         let first = Psn::new(if rng.happens(500) { 0xff_fff0 } else { rng.next_u64() as u32 });
-        let options = Options { qpn: 7, mtu, timeout_ns: TIMEOUT_NS, retry_count, rnr_retry: 7, rd_atomic: MAX_RD_ATOMIC as u8 };
+        let options =
+            Options { qpn: 7, mtu, timeout_ns: TIMEOUT_NS, retry_count, rnr_retry: 7, rd_atomic: MAX_RD_ATOMIC as u8, is_polled: false };
         let bytes = (0..MEMORY).map(|_| rng.next_u64() as u8).collect();
         let memory = Memory { bytes, receives: 0, open: None, received: Vec::new(), end: MEMORY };
         Self {

@@ -96,6 +96,12 @@ impl Opcode {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
+    /// Returns whether the packet answers a request.
+    #[must_use]
+    pub const fn is_response(self) -> bool {
+        self.has_aeth() || matches!(self, Self::ReadResponseMiddle)
+    }
+
     /// Returns whether the packet acknowledges: the middle packets of READ responses do not.
     #[must_use]
     pub const fn has_aeth(self) -> bool {
