@@ -62,7 +62,7 @@ const SYNDROMES: [Syndrome; 13] = [
 ];
 
 /// Converts our completion to the structure of libibverbs. Its undefined fields are set as in `theirs`.
-fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> IbvWc {
+fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, way: Way, theirs: &IbvWc) -> IbvWc {
     let wc = IbvWc { wr_id: user, qp_num: theirs.qp_num, ..IbvWc::default() };
     if let Err(error) = cqe.result() {
         let undefined = IbvWc { opcode: theirs.opcode, byte_len: theirs.byte_len, wc_flags: theirs.wc_flags, ..wc };
@@ -83,7 +83,8 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, theirs: &IbvWc) -> I
         other => panic!("{other:?} is no receive"),
     };
     let src_qp = if is_scattered { theirs.src_qp } else { cqe.source_qpn() };
-    let own = (0, ResponderCqe::parse(bytes).sl, 0);
+    // The other way reads no service level.
+    let own = (0, if way == Way::PollCq { ResponderCqe::parse(bytes).sl } else { 0 }, 0);
     let (slid, sl, dlid_path_bits) = if is_scattered { (theirs.slid, theirs.sl, theirs.dlid_path_bits) } else { own };
     // The P_Key index takes the place of the immediate: libmlx5 returns half of the immediate then.
     let pkey_index = if cqe.imm() == 0 { 0 } else { theirs.pkey_index };
@@ -301,7 +302,7 @@ impl Pair {
             };
             assert_eq!(cqe.inline_data().unwrap_or_default(), data);
             let user = user.unwrap_or_else(|| panic!("{cqe:?} is of no operation"));
-            ours = Some(as_wc(&cqe, &bytes, user, &theirs));
+            ours = Some(as_wc(&cqe, &bytes, user, self.way, &theirs));
         });
         assert_eq!((polled, ours), (1, Some(theirs)), "{opcode:?} {:?} {bytes:02x?}", self.way);
         let [their_consumer, _] = self.their_cq.record();
