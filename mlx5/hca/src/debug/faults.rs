@@ -7,8 +7,8 @@ use crate::{Clock, Hca, Timing};
 
 /// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in the order of their first attempts. A WQE that only fills the end
-/// of a send queue does not count.
+/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in the order of their first attempts. A WQE
+/// that only fills the end of a send queue does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random numbers: the same seed gives the same faults for the same operations.

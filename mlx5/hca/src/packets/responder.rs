@@ -281,9 +281,9 @@ impl Responder {
                 let from = headers.reth;
                 let end = psn.after(packets(from.len, self.mtu));
                 let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
-                // Its requester has gone back to here, and asks again for what is behind. Answers to earlier attempts would hold up this one.
-                self.answers.retain(|(at, answer)| !matches!(answer, Answer::Read { .. }) || at.since(psn) < 0);
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
+                    // Its requester has gone back to here, and asks again for what is behind. Answers to earlier attempts would hold up this one.
+                    self.answers.retain(|(at, answer)| !matches!(answer, Answer::Read { .. }) || at.since(psn) < 0);
                     self.answers.push_back((psn, Answer::Read { from, msn, is_first: true }));
                 }
             }
