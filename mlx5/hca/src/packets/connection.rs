@@ -110,11 +110,13 @@ impl Connection {
         self.requester = Requester::new(options, Psn::new(psn));
     }
 
-    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer understands it.
+    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer understands it: once more the NAK that ended
+    /// the connection, which may be lost, if there was one.
     pub(super) fn last_answer(&self) -> Option<Headers> {
         let Options { qpn, is_polled, .. } = self.requester.options();
         let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
-        let aeth = Aeth { syndrome: Syndrome::Reserved(GONE), msn: 0 };
+        let syndrome = self.responder.fatal().map_or(Syndrome::Reserved(GONE), Syndrome::Nak);
+        let aeth = Aeth { syndrome, msn: 0 };
         is_polled.then(|| Headers { aeth, ..Headers::new(opcode, qpn, self.responder.expected()) })
     }
 

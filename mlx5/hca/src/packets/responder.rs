@@ -93,7 +93,8 @@ pub(crate) struct Responder {
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<(Psn, Answer)>,
-    has_failed: bool,
+    /// The NAK that ended the connection.
+    fatal: Option<Nak>,
 }
 
 impl Responder {
@@ -109,13 +110,13 @@ impl Responder {
             is_asked_for: false,
             atomics: VecDeque::new(),
             answers: VecDeque::new(),
-            has_failed: false,
+            fatal: None,
         }
     }
 
-    /// Returns whether it refused a request for a reason that ends the connection.
-    pub(crate) const fn has_failed(&self) -> bool {
-        self.has_failed
+    /// Returns the NAK of the request that it refused for a reason that ends the connection.
+    pub(crate) const fn fatal(&self) -> Option<Nak> {
+        self.fatal
     }
 
     /// Returns the PSN of the next request.
@@ -125,7 +126,7 @@ impl Responder {
 
     /// Takes a request of the peer.
     pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
-        if self.has_failed {
+        if self.fatal.is_some() {
             return;
         }
         let psn = headers.bth.psn;
@@ -154,7 +155,7 @@ impl Responder {
                 self.answer(psn, Syndrome::RnrNak { timer: self.rnr_timer });
             }
             Err(Refusal::Nak(nak)) => {
-                self.has_failed = true;
+                self.fatal = Some(nak);
                 self.answer(psn, Syndrome::Nak(nak));
             }
         }

@@ -411,7 +411,7 @@ impl Connection {
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
         let mut target = Responding { hca, qp, cq, rqs, open: &mut self.open, refused: None };
         self.responder.on_request(headers, payload, &mut target);
-        if self.responder.has_failed() {
+        if self.responder.fatal().is_some() {
             let (syndrome, vendor) = target.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
             let Some(taking) = self.open.take() else { return qp.break_down(hca) };
             qp.taken.account(taking);

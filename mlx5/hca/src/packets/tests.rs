@@ -402,7 +402,7 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
         }
         world.run();
         assert_eq!(world.requester.failure(), Some(Failure { message: expected, status }));
-        assert!(world.responder.has_failed());
+        assert!(world.responder.fatal().is_some());
         while world.step() {}
         assert_eq!((world.memory.bytes, world.memory.received), (oracle.bytes, oracle.received), "{request:?}");
     }
