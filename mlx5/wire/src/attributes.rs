@@ -7,6 +7,8 @@ use bitflags::bitflags;
 pub enum Service {
     /// Reliable connection.
     Connected,
+    /// Unreliable connection: no acknowledgements, retries or errors of the peer; SEND and WRITE only.
+    Unreliable,
     /// Unreliable datagrams.
     Datagram,
 }

@@ -417,6 +417,7 @@ impl Hca {
             lane_place,
             ack_mask: arrive::ack_mask(lane_place.slots),
             transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected },
+            is_unreliable: memory.service == Service::Unreliable,
             access: Access::empty(),
             options: ConnectOptions::default(),
             is_watched: false,

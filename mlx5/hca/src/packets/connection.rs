@@ -71,7 +71,7 @@ pub struct PacketPath {
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
-    pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions) -> Self {
+    pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions, is_unreliable: bool) -> Self {
         let (mtu, timeout_ns) = (u32::from(path.mtu), options.ack_timeout_ns());
         let patient = if path.is_polled { (POLLED_PATIENCE_NS / timeout_ns).min(u8::MAX.into()) as u8 } else { 0 };
         let requester = Options {
@@ -81,6 +81,7 @@ impl Connection {
             retry_count: options.retry_count.min(7).max(patient),
             rnr_retry: options.rnr_retry.min(7),
             rd_atomic: MAX_RD_ATOMIC as u8,
+            is_unreliable,
             is_polled: path.is_polled,
         };
         Self {
@@ -113,11 +114,11 @@ impl Connection {
     /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer understands it: once more the NAK that ended
     /// the connection, which may be lost, if there was one.
     pub(super) fn last_answer(&self) -> Option<Headers> {
-        let Options { qpn, is_polled, .. } = self.requester.options();
+        let Options { qpn, is_polled, is_unreliable, .. } = self.requester.options();
         let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
         let syndrome = self.responder.fatal().map_or(Syndrome::Reserved(GONE), Syndrome::Nak);
         let aeth = Aeth { syndrome, msn: 0 };
-        is_polled.then(|| Headers { aeth, ..Headers::new(opcode, qpn, self.responder.expected()) })
+        (is_polled && !is_unreliable).then(|| Headers { aeth, ..Headers::new(opcode, qpn, self.responder.expected()) })
     }
 
     /// Returns the WQE of a message: its counter.

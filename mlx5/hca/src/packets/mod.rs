@@ -19,6 +19,8 @@
 //! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a duplicate SEND or WRITE, READs again for a
 //!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
+//! - P7. On an unreliable connection a message completes when its last packet is sent. It is executed once, behind those before it, or lost: if
+//!   a packet is missing, comes late, or is refused. Nobody hears of it.
 
 pub(crate) mod connection;
 pub(crate) mod interface;

@@ -1,9 +1,12 @@
 //! Options of a port for packets.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use super::interface::address_in;
 
 /// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module. Its peers are software HCAs and other
 /// RoCEv2 devices on any host. Packets are neither encrypted nor authenticated.
@@ -23,11 +26,21 @@ pub struct RoceOptions {
     pub is_for_all: bool,
     /// Packets in a thousand that are lost on purpose.
     pub loss_permille: u16,
-    /// File for a capture of all packets (pcap).
+    /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are virtual functions that share an address: its name, a period, and the
+    /// device's UDP port.
     pub pcap: Option<PathBuf>,
 }
 
 impl RoceOptions {
+    /// Returns the options of a port on this host: with its own address in place of that of its network.
+    ///
+    /// # Errors
+    /// `AddrNotAvailable`: this host has no address in this network.
+    pub fn on_this_host(self) -> io::Result<Self> {
+        let Some(prefix) = self.prefix else { return Ok(self) };
+        Ok(Self { address: address_in(self.address, prefix)?, prefix: None, ..self })
+    }
+
     /// Returns the options of a port with this address and all defaults.
     #[must_use]
     pub const fn new(address: IpAddr) -> Self {

@@ -22,9 +22,14 @@ const HOPS: u8 = 64;
 pub(crate) struct Pcap(Option<BufWriter<File>>);
 
 impl Pcap {
-    /// Makes the file, or empties it.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        let mut file = BufWriter::new(File::create(path)?);
+    /// Makes the file, or goes on with it: a program may open its device many times.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        let is_new = file.metadata()?.len() == 0;
+        let mut file = BufWriter::new(file);
+        if !is_new {
+            return Ok(Self(Some(file)));
+        }
         let [major, minor] = VERSION.map(u32::from);
         for word in [MAGIC, minor << 16 | major, 0, 0, SNAPLEN, LINKTYPE_RAW] {
             file.write_all(&word.to_le_bytes())?;

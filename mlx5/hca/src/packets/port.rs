@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
-use super::interface::{self, gid_of};
+use super::interface::gid_of;
 use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
@@ -90,37 +90,40 @@ fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
 impl WirePort {
     /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`.
     pub(crate) fn open(options: &RoceOptions, vf: Option<u16>, secret: u64) -> Result<Self, OpenError> {
-        let failed = |port: u16| move |source| OpenError::Wire { address: options.address, port, source };
-        let address = match options.prefix {
-            Some(prefix) => interface::address_in(options.address, prefix).map_err(failed(0))?,
-            None => options.address,
-        };
+        let address = options.address;
+        let failed = |port: u16| move |source| OpenError::Wire { address, port, source };
+        let RoceOptions { address, port, mtu, is_for_all, loss_permille, pcap, .. } = options.clone().on_this_host().map_err(failed(0))?;
         let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
-        let port = vf.map(port_of_vf).or(options.port);
+        let port = vf.map(port_of_vf).or(port);
         let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
             (None, Err(OpenError::Wire { source, .. })) if source.kind() == io::ErrorKind::AddrInUse => bind(0)?,
             (_, bound) => bound?,
         };
         let own = udp.local().map_err(failed(0))?;
-        let mtu = match options.mtu {
+        let mtu = match mtu {
             Some(mtu) => mtu,
             None => udp::rdma_mtu(udp.interface_mtu().map_err(failed(own.port()))?, &address),
         };
-        let pcap = options.pcap.as_deref().map(Pcap::create).transpose();
-        let pcap = pcap.map_err(|source| OpenError::Memory { what: "the packet capture", source })?;
+        let pcap = pcap.map(|mut file| {
+            if vf.is_some() {
+                file.as_mut_os_string().push(format!(".{}", own.port()));
+            }
+            Pcap::open(&file)
+        });
+        let pcap = pcap.transpose().map_err(|source| OpenError::Memory { what: "the packet capture", source })?;
         Ok(Self {
             waker: None,
             udp,
             own,
             mtu,
             is_shared: vf.is_some(),
-            is_for_all: options.is_for_all,
+            is_for_all,
             secret,
             out: Packets::new(),
             first: 0,
             end: 0,
             incoming: Packets::new(),
-            loss: (options.loss_permille, Random::new(secret)),
+            loss: (loss_permille, Random::new(secret)),
             pcap,
             counters: PacketCounters::default(),
             gone: VecDeque::new(),

@@ -31,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) rnr_retry: u8,
     /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`](super::message::MAX_RD_ATOMIC), and no more than the peer keeps.
     pub(crate) rd_atomic: u8,
+    /// Unreliable connection: a message is complete when it was sent.
+    pub(crate) is_unreliable: bool,
     /// Whether the peer is a software HCA, whose [`GONE`] counts.
     pub(crate) is_polled: bool,
 }
@@ -39,6 +41,11 @@ impl Options {
     /// Returns the maximum number of packets that are not acknowledged.
     fn window(&self) -> u32 {
         (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
+    }
+
+    /// Returns the transport service of the packets.
+    pub(crate) const fn transport(&self) -> Transport {
+        if self.is_unreliable { Transport::Uc } else { Transport::Rc }
     }
 }
 
@@ -224,7 +231,11 @@ impl Requester {
         if self.next.since(self.sent) > 0 {
             self.sent = self.next;
         }
-        self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));
+        if self.options.is_unreliable {
+            self.acknowledge(self.next, now_ns);
+        } else {
+            self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));
+        }
         Some(packet)
     }
 
@@ -262,7 +273,8 @@ impl Requester {
             (true, true, None) => parts[4],
             (true, true, Some(_)) => parts[5],
         };
-        let with = |opcode| Headers::new(PacketOpcode { transport: Transport::Rc, opcode }, self.options.qpn, self.next);
+        let transport = self.options.transport();
+        let with = |opcode| Headers::new(PacketOpcode { transport, opcode }, self.options.qpn, self.next);
         let (mut headers, end) = match message.request {
             Request::Send { len, imm, is_solicited } => {
                 use Opcode::{SendFirst, SendLast, SendLastImm, SendMiddle, SendOnly, SendOnlyImm};
@@ -286,7 +298,8 @@ impl Requester {
         };
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-        headers.bth.asks_ack = is_last || message.request.has_response() || self.next.get() % (self.options.window() / 4) == 0;
+        let asks_ack = is_last || message.request.has_response() || self.next.get() % (self.options.window() / 4) == 0;
+        headers.bth.asks_ack = asks_ack && !self.options.is_unreliable;
         Outgoing { headers, message: number, offset, len }
     }
 

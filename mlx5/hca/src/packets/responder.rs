@@ -124,6 +124,23 @@ impl Responder {
         self.expected
     }
 
+    /// Takes a request on an unreliable connection (P7).
+    pub(crate) fn on_unreliable(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+        let psn = headers.bth.psn;
+        if psn.since(self.expected) < 0 {
+            return;
+        }
+        if psn != self.expected || headers.opcode.opcode.begins_message() {
+            self.current = None;
+        }
+        self.expected = psn;
+        if self.execute(headers, payload, target).is_err() {
+            self.current = None;
+        }
+        self.expected = psn.after(1);
+        self.answers.clear();
+    }
+
     /// Takes a request of the peer.
     pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
         if self.fatal.is_some() {
@@ -182,15 +199,12 @@ impl Responder {
             }
             _ => {}
         }
-        let (is_write, is_first, is_last) = match opcode {
-            Opcode::SendFirst => (false, true, false),
-            Opcode::SendMiddle => (false, false, false),
-            Opcode::SendLast | Opcode::SendLastImm => (false, false, true),
-            Opcode::SendOnly | Opcode::SendOnlyImm => (false, true, true),
-            Opcode::WriteFirst => (true, true, false),
-            Opcode::WriteMiddle => (true, false, false),
-            Opcode::WriteLast | Opcode::WriteLastImm => (true, false, true),
-            Opcode::WriteOnly | Opcode::WriteOnlyImm => (true, true, true),
+        let is_first = opcode.begins_message();
+        let (is_write, is_last) = match opcode {
+            Opcode::SendFirst | Opcode::SendMiddle => (false, false),
+            Opcode::SendLast | Opcode::SendLastImm | Opcode::SendOnly | Opcode::SendOnlyImm => (false, true),
+            Opcode::WriteFirst | Opcode::WriteMiddle => (true, false),
+            Opcode::WriteLast | Opcode::WriteLastImm | Opcode::WriteOnly | Opcode::WriteOnlyImm => (true, true),
             _ => return Err(Nak::InvalidRequest.into()),
         };
         let len = payload.len() as u32;

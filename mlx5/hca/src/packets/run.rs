@@ -16,7 +16,7 @@ use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp, Transport, blocks, bytes_of};
 use crate::requester::complete::Completions;
-use crate::requester::data::{Data, header_bytes, scatter};
+use crate::requester::data::{Data, has_result, header_bytes, scatter};
 use crate::requester::operations::local_part;
 use crate::requester::outcome::{Malformed, Outcome};
 use crate::requester::wqe::{exceptional_outcome, wait, wqe_bytes};
@@ -43,6 +43,7 @@ impl Connection {
         let raddr = RaddrSegment::parse(wqe[SEGMENT..].first_chunk().ok_or(Malformed::Header)?);
         let to = Reth { addr: raddr.addr, rkey: raddr.rkey, len };
         let (request, byte_count) = match opcode {
+            _ if has_result(opcode) && self.requester.options().is_unreliable => return Err(Malformed::Opcode.into()),
             Opcode::RdmaRead => (Request::Read(to), len),
             Opcode::RdmaWrite | Opcode::RdmaWriteImm => (Request::Write { to, imm, is_solicited }, 0),
             _ => {
@@ -205,6 +206,8 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
             connection.scheduled_ns = Some(due_ns);
             deferred.schedule(due_ns, qp.qpn);
         }
+        // What is complete once it was sent.
+        complete(hca, state, qp, connection);
     });
 }
 
@@ -361,7 +364,9 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
         return datagrams::take_packet(hca, state, from, headers, payload);
     }
     let taken = with(state, index, |state, qp, connection| {
-        let is_peers = qp.qpn == headers.bth.qpn && headers.opcode.transport == Service::Rc && connection.peer.ip() == from.ip();
+        let is_peers = qp.qpn == headers.bth.qpn
+            && headers.opcode.transport == connection.requester.options().transport()
+            && connection.peer.ip() == from.ip();
         let is_response = headers.opcode.opcode.is_response();
         match (is_peers, qp.has_failed(), &mut state.links.wire) {
             (true, false, _) => connection.take(hca, state, qp, headers, payload),
@@ -410,6 +415,9 @@ impl Connection {
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
         let mut target = Responding { hca, qp, cq, rqs, open: &mut self.open, refused: None };
+        if target.qp.is_unreliable {
+            return self.responder.on_unreliable(headers, payload, &mut target);
+        }
         self.responder.on_request(headers, payload, &mut target);
         if self.responder.fatal().is_some() {
             let (syndrome, vendor) = target.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
@@ -442,7 +450,10 @@ fn nak(fault: Fault) -> Nak {
 
 impl Target for Responding<'_> {
     fn take_receive(&mut self) -> bool {
-        *self.open = take_own_receive(self.qp, self.rqs);
+        // That of a message which was lost on its way takes the next one.
+        if self.open.is_none() {
+            *self.open = take_own_receive(self.qp, self.rqs);
+        }
         self.open.is_some()
     }
 
@@ -566,7 +577,7 @@ impl Hca {
         state.links.wire.iter_mut().for_each(|wire| wire.forget_gone(qpn));
         (qp.options, qp.access, qp.mode) = (*options, access, qp.mode.max(Mode::Ordinary));
         qp.version = qp.version.wrapping_add(1);
-        qp.transport = Transport::Wire(Box::new(Connection::new(path, first, options)));
+        qp.transport = Transport::Wire(Box::new(Connection::new(path, first, options, qp.is_unreliable)));
         qp.entry().identity.store(qp.connected_identity(), Ordering::Release);
         Ok(())
     }

@@ -42,6 +42,8 @@ struct Memory {
     receives: usize,
     open: Option<Vec<u8>>,
     received: Vec<Received>,
+    /// Messages may be lost after they took a receive.
+    is_unreliable: bool,
     /// A byte behind which nothing may be accessed.
     end: usize,
 }
@@ -56,11 +58,11 @@ impl Memory {
 
 impl Target for Memory {
     fn take_receive(&mut self) -> bool {
-        assert!(self.open.is_none(), "one message at a time");
-        if self.receives == 0 {
+        assert!(self.open.is_none() || self.is_unreliable, "one message at a time");
+        if self.receives == 0 && self.open.is_none() {
             return false;
         }
-        self.receives -= 1;
+        self.receives -= usize::from(self.open.is_none());
         self.open = Some(Vec::new());
         true
     }
@@ -148,10 +150,18 @@ impl World {
         let mtu = 256 << rng.below(3);
         // Often close to the wrap.
         let first = Psn::new(if rng.happens(500) { 0xff_fff0 } else { rng.next_u64() as u32 });
-        let options =
-            Options { qpn: 7, mtu, timeout_ns: TIMEOUT_NS, retry_count, rnr_retry: 7, rd_atomic: MAX_RD_ATOMIC as u8, is_polled: false };
+        let options = Options {
+            qpn: 7,
+            mtu,
+            timeout_ns: TIMEOUT_NS,
+            retry_count,
+            rnr_retry: 7,
+            rd_atomic: MAX_RD_ATOMIC as u8,
+            is_unreliable: false,
+            is_polled: false,
+        };
         let bytes = (0..MEMORY).map(|_| rng.next_u64() as u8).collect();
-        let memory = Memory { bytes, receives: 0, open: None, received: Vec::new(), end: MEMORY };
+        let memory = Memory { bytes, receives: 0, open: None, received: Vec::new(), is_unreliable: false, end: MEMORY };
         Self {
             now_ns: 0,
             rng,
@@ -165,6 +175,14 @@ impl World {
             sent: 0,
             requests: 0,
         }
+    }
+
+    /// Makes the connection unreliable.
+    fn unreliable(mut self) -> Self {
+        let options = Options { is_unreliable: true, ..self.requester.options() };
+        self.requester = Requester::new(options, self.responder.expected());
+        self.memory.is_unreliable = true;
+        self
     }
 
     fn bytes(&mut self, len: u32) -> Vec<u8> {
@@ -183,7 +201,7 @@ impl World {
         let imm = self.rng.happens(500).then(|| self.rng.next_u64() as u32);
         let is_solicited = self.rng.happens(300);
         let atomic = AtomicEth { addr: BASE + 8 * self.rng.below(16), rkey: RKEY, swap_add: self.rng.below(3), compare: self.rng.below(3) };
-        let (request, payload, expected) = match self.rng.below(5) {
+        let (request, payload, expected) = match self.rng.below(if self.memory.is_unreliable { 2 } else { 5 }) {
             0 => {
                 let payload = self.bytes(len);
                 let completion = Completion { len, imm, is_write: false, is_solicited };
@@ -239,8 +257,7 @@ impl World {
         }
         let Ok((headers, payload)) = Headers::parse(packet) else { return };
         if to_responder {
-            self.responder.on_request(&headers, payload, &mut self.memory);
-            return;
+            return self.arrive_at_responder(&headers, payload);
         }
         match self.requester.on_response(&headers, payload.len(), self.now_ns) {
             Taken::Nothing => {}
@@ -248,6 +265,14 @@ impl World {
                 self.posted[message as usize].got[offset as usize..][..payload.len()].copy_from_slice(payload);
             }
             Taken::Original { message, value } => self.posted[message as usize].got = value.to_le_bytes().to_vec(),
+        }
+    }
+
+    fn arrive_at_responder(&mut self, headers: &Headers, payload: &[u8]) {
+        if self.memory.is_unreliable {
+            self.responder.on_unreliable(headers, payload, &mut self.memory);
+        } else {
+            self.responder.on_request(headers, payload, &mut self.memory);
         }
     }
 
@@ -408,11 +433,36 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
     }
 }
 
+#[test]
+fn p7_unreliable_messages_are_executed_once_and_in_order_or_lost_without_a_word() {
+    let mut lost = 0;
+    for seed in seeds() {
+        let badness = Badness { lost: 50 * u16::from(seed % 2 == 0), doubled: 50, damaged: 20, late: 100 * u16::from(seed % 4 == 0) };
+        let badness = if seed % 5 == 0 { Badness::default() } else { badness };
+        let mut world = World::new(seed, badness, 0).unreliable();
+        world.memory.receives = if seed % 3 == 0 { 10 } else { 1000 };
+        for _ in 0..40 {
+            world.post();
+        }
+        while world.step() {}
+        assert_eq!((world.requester.completed(), world.requester.failure(), world.responder.kept()), (40, None, 0));
+        let mut expected = world.oracle.received.iter();
+        assert!(world.memory.received.iter().all(|received| expected.any(|one| one == received)), "{seed}");
+        let missing = world.oracle.received.len() - world.memory.received.len();
+        assert!(missing == 0 && world.memory.bytes == world.oracle.bytes || badness != Badness::default() || seed % 3 == 0, "{seed}");
+        lost += missing;
+    }
+    assert!(lost > 100, "{lost}");
+}
+
 /// A stranger that knows the QPN, with any packet: no panic, and bounded memory.
 #[test]
 fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little() {
     for seed in seeds() {
         let mut world = World::new(seed, Badness::default(), 7);
+        if seed % 4 == 0 {
+            world = world.unreliable();
+        }
         world.memory.receives = 100;
         let mut kept = VecDeque::new();
         for _ in 0..300 {
@@ -431,7 +481,7 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             }
             if let Ok((headers, payload)) = Headers::parse(&bytes) {
                 // An open message keeps its receive.
-                world.responder.on_request(&headers, payload, &mut world.memory);
+                world.arrive_at_responder(&headers, payload);
                 world.requester.on_response(&headers, payload.len(), world.now_ns);
             }
             assert!(world.responder.kept() <= 200);

@@ -109,6 +109,8 @@ pub(crate) struct SoftQp {
     /// Address after the last payload. The next payload is there if payloads go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
+    /// Its connection is an unreliable one.
+    pub(crate) is_unreliable: bool,
     /// Rights of its connected peer, whatever the regions allow.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
@@ -135,13 +137,13 @@ pub(crate) enum Mode {
 
 /// The target of a queue pair's messages.
 pub(crate) enum Transport {
-    /// Reliable connection.
+    /// Connection through shared memory.
     Connected(Box<Remote>),
-    /// A reliable connection that is not connected yet.
+    /// A connection that is not connected yet.
     Unconnected,
     /// Connected to a queue pair that does not exist.
     NoPeer,
-    /// Reliable connection by packets.
+    /// Connection by packets.
     Wire(Box<Connection>),
     /// Unreliable datagrams. It receives those with this Q_Key.
     Datagram { qkey: u32 },

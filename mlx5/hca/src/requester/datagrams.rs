@@ -139,7 +139,8 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
     // No device has the LID 0.
-    let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| *lid != 0);
+    let sends_packets = |lid| lid == 0 || links.wire.as_ref().is_some_and(|wire| wire.is_for_all);
+    let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| !sends_packets(*lid));
     let Some(peer) = lid.and_then(|lid| links.peer_of_lid(&hca.membership, lid).ok()) else {
         if let (Some(wire), true) = (&mut links.wire, hca.is_port_up.get()) {
             send_packet(wire, &to, &header, opcode, &data);

@@ -17,12 +17,29 @@ use crate::{Hca, Links};
 /// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A destroyed queue pair does not answer. So
 /// it refuses nothing, even if its regions disappear first.
 pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
-    let outcome = attempt(hca, links, qp, ctrl, wqe, granted);
-    let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
-    if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) {
-        return Outcome::Wait(WaitFor::Peer);
+    match attempt(hca, links, qp, ctrl, wqe, granted) {
+        Outcome::Done(byte_count) => Outcome::Done(byte_count),
+        outcome => not_done(qp, ctrl, outcome),
     }
-    outcome
+}
+
+/// Returns the outcome of a WQE that was not done, by the peer's state and the kind of connection: an unreliable one loses what its peer
+/// refuses or has no receive for.
+#[cold]
+fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
+    let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
+    let is_of_peer = match outcome {
+        Outcome::Fail(syndrome, _) => is_refused || matches!(syndrome, Syndrome::RemoteInvalidRequest | Syndrome::RemoteOperation),
+        Outcome::Wait(reason) => matches!(reason, WaitFor::Peer | WaitFor::Receive),
+        _ => false,
+    };
+    match Opcode::from_wire(ctrl.opcode()) {
+        // No right to them is ever granted.
+        Some(opcode) if qp.is_unreliable && has_result(opcode) => Malformed::Opcode.into(),
+        _ if qp.is_unreliable && is_of_peer => Outcome::Done(0),
+        _ if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) => Outcome::Wait(WaitFor::Peer),
+        _ => outcome,
+    }
 }
 
 fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {

@@ -16,7 +16,7 @@ mod transitions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mlx5_hca::{CreateError, FabricSpec, Hca, Port, Queue, RoceOptions, Service, SoftOptions, Violation};
+use mlx5_hca::{CreateError, FabricSpec, Hca, Port, Queue, Service, SoftOptions, Violation};
 
 use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
@@ -66,7 +66,7 @@ impl Objects {
         let options = SoftOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
             port: Some(port),
-            roce: if let Link::Ethernet(Some(address)) = settings.link { Some(RoceOptions::new(address)) } else { None },
+            roce: if let Link::Ethernet(options) = settings.link { options.cloned() } else { None },
             // Regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,

@@ -133,7 +133,7 @@ impl Objects {
         qp.state = to;
         qp.attributes = if to == State::Reset { qp.in_reset } else { attributes };
         let peer = match to {
-            State::ReadyToReceive if qp.service == Service::Connected => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
+            State::ReadyToReceive if qp.service != Service::Datagram => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
             _ => String::new(),
         };
         Ok(format!("qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"))
@@ -141,7 +141,7 @@ impl Objects {
 
     /// Makes the HCA perform the transition.
     fn carry_out(&self, qp: &Qp, from: State, to: State, at: &QueryQpResp) -> Result<(), Errno> {
-        let is_connected = qp.service == Service::Connected;
+        let is_connected = qp.service != Service::Datagram;
         match (from, to) {
             (_, State::Reset) => return if self.hca.reset_qp(qp.qpn) { Ok(()) } else { Err(Errno(libc::EBUSY)) },
             (_, State::Error) => self.hca.fail_qp(qp.qpn),

@@ -31,12 +31,13 @@ pub(crate) fn resolve(link: Link, from: &Port, sgid_index: Option<u8>, dgid: &[u
         return Ok(from.network.iter().position(|port| port.lid == dlid).map_or(Way::Nowhere, Way::Port));
     }
     let source = source.ok_or(INVALID)?;
-    if let Some(index) = from.network.iter().position(|port| port.gids.iter().any(|gid| gid.bytes == *dgid)) {
+    let sends_all = matches!(link, Link::Ethernet(Some(options)) if options.is_for_all);
+    if let Some(index) = from.network.iter().position(|port| !sends_all && port.gids.iter().any(|gid| gid.bytes == *dgid)) {
         return Ok(Way::Port(index));
     }
     if let (Link::Ethernet(Some(own)), Some(to)) = (link, address_of(dgid)) {
         // Asks the kernel for a route.
-        let socket = UdpSocket::bind((own, 0)).and_then(|socket| socket.connect((to, 1)));
+        let socket = UdpSocket::bind((own.address, 0)).and_then(|socket| socket.connect((to, 1)));
         return socket.map(|()| Way::Packets(to)).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH)));
     }
     let address = Ipv6Addr::from(*dgid);
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_port_with_an_address_reaches_others_by_packets_where_there_is_a_route() {
-        let link = Link::Ethernet(Some(Ipv4Addr::LOCALHOST.into()));
+        let link = Link::parse("roce=127.0.0.1").unwrap();
         let from = Port { network: link.network(1), index: 0 };
         let resolve = |address: Ipv4Addr| resolve(link, &from, Some(1), &address.to_ipv6_mapped().octets(), 0);
         assert_eq!(resolve(Ipv4Addr::LOCALHOST), Ok(Way::Port(0)));

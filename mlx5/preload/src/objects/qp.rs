@@ -15,8 +15,9 @@ use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::system::sys::Use;
 
-/// `IB_QPT_RC` and `IB_QPT_UD`.
+/// `IB_QPT_RC`, `IB_QPT_UC` and `IB_QPT_UD`.
 const RC: u8 = 2;
+const UC: u8 = 3;
 const UD: u8 = 4;
 
 /// Bytes of a WQEBB.
@@ -76,6 +77,7 @@ impl Objects {
     fn make_qp(&mut self, call: &Call, request: &CreateQp) -> Result<(CreateQpResp, DriverQpResp, String), Errno> {
         let service = match request.qp_type {
             RC => Service::Connected,
+            UC => Service::Unreliable,
             UD => Service::Datagram,
             _ => return Err(Errno(libc::EOPNOTSUPP)),
         };

@@ -50,8 +50,9 @@ pub(crate) mod attribute {
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
-    let is_connected = service == Service::Connected;
-    let of = |connected, datagram| if is_connected { connected } else { datagram };
+    // Of connections, and of reliable ones.
+    let of = |connected, datagram| if service == Service::Datagram { datagram } else { connected };
+    let reliable = |attributes| if service == Service::Connected { attributes } else { 0 };
     Some(match (from, to) {
         // A queue pair in RESET has nothing to flush.
         (Reset, Error) => return None,
@@ -59,13 +60,14 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
         (Reset, Init) => (PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY), 0),
         (Init, Init) => (0, PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY)),
         (Init, ReadyToReceive) => {
-            (of(AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER, 0), PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY))
+            let needed = of(AV | PATH_MTU | DEST_QPN | RQ_PSN, 0) | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
+            (needed, PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY))
         }
         (ReadyToReceive, ReadyToSend) => (
-            SQ_PSN | of(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC, 0),
-            CUR_STATE | of(ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE, QKEY),
+            SQ_PSN | reliable(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
+            CUR_STATE | of(ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE, QKEY) | reliable(MIN_RNR_TIMER),
         ),
-        (ReadyToSend, ReadyToSend) => (0, CUR_STATE | of(ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE | MIN_RNR_TIMER, QKEY)),
+        (ReadyToSend, ReadyToSend) => (0, CUR_STATE | of(ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE, QKEY) | reliable(MIN_RNR_TIMER)),
         _ => return None,
     })
 }
@@ -99,7 +101,7 @@ mod tests {
     #[test]
     fn every_state_leads_to_reset_and_every_other_to_error() {
         for from in (0..7).filter_map(State::from_number) {
-            for service in [Service::Connected, Service::Datagram] {
+            for service in [Service::Connected, Service::Unreliable, Service::Datagram] {
                 assert!(is_legal(service, from, Reset, 1));
                 assert_eq!(is_legal(service, from, Error, 1), from != Reset, "{from:?}");
                 assert!(!is_legal(service, from, Error, 1 | attribute::QKEY));
@@ -117,6 +119,15 @@ mod tests {
         assert!(!legal(Init, ReadyToReceive, RTR | attribute::QKEY));
         assert!(legal(ReadyToSend, ReadyToSend, attribute::MIN_RNR_TIMER));
         assert!(!legal(ReadyToSend, ReadyToSend, attribute::AV));
+    }
+
+    #[test]
+    fn unreliable_connections_have_no_retries() {
+        let legal = |from, to, mask| is_legal(Service::Unreliable, from, to, mask);
+        let (rtr, rts) = (RTR & !(attribute::MAX_DEST_RD_ATOMIC | attribute::MIN_RNR_TIMER), 1 | attribute::SQ_PSN);
+        assert!(legal(Reset, Init, INIT) && legal(Init, ReadyToReceive, rtr) && legal(ReadyToReceive, ReadyToSend, rts));
+        assert!(!legal(Init, ReadyToReceive, RTR) && !legal(ReadyToReceive, ReadyToSend, RTS));
+        assert!(!legal(ReadyToSend, ReadyToSend, attribute::MIN_RNR_TIMER));
     }
 
     #[test]

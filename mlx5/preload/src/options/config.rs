@@ -1,14 +1,14 @@
 //! The environment variables by which the launcher configures the library.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
-use mlx5_hca::{Gid, GidKind, PortAddress, gid_of};
+use mlx5_hca::{Gid, GidKind, PortAddress, RoceOptions, gid_of};
 
 /// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow. Without it the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
-/// `ib`, `roce` or `roce=ADDRESS`.
+/// `ib`, `roce` or `roce=` and the options of the port for packets.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
 /// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";
@@ -46,8 +46,8 @@ pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
 pub(crate) enum Link {
     /// InfiniBand: addressed by LID.
     InfiniBand,
-    /// RoCE: addressed by GID. With an address of this host, whose packets reach other hosts; without, on a network of this host.
-    Ethernet(Option<IpAddr>),
+    /// RoCE: addressed by GID. With a port for packets, which reach other hosts; without, on a network of this host.
+    Ethernet(Option<&'static RoceOptions>),
 }
 
 impl Link {
@@ -62,7 +62,7 @@ impl Link {
         match self {
             Self::InfiniBand => vec![Gid { bytes: link_local, kind: GidKind::InfiniBand }],
             Self::Ethernet(None) => [both(link_local), both(ipv4)].concat(),
-            Self::Ethernet(Some(address)) => both(gid_of(address)).to_vec(),
+            Self::Ethernet(Some(options)) => both(gid_of(options.address)).to_vec(),
         }
     }
 
@@ -73,15 +73,14 @@ impl Link {
         ports.collect::<Vec<_>>().leak()
     }
 
-    /// Parses `ib` or `roce`.
+    /// Parses `ib`, `roce` or `roce=OPTIONS`. The options are never freed: a process has one port.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "ib" => Ok(Self::InfiniBand),
             "roce" => Ok(Self::Ethernet(None)),
             _ => {
-                let address = text.strip_prefix("roce=").and_then(|address| address.parse().ok());
-                let error = || format!("`{text}` is not a link; legal are ib and roce");
-                address.map(|address| Self::Ethernet(Some(address))).ok_or_else(error)
+                let options = text.strip_prefix("roce=").ok_or_else(|| format!("`{text}` is not a link; legal are ib and roce"))?;
+                Ok(Self::Ethernet(Some(Box::leak(Box::new(options.parse()?)))))
             }
         }
     }

@@ -72,6 +72,13 @@ impl Opcode {
         ]
     };
 
+    /// Returns whether the packet is the first, or the only one, of a SEND or WRITE.
+    #[must_use]
+    pub const fn begins_message(self) -> bool {
+        use Opcode::*;
+        matches!(self, SendFirst | SendOnly | SendOnlyImm | SendOnlyInvalidate | WriteFirst | WriteOnly | WriteOnlyImm)
+    }
+
     /// Returns whether the packet is the last, or the only one, of a SEND or WRITE with immediate.
     #[must_use]
     pub const fn has_imm(self) -> bool {

@@ -18,12 +18,13 @@ mod sysfs;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Parser;
+use mlx5_hca::RoceOptions;
 
 use crate::config::Link;
 use crate::faults::Fault;
@@ -40,10 +41,11 @@ struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
-    /// With --link roce: an address of this host. Programs at other addresses, on this host or others, and other RoCE devices are reached by
-    /// packets from it (UDP, ports 4791 and up), and programs at the same address as before. It needs no rights.
-    #[arg(long, value_name = "ADDRESS")]
-    address: Option<IpAddr>,
+    /// With --link roce: an address of this host, or a network in which it has one. Programs at other addresses, on this host or others, and
+    /// other RoCE devices are reached by packets from it (UDP, ports 4791 and up), and programs at the same address as before, unless
+    /// packets=all. It needs no rights. loss: packets in a thousand that are lost. pcap: a capture for each process, FILE.PORT.
+    #[arg(long, value_name = "ADDRESS[/BITS][,mtu=N][,packets=all][,loss=N][,pcap=FILE]")]
+    address: Option<RoceOptions>,
     /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network. Programs that are started with different numbers
     /// do not see each other.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
@@ -95,26 +97,29 @@ fn main() -> ExitCode {
 /// Returns the text of the link, with the address.
 fn link_text(arguments: &Arguments) -> Result<String, String> {
     let link = arguments.link.to_string_lossy();
-    match arguments.address {
+    match arguments.address.clone() {
         None => Ok(link.into_owned()),
         Some(_) if link != "roce" || arguments.devices > 1 => {
             Err("--address: one device with --link roce has it; the others have a network of this host".to_owned())
         }
-        Some(address) => {
-            UdpSocket::bind((address, 0)).map_err(|error| format!("--address {address}: {error}; use an address of this host"))?;
-            Ok(format!("{link}={address}"))
+        Some(RoceOptions { port: Some(_), .. }) => Err("--address: the UDP port follows from the process; leave port= out".to_owned()),
+        Some(mut options) => {
+            options.pcap = options.pcap.map(|file| absolute(&file)).transpose()?;
+            let here = options.on_this_host().and_then(|options| UdpSocket::bind((options.address, 0)).map(|_| options));
+            here.map(|options| format!("{link}={options}")).map_err(|error| format!("--address: {error}; use an address of this host"))
         }
     }
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let link = link_text(arguments)?;
-    let fabric = fabric(arguments)?;
+    let parsed = Link::parse(&link)?;
+    let fabric = fabric(arguments, parsed)?;
     let faults = arguments.faults.iter().map(|text| Fault::parse(text)).collect::<Result<Vec<_>, _>>()?;
     faults::of_hca(&faults)?;
     let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
-        link: Link::parse(&link)?,
+        link: parsed,
         devices: if is_there(Fault::NoDevices) { 0 } else { arguments.devices.into() },
         has_gid: !is_there(Fault::NoGid),
         is_port_up: !is_there(Fault::PortDown),
@@ -157,13 +162,17 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
 }
 
-/// Makes the log's path absolute: the program may change its directory.
-fn absolute(log: &PathBuf) -> Result<PathBuf, String> {
-    if log.as_os_str() == "-" { Ok(log.clone()) } else { std::path::absolute(log).map_err(|error| format!("{}: {error}", log.display())) }
+/// Makes a path absolute, other than `-`: the program may change its directory.
+fn absolute(path: &PathBuf) -> Result<PathBuf, String> {
+    if path.as_os_str() == "-" {
+        Ok(path.clone())
+    } else {
+        std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+    }
 }
 
 /// Returns the directory of the fabric, which it creates if missing.
-fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
+fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
     let dir = arguments.fabric.clone().unwrap_or_else(|| {
         // SAFETY: no arguments.
         let user = unsafe { libc::geteuid() };
@@ -174,9 +183,9 @@ fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
         // The number decides which queue pair numbers belong to a port.
         dir.as_mut_os_string().push(format!("-{}", arguments.devices));
     }
-    if let Some(address) = arguments.address {
+    if let Link::Ethernet(Some(options)) = link {
         // The same programs have other queue pair numbers at another address.
-        dir.as_mut_os_string().push(format!("-{address}"));
+        dir.as_mut_os_string().push(format!("-{}", options.address));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),
