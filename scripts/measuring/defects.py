@@ -1,5 +1,5 @@
 """Puts known defects back, one at a time, and counts the random jobs in virtual time that it takes to find each; for defects of scalerpc's
-core, the random worlds.
+core, the random worlds, and for those of connections by packets the random operations over a bad network.
 
   scripts/defects               all defects that such jobs and worlds can find; fails if one is not found
   scripts/defects --only NAME   one defect; may be repeated
@@ -23,9 +23,9 @@ from . import tools
 CHEAP = ["credit-swallowed", "index-drift"]
 # Seeds after which a defect counts as not found.
 MOST_SEEDS = 2000
-# Random worlds of scalerpc's core in a run of their test with COPYRPC_TEST_SCALE=1.
-WORLDS = 500
-CORE, COPYRPC, MLX5, SCALERPC = "benchkv/core/src", "copyrpc/src", "mlx5/src", "scalerpc/src/protocol"
+# Random worlds of scalerpc's core in a run of their test with COPYRPC_TEST_SCALE=1, and of operations by packets with MLX5_TEST_SCALE=1.
+WORLDS, NETWORKS = 500, 200
+CORE, COPYRPC, MLX5, SCALERPC, PACKETS = "benchkv/core/src", "copyrpc/src", "mlx5/src", "scalerpc/src/protocol", "mlx5/hca/src/packets"
 # Defects that these jobs do not find, for the reason in docs/reliability.md: they are put back only if named.
 NOT_SHOWN = ["idle-credit"]
 LOST_CREDIT = "            self.starved = true;\n            self.stats.{} += 1;"
@@ -186,6 +186,43 @@ SCALERPC_DEFECTS = {
     ),
 }
 
+# The same for connections by packets, whose defects random operations over a bad network have to find.
+PACKET_DEFECTS = {
+    "ack-lost": (
+        "a request is not sent again when its ACK does not come",
+        [(f"{PACKETS}/requester.rs", "            self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));\n        }\n        Some(packet)", "        }\n        Some(packet)")],
+    ),
+    "read-not-repeated": (
+        "a READ that is asked for again is not answered again",
+        [(f"{PACKETS}/responder.rs", "let is_known = end.since(psn) > 0", "let is_known = false && end.since(psn) > 0")],
+    ),
+    "atomic-repeated": (
+        "an atomic that is asked for again is executed again",
+        [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
+    ),
+    "rnr-in-the-middle": (
+        "a responder without a receive for the last packet of a message forgets the packets before it",
+        [(f"{PACKETS}/responder.rs", "                // The packets behind it are no gap.\n", "                self.current = None;\n")],
+    ),
+    "psn-wrap": (
+        "PSNs are compared as numbers that do not wrap",
+        [("mlx5/wire/src/roce/psn.rs", "(self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8", "self.0 as i32 - earlier.0 as i32")],
+    ),
+    "retry-without-end": (
+        "retries are not counted",
+        [(f"{PACKETS}/requester.rs", "            self.retries += 1;\n", "")],
+    ),
+    "nak-after-nak": (
+        "a responder answers each packet behind a gap with a NAK, and its requester begins anew with each",
+        [
+            (f"{PACKETS}/responder.rs", "            _ if self.is_asked_for => {}\n", ""),
+            (f"{PACKETS}/requester.rs", "            self.is_known_lost = true;\n", ""),
+        ],
+    ),
+}
+# By package: its defects, and the test that has to find them.
+FOUND_BY = {"benchkv-core": (DEFECTS, "swarm"), "scalerpc": (SCALERPC_DEFECTS, "everything_goes_wrong"), "mlx5-hca": (PACKET_DEFECTS, "packets::tests::p")}
+
 
 def put_back(root, changes):
     """Makes the changes in the sources under `root`."""
@@ -221,13 +258,16 @@ def built(root, package):
 def hunt(program, test):
     """Runs random jobs, or worlds, until one fails. Returns its seed, the first being 1, and the failure; `None` if none failed."""
     environment = {**os.environ, "SWARM_SEED": "1", "SWARM_SEEDS": str(MOST_SEEDS), "RUST_BACKTRACE": "0"}
-    environment |= {"COPYRPC_TEST_FIRST_SEED": "1", "COPYRPC_TEST_SCALE": str(MOST_SEEDS // WORLDS)}
-    done = subprocess.run([program, test, "--nocapture"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
+    environment |= {"COPYRPC_TEST_FIRST_SEED": "1", "COPYRPC_TEST_SCALE": str(MOST_SEEDS // WORLDS), "MLX5_TEST_SCALE": str(MOST_SEEDS // NETWORKS)}
+    done = subprocess.run([program, test, "--nocapture", "--test-threads=1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
     if done.returncode == 0:
         return None
     if -done.returncode in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         raise tools.Failure(f"the random jobs were ended from outside, by signal {-done.returncode}")
-    seeds = re.findall(r"^seed (\d+)\b", done.stdout, re.M)
+    tests = done.stdout.split("\ntest ")
+    failed = [part for part in tests if re.search("panicked at|does not end", part)] or tests[-1:]
+    # A test without seeds tries one thing.
+    seeds = re.findall(r"^seed (\d+)\b", failed[0], re.M) or ["1"]
     told = re.findall(r"panicked at ([^\n]*)\n([^\n]*)|(does not end)", done.stdout)
     where, what, endless = told[0] if told else ("", f"status {done.returncode}", "")
     return int(seeds[-1]), endless or f"{what} ({pathlib.Path(where.split(':')[0]).name})" if where else endless or what
@@ -239,12 +279,12 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
     asked = parser.parse_args()
-    known = {**DEFECTS, **SCALERPC_DEFECTS}
+    known = {name: (*defect, package, test) for package, (defects, test) in FOUND_BY.items() for name, defect in defects.items()}
     unknown = [name for name in asked.only if name not in known]
     if unknown:
         parser.error(f"{unknown[0]} is no defect; there are {', '.join(known)}")
     if asked.check:
-        texts = [(path, text) for _, changes in known.values() for path, text, _ in changes]
+        texts = [(path, text) for _, changes, *_ in known.values() for path, text, _ in changes]
         gone = [f"{path}: {text}" for path, text in texts if (tools.ROOT / path).read_text().count(text) != 1]
         if gone:
             raise tools.Failure("\n".join(["this is not in the sources once any more, so that a defect of scripts/measuring/defects.py cannot be put back:", *gone]))
@@ -253,12 +293,12 @@ def main():
     root = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", tools.ROOT / "target")).resolve() / "defects" / "sources"
     missed = []
     print("| defect | what it was | seeds | found by |\n|---|---|---|---|")
-    for name, (what, changes) in known.items():
+    for name, (what, changes, package, test) in known.items():
         if name not in (asked.only or set(known) - set(NOT_SHOWN)):
             continue
         copy(root)
         put_back(root, changes)
-        found = hunt(*(built(root, "scalerpc"), "everything_goes_wrong") if name in SCALERPC_DEFECTS else (built(root, "benchkv-core"), "swarm"))
+        found = hunt(built(root, package), test)
         if found is None:
             missed.append(name)
         seeds, how = found or (f"none of {MOST_SEEDS}", "")

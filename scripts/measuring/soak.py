@@ -75,8 +75,9 @@ PARTS = {
         "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='bad_input context facade processes' scripts/verbs-tests target/release/mlx5-run --link roce --",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
-    "packets": ("RoCE packets: random operations on a bad network, 10^7 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [
-        test("mlx5-hca", "--lib", "packets", release=True, MLX5_TEST_SCALE=1000),
+    "packets": ("RoCE packets: random operations on a bad network, 10^9 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [
+        test("mlx5-hca", "--lib", "packets::tests::p", release=True, MLX5_TEST_SCALE=1000),
+        test("mlx5-hca", "--lib", "any_packets", release=True, MLX5_TEST_SCALE=100),
         test("mlx5", "--test", "soft", "strangers", release=True, MLX5_TEST_SCALE=3400),
         test("copyrpc", "--test", "context", "--", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
              MLX5_TEST_TIME="packets", MLX5_TEST_LOSS=5),

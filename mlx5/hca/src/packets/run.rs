@@ -206,7 +206,7 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
             connection.scheduled_ns = Some(due_ns);
             deferred.schedule(due_ns, qp.qpn);
         }
-        // What is complete once it was sent.
+        // On an unreliable connection, messages that were just sent.
         complete(hca, state, qp, connection);
     });
 }
@@ -450,7 +450,7 @@ fn nak(fault: Fault) -> Nak {
 
 impl Target for Responding<'_> {
     fn take_receive(&mut self) -> bool {
-        // That of a message which was lost on its way takes the next one.
+        // A receive whose message was lost on its way takes the next one.
         if self.open.is_none() {
             *self.open = take_own_receive(self.qp, self.rqs);
         }
