@@ -27,7 +27,7 @@ pub struct RoceOptions {
     /// Packets in a thousand that are lost on purpose.
     pub loss_permille: u16,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are virtual functions that share an address: its name, a period, and the
-    /// device's UDP port.
+    /// device's `ADDRESS:PORT`.
     pub pcap: Option<PathBuf>,
 }
 

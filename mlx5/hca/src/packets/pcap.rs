@@ -1,7 +1,7 @@
 //! A packet capture in the format of tcpdump (pcap-savefile(5)), with the IP and UDP headers that the packets have on the wire.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,19 +15,18 @@ const LINKTYPE_RAW: u32 = 101;
 const UDP: u8 = 17;
 const UDP_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
 const HOPS: u8 = 64;
 
 /// A capture that is being written. A write error ends it.
 #[derive(Debug)]
-pub(crate) struct Pcap(Option<BufWriter<File>>);
+pub(crate) struct Pcap(Option<File>);
 
 impl Pcap {
     /// Makes the file, or goes on with it: a program may open its device many times.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
-        let is_new = file.metadata()?.len() == 0;
-        let mut file = BufWriter::new(file);
-        if !is_new {
+        let mut file = File::options().create(true).append(true).open(path)?;
+        if file.metadata()?.len() > 0 {
             return Ok(Self(Some(file)));
         }
         let [major, minor] = VERSION.map(u32::from);
@@ -49,7 +48,13 @@ impl Pcap {
 
 fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8]) -> io::Result<()> {
     let udp_len = (UDP_BYTES + packet.len()) as u16;
-    let mut headers = Vec::with_capacity(48);
+    let ip_len = if from.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES } as u32;
+    let mut record = Vec::with_capacity(64 + packet.len());
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let len = ip_len + u32::from(udp_len);
+    for word in [time.as_secs() as u32, time.subsec_nanos(), len, len] {
+        record.extend(word.to_le_bytes());
+    }
     match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut ip = [0; IPV4_BYTES];
@@ -59,26 +64,22 @@ fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8
             ip[16..20].copy_from_slice(&to.octets());
             let checksum = checksum(&ip);
             ip[10..12].copy_from_slice(&checksum);
-            headers.extend(ip);
+            record.extend(ip);
         }
         (from, to) => {
-            headers.extend([0x60, 0, 0, 0]);
-            headers.extend(udp_len.to_be_bytes());
-            headers.extend([UDP, HOPS]);
-            headers.extend(super::interface::gid_of(from));
-            headers.extend(super::interface::gid_of(to));
+            record.extend([0x60, 0, 0, 0]);
+            record.extend(udp_len.to_be_bytes());
+            record.extend([UDP, HOPS]);
+            record.extend(super::interface::gid_of(from));
+            record.extend(super::interface::gid_of(to));
         }
     }
     for port in [from.port(), to.port(), udp_len, 0] {
-        headers.extend(port.to_be_bytes());
+        record.extend(port.to_be_bytes());
     }
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let len = (headers.len() + packet.len()) as u32;
-    for word in [time.as_secs() as u32, time.subsec_nanos(), len, len] {
-        file.write_all(&word.to_le_bytes())?;
-    }
-    file.write_all(&headers)?;
-    file.write_all(packet)
+    record.extend(packet);
+    // At once, as a program may end at any time.
+    file.write_all(&record)
 }
 
 /// Returns the checksum of an IPv4 header whose checksum is 0 (RFC 791).

@@ -106,7 +106,7 @@ impl WirePort {
         };
         let pcap = pcap.map(|mut file| {
             if vf.is_some() {
-                file.as_mut_os_string().push(format!(".{}", own.port()));
+                file.as_mut_os_string().push(format!(".{own}"));
             }
             Pcap::open(&file)
         });
