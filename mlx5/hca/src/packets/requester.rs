@@ -13,6 +13,9 @@ const MAX_WINDOW: u32 = 64;
 const WINDOW_BYTES: u32 = 128 << 10;
 /// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that have begun: half of all.
 const MAX_SPAN: u32 = 1 << 23;
+/// Time without an answer before packets are sent again for the first time, in ns, or twice the longest recent one if that is more: far
+/// below the time-outs that programs set. Each time doubles it, up to the time-out, which alone counts as a retry.
+const FIRST_REPEAT_NS: u64 = 2_000_000;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
 
@@ -144,6 +147,12 @@ pub(crate) struct Requester {
     acknowledged: Psn,
     retries: u8,
     rnr_retries: u8,
+    /// Number of repeats since the last progress, before the time-out.
+    repeats: u32,
+    /// Longest recent time without progress that ended by itself, in ns.
+    quiet_ns: u64,
+    /// Time from which the next repeat counts, and at which it is due.
+    repeat_ns: Option<(u64, u64)>,
     /// Responses showed that the oldest packet is lost, and it was sent again: further ones show nothing new.
     is_known_lost: bool,
     /// Time at which a retry is due, while packets are under way.
@@ -171,6 +180,9 @@ impl Requester {
             acknowledged: first,
             retries: 0,
             rnr_retries: 0,
+            repeats: 0,
+            quiet_ns: 0,
+            repeat_ns: None,
             is_known_lost: false,
             retry_ns: None,
             pause_ns: None,
@@ -212,7 +224,8 @@ impl Requester {
 
     /// Returns the time at which [`Requester::on_time`] has something to do.
     pub(crate) fn due_ns(&self) -> Option<u64> {
-        if self.failure.is_some() { None } else { self.pause_ns.or(self.retry_ns) }
+        let repeat_ns = self.repeat_ns.map(|(_, due_ns)| due_ns);
+        if self.failure.is_some() { None } else { self.pause_ns.or(repeat_ns.into_iter().chain(self.retry_ns).min()) }
     }
 
     /// Returns the next packet to be sent, if there is one that may be sent.
@@ -233,8 +246,8 @@ impl Requester {
         }
         if self.options.is_unreliable {
             self.acknowledge(self.next, now_ns);
-        } else {
-            self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));
+        } else if self.retry_ns.is_none() {
+            self.wait(now_ns);
         }
         Some(packet)
     }
@@ -336,7 +349,7 @@ impl Requester {
                 }
                 self.rnr_retries = self.rnr_retries.saturating_add(1);
                 self.go_back(now_ns);
-                (self.pause_ns, self.retry_ns) = (Some(now_ns.saturating_add(rnr_timer_ns(timer))), None);
+                (self.pause_ns, self.retry_ns, self.repeat_ns) = (Some(now_ns.saturating_add(rnr_timer_ns(timer))), None, None);
             }
             Syndrome::Nak(nak) => {
                 if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
@@ -428,16 +441,29 @@ impl Requester {
         if self.next.since(until) < 0 {
             self.next = until;
         }
-        (self.retries, self.rnr_retries, self.is_known_lost, self.pause_ns) = (0, 0, false, None);
-        let is_under_way = self.next.since(until) > 0;
-        self.retry_ns = is_under_way.then(|| now_ns.saturating_add(self.options.timeout_ns));
+        if let (Some((since_ns, _)), 0, 0) = (self.repeat_ns, self.repeats, self.retries) {
+            self.quiet_ns = (self.quiet_ns - self.quiet_ns / 8).max(now_ns - since_ns);
+        }
+        (self.retries, self.rnr_retries, self.repeats, self.is_known_lost, self.pause_ns) = (0, 0, 0, false, None);
+        (self.retry_ns, self.repeat_ns) = (None, None);
+        if self.next.since(until) > 0 {
+            self.wait(now_ns);
+        }
+    }
+
+    /// Begins to wait for an answer.
+    fn wait(&mut self, now_ns: u64) {
+        self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
+        // It is below the time-out as long as the number of repeats grows.
+        let wait_ns = FIRST_REPEAT_NS.max(2 * self.quiet_ns) << self.repeats;
+        self.repeat_ns = (wait_ns < self.options.timeout_ns).then(|| (now_ns, now_ns + wait_ns));
     }
 
     /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are sent again.
     fn go_back(&mut self, now_ns: u64) {
         (self.next, self.cursor) = (self.acknowledged, 0);
         self.retransmitted += self.sent.since(self.acknowledged) as u64;
-        self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
+        self.wait(now_ns);
     }
 
     /// Retries, as a response shows that the oldest packet that is not acknowledged, or its response, is lost.
@@ -470,7 +496,14 @@ impl Requester {
         if self.pause_ns.take().is_some() {
             return;
         }
-        self.retry(now_ns);
+        if let Some(retry_ns) = self.retry_ns.filter(|retry_ns| *retry_ns > now_ns) {
+            self.repeats += 1;
+            self.go_back(now_ns);
+            // Of the same wait.
+            self.retry_ns = Some(retry_ns);
+        } else {
+            self.retry(now_ns);
+        }
     }
 }
 

@@ -17,6 +17,8 @@ const RKEY: u32 = 0x1234;
 const BASE: u64 = 0x7f00_0000_0000;
 const FLOW: Flow = Flow::V6 { source: [1; 16], destination: [2; 16], source_port: 0xc000, destination_port: 4791 };
 const TIMEOUT_NS: u64 = 1_000_000;
+/// Longer than the time after which packets are sent again.
+const LONG_TIMEOUT_NS: u64 = 32_000_000;
 /// Code of 0.64 ms.
 const RNR_TIMER: u8 = 12;
 
@@ -153,7 +155,7 @@ impl World {
         let options = Options {
             qpn: 7,
             mtu,
-            timeout_ns: TIMEOUT_NS,
+            timeout_ns: if seed % 3 == 0 { LONG_TIMEOUT_NS } else { TIMEOUT_NS },
             retry_count,
             rnr_retry: 7,
             rd_atomic: MAX_RD_ATOMIC as u8,
@@ -380,12 +382,33 @@ fn p3_nothing_is_sent_again_without_need() {
 
 #[test]
 fn p3_a_peer_that_does_not_answer_fails_the_oldest_message_after_its_retries() {
-    let mut world = World::new(1, Badness { lost: 1000, ..Badness::default() }, 3);
-    world.post();
-    world.run();
-    let expected = Failure { message: 0, status: Status::TransportRetryExceeded };
-    assert_eq!((world.requester.failure(), world.now_ns), (Some(expected), 4 * TIMEOUT_NS));
-    assert_eq!(world.requester.next_packet(world.now_ns).map(|packet| packet.message), None);
+    // Within the first long time-out, it is asked again after 2, 6, 14 and 30 ms.
+    for (seed, timeout_ns, requests) in [(1, TIMEOUT_NS, 4), (3, LONG_TIMEOUT_NS, 8)] {
+        let mut world = World::new(seed, Badness { lost: 1000, ..Badness::default() }, 3);
+        world.posted.push(Posted::refused(vec![1]));
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        world.run();
+        let expected = Failure { message: 0, status: Status::TransportRetryExceeded };
+        assert_eq!((world.requester.failure(), world.now_ns, world.requests), (Some(expected), 4 * timeout_ns, requests));
+        assert_eq!(world.requester.next_packet(world.now_ns).map(|packet| packet.message), None);
+    }
+}
+
+/// A lost packet that nothing follows costs some ms, however long the time-out is.
+#[test]
+fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
+    let mut world = World::new(3, Badness::default(), 0);
+    for nth in 0..100 {
+        world.memory.receives = 1;
+        world.badness.lost = 1000;
+        world.posted.push(Posted::refused(vec![1]));
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        let begin_ns = world.now_ns;
+        world.step();
+        world.badness.lost = 0;
+        world.run();
+        assert!(world.requester.failure().is_none() && world.now_ns - begin_ns < 2_100_000, "{nth}");
+    }
 }
 
 #[test]
