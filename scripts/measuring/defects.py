@@ -198,7 +198,11 @@ PACKET_DEFECTS = {
     ),
     "atomic-repeated": (
         "an atomic that is asked for again is executed again",
-        [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
+        [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn && !waits) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
+    ),
+    "busy-is-fatal": (
+        "a request is refused for ever when too many answers wait, which repeats of earlier requests may have caused",
+        [(f"{PACKETS}/responder.rs", "            Err(Refusal::Busy) => {}\n", "            Err(Refusal::Busy) => self.fatal = Some(Nak::InvalidRequest),\n")],
     ),
     "rnr-in-the-middle": (
         "a responder without a receive for the last packet of a message forgets the packets before it",

@@ -68,6 +68,8 @@ enum Answer {
 /// Why a packet is not executed.
 enum Refusal {
     NotReady,
+    /// Too many answers wait to be sent, also to repeats of earlier requests. It is as if the packet were lost.
+    Busy,
     Nak(Nak),
 }
 
@@ -171,6 +173,7 @@ impl Responder {
                 self.is_asked_for = true;
                 self.answer(psn, Syndrome::RnrNak { timer: self.rnr_timer });
             }
+            Err(Refusal::Busy) => {}
             Err(Refusal::Nak(nak)) => {
                 self.fatal = Some(nak);
                 self.answer(psn, Syndrome::Nak(nak));
@@ -184,9 +187,7 @@ impl Responder {
             Opcode::ReadRequest => return self.read(headers, target),
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 self.may_begin()?;
-                if self.waiting() >= MAX_RD_ATOMIC {
-                    return Err(Nak::InvalidRequest.into());
-                }
+                self.may_answer()?;
                 let original = target.execute(opcode, &headers.atomic)?;
                 if self.atomics.len() == MAX_RD_ATOMIC {
                     self.atomics.pop_front();
@@ -259,9 +260,7 @@ impl Responder {
 
     fn read(&mut self, headers: &Headers, target: &mut impl Target) -> Result<(), Refusal> {
         self.may_begin()?;
-        if self.waiting() >= MAX_RD_ATOMIC {
-            return Err(Nak::InvalidRequest.into());
-        }
+        self.may_answer()?;
         let from = headers.reth;
         // A longer one would take so many PSNs that earlier and later ones are not told apart.
         if u64::from(from.len) > MAX_MESSAGE_BYTES {
@@ -280,9 +279,10 @@ impl Responder {
         if self.current.is_none() { Ok(()) } else { Err(Nak::InvalidRequest) }
     }
 
-    /// Returns the number of READs and atomics whose answers wait to be sent.
-    fn waiting(&self) -> usize {
-        self.answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Ack(_))).count()
+    /// Returns whether there is room for the answer to a READ or an atomic.
+    fn may_answer(&self) -> Result<(), Refusal> {
+        let waiting = self.answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Ack(_))).count();
+        if waiting < MAX_RD_ATOMIC { Ok(()) } else { Err(Refusal::Busy) }
     }
 
     /// Answers a request that was executed before (P5).
@@ -303,7 +303,8 @@ impl Responder {
                 }
             }
             Opcode::CompareSwap | Opcode::FetchAdd => {
-                if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn) {
+                let waits = self.answers.iter().any(|(at, answer)| *at == psn && matches!(answer, Answer::Atomic { .. }));
+                if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn && !waits) {
                     self.answers.push_back((psn, Answer::Atomic { original, msn }));
                 }
             }

@@ -144,6 +144,8 @@ struct World {
     network: BinaryHeap<Reverse<Flying>>,
     sent: u64,
     requests: u64,
+    /// Time until which the responder sends nothing.
+    silent_until_ns: u64,
 }
 
 impl World {
@@ -176,6 +178,7 @@ impl World {
             network: BinaryHeap::new(),
             sent: 0,
             requests: 0,
+            silent_until_ns: 0,
         }
     }
 
@@ -285,7 +288,12 @@ impl World {
             self.requests += 1;
             self.send(true, &headers, &payload);
         }
-        while let Some(Reply { headers, from }) = self.responder.next_reply() {
+        // Now and then answers wait for long, as if the port had no room.
+        if self.badness.late > 0 && self.silent_until_ns <= self.now_ns && self.rng.happens(20) {
+            self.silent_until_ns = self.now_ns + self.rng.below(6 * TIMEOUT_NS);
+        }
+        while self.silent_until_ns <= self.now_ns || self.network.is_empty() && self.requester.due_ns().is_none() {
+            let Some(Reply { headers, from }) = self.responder.next_reply() else { break };
             let payload =
                 from.filter(|from| from.len > 0).map_or(Vec::new(), |from| self.memory.bytes[self.memory.range(&from).unwrap()].to_vec());
             self.send(false, &headers, &payload);
