@@ -9,10 +9,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use copyrpc::methods::MethodError;
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest, StopHandle,
-    service,
 };
 #[path = "support/local.rs"]
 mod local;
@@ -20,6 +18,7 @@ mod local;
 use local::{Net, WATCHDOG};
 use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
+use shm_testing::methods::{self, Sums, numbers};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -586,34 +585,6 @@ fn who_has_nothing_to_do_keeps_no_core_busy() {
     assert!(numbers[0] * 5 < numbers[1], "{line}");
 }
 
-service! {
-    mod words {
-        fn upper(word: String) -> Result<String, u32> = 1;
-        fn unlisted() -> Result<(), u32> = 2;
-    }
-}
-
-struct Words;
-
-impl words::AsyncService for Words {
-    async fn upper(&self, word: String) -> Result<String, u32> {
-        if word.is_empty() { Err(7) } else { Ok(word.to_uppercase()) }
-    }
-
-    async fn unlisted(&self) -> Result<(), u32> {
-        Ok(())
-    }
-}
-
-service! {
-    /// Another version of `words`.
-    mod numbers {
-        fn upper(number: u64) -> Result<u64, u32> = 1;
-        fn unlisted() -> Result<u8, u32> = 2;
-        fn lower(word: String) -> Result<String, u32> = 3;
-    }
-}
-
 #[test]
 fn methods_that_are_futures_end_as_blocking_ones_do() {
     let net = Net::new();
@@ -621,20 +592,11 @@ fn methods_that_are_futures_end_as_blocking_ones_do() {
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
-            let reply = block_on(words::answer_async(&Words, request.data()));
+            let reply = block_on(numbers::answer_async(&Sums, request.data()));
             request.reply(reply);
         }
     });
-    let client = words::AsyncClient::new(block_on(connect(&net, address)));
-    assert_eq!(block_on(client.upper("ping".to_owned())).unwrap(), "PING");
-    assert!(matches!(block_on(client.upper(String::new())), Err(MethodError::Failed(7))));
-    let hasty = words::AsyncClient { caller: client.caller.clone(), timeout: Some(Duration::ZERO) };
-    assert!(matches!(block_on(hasty.unlisted()), Err(MethodError::Call(ClientError::NotSent))));
-    let client = numbers::AsyncClient::new(client.caller);
-    assert!(matches!(block_on(client.upper(1)), Err(MethodError::Arguments)));
-    assert!(matches!(block_on(client.unlisted()), Err(MethodError::Reply)));
-    assert!(matches!(block_on(client.lower(String::new())), Err(MethodError::UnknownMethod)));
-    assert_eq!(block_on(client.caller.call(b"raw bytes")).unwrap(), [3], "no header");
+    block_on(methods::check_async(block_on(connect(&net, address)), |error| matches!(error, ClientError::NotSent)));
     stop.stop();
     serving.join().unwrap();
 }
