@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use copyrpc::methods::MethodError;
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest, StopHandle,
 };
@@ -256,6 +257,60 @@ fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received
     let second = block_on(second).unwrap_err();
     assert!(matches!(second, ClientError::Unreachable { .. } | ClientError::Connect(_)) && second.is_retryable(), "{second:?}");
     held.reply(*b"too late");
+}
+
+#[test]
+fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
+    let net = Net::new();
+    for (limit, unanswered) in [(WATCHDOG, 0), (Duration::ZERO, 1)] {
+        let server = block_on(start(&net, &any_port()));
+        let client = block_on(connect(&net, server.local_addr()));
+        let call = start_call(&client, b"held");
+        let request = block_on(server.recv()).unwrap().unwrap();
+        let mut drain = Box::pin(server.drain(limit));
+        if unanswered == 0 {
+            assert!(block_on(std::future::poll_fn(|task| Poll::Ready(drain.as_mut().poll(task).is_pending()))));
+            request.reply(*b"at last");
+            assert_eq!(block_on(drain), 0);
+            assert_eq!(block_on(call).unwrap(), b"at last");
+        } else {
+            assert_eq!(block_on(drain), 1);
+            assert!(matches!(block_on(call), Err(ClientError::Dropped)));
+            request.reply(*b"too late");
+        }
+        assert!(block_on(server.recv()).unwrap().is_none());
+        assert_eq!(block_on(server.drain(limit)), 0, "it has ended");
+    }
+}
+
+/// The callers of one request and then of another give up: by their time, and by their end. The credit of the first comes back.
+#[test]
+fn a_handler_whose_caller_gave_up_is_dropped() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let options = ClientOptions { max_reply: Some(12_000), ..net.client_options() };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    let methods = numbers::AsyncClient { caller: client.clone(), timeout: Some(Duration::from_millis(50)) };
+    // The credit is for one such reply.
+    for _ in 0..3 {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let late = block_on(methods.double(1)).unwrap_err();
+                assert!(matches!(late, MethodError::Call(ClientError::TimedOut)), "{late:?}");
+            });
+            let request = block_on(server.recv()).unwrap().unwrap();
+            assert!(request.is_wanted() && request.deadline().unwrap() <= Instant::now() + Duration::from_millis(50));
+            assert!(block_on(request.while_wanted(request.deadline(), std::future::pending::<()>())).is_none());
+            assert!(request.deadline().unwrap() <= Instant::now());
+        });
+    }
+    let call = start_call(&client, b"no method");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(block_on(request.while_wanted(None, async { 7 })), Some(7));
+    drop((call, methods, client));
+    assert!(block_on(request.while_wanted(None, std::future::pending::<()>())).is_none());
+    assert!(!request.is_wanted());
+    request.reply(*b"to nobody");
 }
 
 /// The first server of the list stops while a task has a request, and while others wait to be received.
