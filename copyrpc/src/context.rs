@@ -28,7 +28,7 @@ use crate::timers::IDLE_CHECKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
-pub(crate) use leaving::GracePeriod;
+pub(crate) use leaving::{GracePeriod, LINGER};
 
 /// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;
@@ -222,6 +222,7 @@ impl ContextBuilder {
             blueflame_batch: self.blueflame_batch,
             broken: Cell::new(None),
             retired: Cell::new(Stats::default()),
+            linger: Cell::new(LINGER),
         };
         fill(&mut inner.queues.borrow_mut().srq);
         Ok(Context { inner: Rc::new(inner) })
@@ -270,6 +271,8 @@ pub(crate) struct Inner<U> {
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
     retired: Cell<Stats>,
+    /// Maximum time for which the drop waits until what was posted has arrived.
+    pub(crate) linger: Cell<Duration>,
 }
 
 /// The queues that all connections share.

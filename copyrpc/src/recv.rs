@@ -50,6 +50,12 @@ impl<U> RecvHandle<U> {
         }
     }
 
+    /// Returns whether the connection has not ended. A caller that gave up a single call does not say so.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        !self.connection.is_closed()
+    }
+
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
     pub fn max_reply(&self) -> usize {

@@ -10,10 +10,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc::methods::MethodError;
 use copyrpc::{
-    Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord,
-    Outcome, RecordError, Refusal, Server, ServerError, ServerOptions, payload, service,
+    CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig,
+    ExchangeRecord, Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -21,6 +20,7 @@ mod local;
 
 use local::{Net, WATCHDOG};
 use shm_testing::limits::{self, any_port};
+use shm_testing::methods::{self, Sums, numbers};
 
 /// Errors go to other threads, and into boxes.
 const _: () = {
@@ -293,6 +293,105 @@ fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
     served.end();
 }
 
+/// A stream whose last byte, with which a client says that it is connected, is sent later.
+struct WithoutEnd<'a>(&'a TcpStream, usize);
+
+impl Read for WithoutEnd<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for WithoutEnd<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.1 += bytes.len();
+        if self.1 > EXCHANGE_RECORD_SIZE { Ok(bytes.len()) } else { self.0.write(bytes) }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The client knows that the server is connected, and the server does not know that of the client, when it stops. The drop of such a
+/// connection would leave the fate of the client's calls open.
+#[test]
+fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), |server| {
+        let stop = server.stop_handle();
+        server
+            .serve(|request| {
+                stop.stop();
+                request.to_vec()
+            })
+            .unwrap();
+    });
+    let endpoint = net.client_options().endpoint;
+    let context = ContextBuilder::new(net.device()).endpoints_with(1, &endpoint).build::<u32>().unwrap();
+    let mut stream = TcpStream::connect(served.address).unwrap();
+    let client = context.connect_over(&endpoint, WithoutEnd(&stream, 0)).unwrap();
+    let mut ends = Vec::new();
+    let mut poll = || context.poll(|number, outcome: Outcome<'_>| ends.push((number, outcome.map(|bytes| bytes.to_vec())))).unwrap();
+    client.call(b"first", 1, 8).unwrap();
+    while client.outstanding_calls() > 0 {
+        poll();
+    }
+    client.call(b"second", 2, 8).unwrap();
+    poll();
+    stream.write_all(&[1]).unwrap();
+    served.end();
+    while client.outstanding_calls() > 0 {
+        poll();
+    }
+    let [(1, Ok(first)), (2, second)] = &ends[..] else { panic!("{ends:?}") };
+    assert_eq!(first, b"first");
+    // The server may have taken it before its end.
+    assert!(
+        matches!(second, Ok(reply) if reply == b"second") || matches!(second, Err(CallFailure::Closed(CloseReason::ClosedByPeer))),
+        "{ends:?}"
+    );
+}
+
+/// The server has a loop of its own.
+#[test]
+fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_next_one() {
+    let net = Net::new();
+    let ((close, closed), (go, gone)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let served = net.serve(&any_port(), move |server| {
+        let held = loop {
+            server.step().unwrap();
+            if let Some(request) = server.recv() {
+                break request;
+            }
+        };
+        server.close();
+        server.step().unwrap();
+        close.send(()).unwrap();
+        while gone.try_recv().is_err() {
+            server.step().unwrap();
+            assert!(server.recv().is_none(), "no handler gets a later request");
+        }
+        assert!(held.is_wanted());
+        held.reply(b"at last").unwrap();
+    });
+    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
+    let mut later = Client::with_options(served.address, &options).unwrap();
+    let client = thread::spawn({
+        let (net, address) = (net.clone(), served.address);
+        move || net.client(address).call(b"held").unwrap()
+    });
+    closed.recv().unwrap();
+    let refused = later.call(b"later").unwrap_err();
+    assert!(refused.is_retryable() && !refused.may_have_executed(), "{refused:?}");
+    go.send(()).unwrap();
+    assert_eq!(client.join().unwrap(), b"at last");
+    let address = served.end();
+    let served = net.serve(&address.to_string(), upper_case);
+    assert_eq!(later.call(b"later").unwrap(), b"LATER");
+    served.end();
+}
+
 /// Each request is a batch of its own, so they are more than one turn of the server takes.
 #[test]
 fn a_stopped_server_answers_all_requests_that_had_arrived() {
@@ -512,57 +611,11 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     served.end();
 }
 
-payload! {
-    #[derive(Debug, PartialEq)]
-    enum Problem {
-        TooLarge = 1,
-    }
-}
-
-service! {
-    mod numbers {
-        fn double(number: u64) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u64, Problem> = 2;
-    }
-}
-
-service! {
-    /// Another version of `numbers`.
-    mod others {
-        fn double(number: u32) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u8, Problem> = 2;
-        fn halve(number: u64) -> Result<u64, Problem> = 3;
-    }
-}
-
-struct Sums;
-
-impl numbers::Service for Sums {
-    fn double(&mut self, number: u64) -> Result<u64, Problem> {
-        number.checked_mul(2).ok_or(Problem::TooLarge)
-    }
-
-    fn sum(&mut self, numbers: Vec<u64>, more: u64) -> Result<u64, Problem> {
-        Ok(numbers.iter().sum::<u64>() + more)
-    }
-}
-
 #[test]
 fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
     let net = Net::new();
     let served = net.serve(&any_port(), |server| server.serve(|request| numbers::answer(&mut Sums, &request.to_vec())).unwrap());
-    let mut client = numbers::Client::new(net.client(served.address));
-    assert_eq!(client.double(21).unwrap(), 42);
-    assert_eq!(client.sum((0..100).collect(), 50).unwrap(), 5_000);
-    assert!(matches!(client.double(u64::MAX), Err(MethodError::Failed(Problem::TooLarge))));
-    client.timeout = Some(Duration::ZERO);
-    assert!(matches!(client.double(1), Err(MethodError::Call(ClientError::TimedOut))));
-    let mut client = others::Client::new(client.caller);
-    assert!(matches!(client.double(21), Err(MethodError::Arguments)));
-    assert!(matches!(client.sum(vec![], 1), Err(MethodError::Reply)));
-    assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
-    let answer = client.caller.call(b"raw bytes").unwrap();
-    assert_eq!(answer, [3], "no header");
+    methods::check(net.client(served.address), |error| matches!(error, ClientError::TimedOut));
     served.end();
 }
 

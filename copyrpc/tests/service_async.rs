@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use copyrpc::methods::MethodError;
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest, StopHandle,
-    service,
 };
 #[path = "support/local.rs"]
 mod local;
@@ -20,6 +19,7 @@ mod local;
 use local::{Net, WATCHDOG};
 use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
+use shm_testing::methods::{self, Sums, numbers};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -257,6 +257,60 @@ fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received
     let second = block_on(second).unwrap_err();
     assert!(matches!(second, ClientError::Unreachable { .. } | ClientError::Connect(_)) && second.is_retryable(), "{second:?}");
     held.reply(*b"too late");
+}
+
+#[test]
+fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
+    let net = Net::new();
+    for (limit, unanswered) in [(WATCHDOG, 0), (Duration::ZERO, 1)] {
+        let server = block_on(start(&net, &any_port()));
+        let client = block_on(connect(&net, server.local_addr()));
+        let call = start_call(&client, b"held");
+        let request = block_on(server.recv()).unwrap().unwrap();
+        let mut drain = Box::pin(server.drain(limit));
+        if unanswered == 0 {
+            assert!(block_on(std::future::poll_fn(|task| Poll::Ready(drain.as_mut().poll(task).is_pending()))));
+            request.reply(*b"at last");
+            assert_eq!(block_on(drain), 0);
+            assert_eq!(block_on(call).unwrap(), b"at last");
+        } else {
+            assert_eq!(block_on(drain), 1);
+            assert!(matches!(block_on(call), Err(ClientError::Dropped)));
+            request.reply(*b"too late");
+        }
+        assert!(block_on(server.recv()).unwrap().is_none());
+        assert_eq!(block_on(server.drain(limit)), 0, "it has ended");
+    }
+}
+
+/// The callers of one request and then of another give up: by their time, and by their end. The credit of the first comes back.
+#[test]
+fn a_handler_whose_caller_gave_up_is_dropped() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let options = ClientOptions { max_reply: Some(12_000), ..net.client_options() };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    let methods = numbers::AsyncClient { caller: client.clone(), timeout: Some(Duration::from_millis(50)) };
+    // The credit is for one such reply.
+    for _ in 0..3 {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let late = block_on(methods.double(1)).unwrap_err();
+                assert!(matches!(late, MethodError::Call(ClientError::TimedOut)), "{late:?}");
+            });
+            let request = block_on(server.recv()).unwrap().unwrap();
+            assert!(request.is_wanted() && request.deadline().unwrap() <= Instant::now() + Duration::from_millis(50));
+            assert!(block_on(request.while_wanted(request.deadline(), std::future::pending::<()>())).is_none());
+            assert!(request.deadline().unwrap() <= Instant::now());
+        });
+    }
+    let call = start_call(&client, b"no method");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(block_on(request.while_wanted(None, async { 7 })), Some(7));
+    drop((call, methods, client));
+    assert!(block_on(request.while_wanted(None, std::future::pending::<()>())).is_none());
+    assert!(!request.is_wanted());
+    request.reply(*b"to nobody");
 }
 
 /// The first server of the list stops while a task has a request, and while others wait to be received.
@@ -586,34 +640,6 @@ fn who_has_nothing_to_do_keeps_no_core_busy() {
     assert!(numbers[0] * 5 < numbers[1], "{line}");
 }
 
-service! {
-    mod words {
-        fn upper(word: String) -> Result<String, u32> = 1;
-        fn unlisted() -> Result<(), u32> = 2;
-    }
-}
-
-struct Words;
-
-impl words::AsyncService for Words {
-    async fn upper(&self, word: String) -> Result<String, u32> {
-        if word.is_empty() { Err(7) } else { Ok(word.to_uppercase()) }
-    }
-
-    async fn unlisted(&self) -> Result<(), u32> {
-        Ok(())
-    }
-}
-
-service! {
-    /// Another version of `words`.
-    mod numbers {
-        fn upper(number: u64) -> Result<u64, u32> = 1;
-        fn unlisted() -> Result<u8, u32> = 2;
-        fn lower(word: String) -> Result<String, u32> = 3;
-    }
-}
-
 #[test]
 fn methods_that_are_futures_end_as_blocking_ones_do() {
     let net = Net::new();
@@ -621,20 +647,11 @@ fn methods_that_are_futures_end_as_blocking_ones_do() {
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
-            let reply = block_on(words::answer_async(&Words, request.data()));
+            let reply = block_on(numbers::answer_async(&Sums, request.data()));
             request.reply(reply);
         }
     });
-    let client = words::AsyncClient::new(block_on(connect(&net, address)));
-    assert_eq!(block_on(client.upper("ping".to_owned())).unwrap(), "PING");
-    assert!(matches!(block_on(client.upper(String::new())), Err(MethodError::Failed(7))));
-    let hasty = words::AsyncClient { caller: client.caller.clone(), timeout: Some(Duration::ZERO) };
-    assert!(matches!(block_on(hasty.unlisted()), Err(MethodError::Call(ClientError::NotSent))));
-    let client = numbers::AsyncClient::new(client.caller);
-    assert!(matches!(block_on(client.upper(1)), Err(MethodError::Arguments)));
-    assert!(matches!(block_on(client.unlisted()), Err(MethodError::Reply)));
-    assert!(matches!(block_on(client.lower(String::new())), Err(MethodError::UnknownMethod)));
-    assert_eq!(block_on(client.caller.call(b"raw bytes")).unwrap(), [3], "no header");
+    block_on(methods::check_async(block_on(connect(&net, address)), |error| matches!(error, ClientError::NotSent)));
     stop.stop();
     serving.join().unwrap();
 }

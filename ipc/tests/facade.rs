@@ -5,8 +5,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ipc::methods::MethodError;
-use ipc::{AskError, CallFailed, Client, ConnectError, Server, payload, service};
+use ipc::{AskError, CallFailed, Client, ConnectError, Server};
+use shm_testing::methods::{self, Sums, numbers};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -87,41 +87,6 @@ fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
     server.join().unwrap();
 }
 
-payload! {
-    #[derive(Debug, PartialEq)]
-    enum Problem {
-        TooLarge = 1,
-    }
-}
-
-service! {
-    mod numbers {
-        fn double(number: u64) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u64, Problem> = 2;
-    }
-}
-
-service! {
-    /// Another version of `numbers`.
-    mod others {
-        fn double(number: u32) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u8, Problem> = 2;
-        fn halve(number: u64) -> Result<u64, Problem> = 3;
-    }
-}
-
-struct Sums;
-
-impl numbers::Service for Sums {
-    fn double(&mut self, number: u64) -> Result<u64, Problem> {
-        number.checked_mul(2).ok_or(Problem::TooLarge)
-    }
-
-    fn sum(&mut self, numbers: Vec<u64>, more: u64) -> Result<u64, Problem> {
-        Ok(numbers.iter().sum::<u64>() + more)
-    }
-}
-
 #[test]
 fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
     let name = name("methods");
@@ -134,18 +99,8 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
             server.serve(|request| numbers::answer(&mut Sums, request));
         }
     });
-    let mut client = numbers::Client::new(ipc::bytes::Client::connect_within(&name, LONG).unwrap());
-    assert_eq!(client.double(21).unwrap(), 42);
-    assert_eq!(client.sum((0..100).collect(), 50).unwrap(), 5_000);
-    assert!(matches!(client.double(u64::MAX), Err(MethodError::Failed(Problem::TooLarge))));
-    client.timeout = Some(Duration::ZERO);
-    assert!(matches!(client.double(1), Err(MethodError::Call(AskError::Failed(CallFailed::TimedOut)))));
-    let mut client = others::Client::new(client.caller);
-    assert!(matches!(client.double(21), Err(MethodError::Arguments)));
-    assert!(matches!(client.sum(vec![], 1), Err(MethodError::Reply)));
-    assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
-    let answer = client.caller.ask(b"raw bytes", LONG).unwrap();
-    assert_eq!(answer, [3], "no header");
+    let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
+    methods::check(client, |error| matches!(error, AskError::Failed(CallFailed::TimedOut)));
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }

@@ -15,16 +15,16 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use scalerpc::methods::MethodError;
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
 use scalerpc::rdma::exchange::{Accept, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::{
     AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server,
-    ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle, payload, service,
+    ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::executor::block_on;
 use shm_testing::limits::any_port;
+use shm_testing::methods::{self, Sums, numbers};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -261,14 +261,15 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
     server.stop();
 }
 
-/// Longer than slices, drains and the intervals of probes: the server does nothing else meanwhile.
+/// Longer than slices, drains and the intervals of probes: the server does nothing else meanwhile. A client whose thread the system
+/// suspends for longer than a drain is evicted, and rightly so.
 #[test]
 fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection() {
     const LONG: Duration = Duration::from_millis(1_500);
     const CLIENTS: u8 = 6;
     const CALLS: u8 = 20;
     let base = options(16);
-    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 20_000_000, ..base.config };
+    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 500_000_000, ..base.config };
     let server = start_with(&any_port(), ServerOptions { config, ..base }, |server| {
         let handler = |request: &[u8]| {
             if request[1] == CALLS / 2 && request[0] == 0 {
@@ -282,11 +283,10 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
     let client = |name: u8| {
         let options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
         let mut client = Client::with_options(address, &options).unwrap();
-        for call in 0..CALLS {
-            assert_eq!(client.call(&[name, call]).unwrap(), [name, call]);
-        }
-        // A client that left during the long handler would count as evicted.
+        let replies = (0..CALLS).map(|call| client.call(&[name, call])).collect::<Result<Vec<_>, _>>();
+        // A client that left during the long handler would count as evicted, and others wait here for one that failed.
         all.wait();
+        assert_eq!(replies.unwrap(), (0..CALLS).map(|call| [name, call]).collect::<Vec<_>>());
     };
     thread::scope(|scope| (0..CLIENTS).for_each(|name| drop(scope.spawn(move || client(name)))));
     let (_, stats) = server.stop();
@@ -381,61 +381,13 @@ fn workers_answer_all_requests_of_all_groups() {
     assert!(stats.slices > 1, "{stats:?}");
 }
 
-payload! {
-    #[derive(Debug, PartialEq)]
-    enum Problem {
-        TooLarge = 1,
-    }
-}
-
-service! {
-    mod numbers {
-        fn double(number: u64) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u64, Problem> = 2;
-    }
-}
-
-service! {
-    /// Another version of `numbers`.
-    mod others {
-        fn double(number: u32) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u8, Problem> = 2;
-        fn halve(number: u64) -> Result<u64, Problem> = 3;
-    }
-}
-
-struct Sums;
-
-impl numbers::Service for Sums {
-    fn double(&mut self, number: u64) -> Result<u64, Problem> {
-        number.checked_mul(2).ok_or(Problem::TooLarge)
-    }
-
-    fn sum(&mut self, numbers: Vec<u64>, more: u64) -> Result<u64, Problem> {
-        Ok(numbers.iter().sum::<u64>() + more)
-    }
-}
-
 #[test]
 fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
     let server = start_with(&any_port(), options(4), |server| server.serve(|request| numbers::answer(&mut Sums, request)).unwrap());
-    let mut client = numbers::Client::new(Client::connect(server.address).unwrap());
-    assert_eq!(client.double(21).unwrap(), 42);
-    assert_eq!(client.sum((0..20).collect(), 50).unwrap(), 240);
-    assert!(matches!(client.double(u64::MAX), Err(MethodError::Failed(Problem::TooLarge))));
-    client.timeout = Some(Duration::ZERO);
-    assert!(matches!(
-        client.double(1),
-        Err(MethodError::Call(ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut | CallFailure::NotSent))))
-    ));
-    let mut client = others::Client::new(client.caller);
-    assert!(matches!(client.double(21), Err(MethodError::Arguments)));
-    assert!(matches!(client.sum(vec![], 1), Err(MethodError::Reply)));
-    assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
-    let answer = client.caller.call(b"raw bytes").unwrap();
-    assert_eq!(answer, [3], "no header");
-    let client = numbers::AsyncClient::new(block_on(AsyncClient::connect(server.address)).unwrap());
-    assert_eq!(block_on(client.double(4)).unwrap(), 8);
+    let is_late =
+        |error: &ClientError| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut | CallFailure::NotSent)));
+    methods::check(Client::connect(server.address).unwrap(), is_late);
+    block_on(methods::check_async(block_on(AsyncClient::connect(server.address)).unwrap(), is_late));
     server.stop();
 }
 

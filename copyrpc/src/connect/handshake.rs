@@ -128,6 +128,11 @@ impl<U> Handshake<U> {
         Ok(false)
     }
 
+    /// Returns whether the peer may know that this end is connected, and so may call already.
+    pub(crate) const fn has_told(&self) -> bool {
+        self.sent == ALL && matches!(self.outcome, Some(Ok(_)))
+    }
+
     fn finish(&mut self) -> Result<Endpoint<U>, ConnectError> {
         if self.taken[EXCHANGE_RECORD_SIZE] == CONNECTED {
             if let Some(Ok(endpoint)) = self.outcome.take_if(|outcome| outcome.is_ok()) {

@@ -7,19 +7,19 @@ use crate::connection::{Connection, Outcome};
 
 /// Maximum time for which a context that is dropped waits for its posted messages. A peer's device takes them without a program, so only a
 /// peer that is gone needs this long.
-const LINGER: Duration = Duration::from_millis(20);
-/// Maximum time that one poll is charged, so that a thread which the system suspended during [`LINGER`] does not give up after one poll.
+pub(crate) const LINGER: Duration = Duration::from_millis(20);
+/// Maximum time that one poll is charged, so that a thread which the system suspended meanwhile does not give up after one poll.
 const PER_POLL: Duration = Duration::from_millis(1);
 
-/// The rest of [`LINGER`].
+/// The rest of a time to wait.
 pub(crate) struct GracePeriod {
     left: Duration,
     last: Instant,
 }
 
 impl GracePeriod {
-    pub(crate) fn from(now: Instant) -> Self {
-        Self { left: LINGER, last: now }
+    pub(crate) const fn new(left: Duration, now: Instant) -> Self {
+        Self { left, last: now }
     }
 
     /// Charges one more poll. Returns whether the time is over at `now`.
@@ -32,12 +32,12 @@ impl GracePeriod {
 }
 
 impl<U> Inner<U> {
-    /// Ends all connections. Their messages have [`LINGER`] to arrive: a queue pair loses everything
-    /// under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
+    /// Ends all connections. Their messages have the context's time to arrive: a queue pair loses
+    /// everything under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
     pub(super) fn shut_down_all(&self) {
         let connections = self.connections.borrow().clone();
         connections.iter().for_each(Connection::begin_leaving);
-        let mut grace = GracePeriod::from(Instant::now());
+        let mut grace = GracePeriod::new(self.linger.get(), Instant::now());
         loop {
             // Each is called: the call serves it.
             let leaving = connections.iter().filter(|connection| connection.is_leaving()).count();
@@ -45,6 +45,8 @@ impl<U> Inner<U> {
                 break;
             }
             self.drain(&mut |_, _: Outcome<'_>| ());
+            // A software HCA may need the core.
+            std::thread::yield_now();
         }
         connections.iter().for_each(Connection::abort);
     }
@@ -58,7 +60,7 @@ mod tests {
     fn the_grace_period_lasts_its_time_of_polls_and_not_the_time_that_a_thread_was_suspended() {
         let polls = |every: Duration| {
             let start = Instant::now();
-            let mut grace = GracePeriod::from(start);
+            let mut grace = GracePeriod::new(LINGER, start);
             (1..).find(|&poll| grace.is_over(start + every * poll)).unwrap()
         };
         assert_eq!(polls(Duration::from_micros(10)), 2_000);

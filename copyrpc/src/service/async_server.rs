@@ -2,13 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
+use calls::methods::Header;
 use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Sender, lock, oneshot};
 
@@ -20,8 +23,8 @@ use crate::wire::Status;
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
 /// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it.
-/// Dropping the server ends it, and waits until the answers given have arrived, at most 20 ms. Received requests that are not answered by then
-/// end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
+/// Dropping the server ends it, and waits until the answers given have arrived, at most for
+/// [`stop_timeout`](ServerOptions::stop_timeout); [`drain`](Self::drain) waits for answers too. Received requests that are not answered by then end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -54,8 +57,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Queues {
-    /// Number and bytes of requests that are not received yet.
-    requests: VecDeque<(u64, Vec<u8>)>,
+    /// Requests that are not received yet.
+    requests: VecDeque<Waiting>,
     /// Sum of their bytes.
     buffered: usize,
     answers: Vec<(u64, Answer)>,
@@ -67,8 +70,35 @@ struct Queues {
     /// The counters, and the number of clients, when the thread last polled its sockets.
     stats: Stats,
     clients: usize,
-    /// The thread answers no more requests.
-    is_closed: bool,
+    /// Requests whose callers are watched, or have gone.
+    watches: HashMap<u64, Watch>,
+    /// Since when, and for how long, the thread ends: until all received requests are answered, at most.
+    ending: Option<(Instant, Duration)>,
+    /// Gets the number of received requests that were not answered.
+    tell_end: Vec<Sender<usize>>,
+    has_ended: bool,
+}
+
+struct Waiting {
+    number: u64,
+    data: Vec<u8>,
+    arrived: Instant,
+}
+
+/// The caller of a received request.
+#[derive(Default)]
+struct Watch {
+    /// Its connection has ended.
+    is_gone: bool,
+    /// The end of its time, and the task to wake then.
+    deadline: Option<Instant>,
+    waker: Option<Waker>,
+}
+
+impl Watch {
+    fn is_over(&self, now: Instant) -> bool {
+        self.is_gone || self.deadline.is_some_and(|deadline| deadline <= now)
+    }
 }
 
 enum Answer {
@@ -152,13 +182,13 @@ impl AsyncServer {
             let mut queues = lock(&self.shared.queues);
             let is_stopped = self.stop.is_stopped();
             let next = if is_stopped { None } else { queues.requests.pop_front() };
-            if let Some((number, data)) = next {
+            if let Some(Waiting { number, data, arrived }) = next {
                 let was_full = queues.buffered > self.shared.max_buffered;
                 queues.buffered -= data.len();
                 if was_full && queues.buffered <= self.shared.max_buffered {
                     self.shared.waker.wake_by_ref();
                 }
-                let request = ServerRequest { data, number, shared: Some(Arc::clone(&self.shared)) };
+                let request = ServerRequest { data, number, arrived, shared: Some(Arc::clone(&self.shared)) };
                 return Poll::Ready(Ok(Some(request)));
             }
             if is_stopped || queues.is_over {
@@ -171,12 +201,24 @@ impl AsyncServer {
         })
         .await
     }
+
+    /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all received requests are answered and their answers
+    /// have arrived. Returns the number of requests that were not answered within `limit`; they end as
+    /// [`ClientError::Dropped`](crate::ClientError::Dropped).
+    ///
+    /// The server drains on if the future is dropped.
+    pub async fn drain(&self, limit: Duration) -> usize {
+        let (tell, told) = oneshot();
+        self.stop.stop();
+        self.shared.end_within(limit, Some(tell));
+        // The thread ended before, or panicked: it has no request.
+        told.await.unwrap_or(0)
+    }
 }
 
 impl Drop for AsyncServer {
     fn drop(&mut self) {
-        lock(&self.shared.queues).is_closed = true;
-        self.shared.waker.wake_by_ref();
+        self.shared.end_within(Duration::ZERO, None);
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id()) {
             // The result would only report a panic of the thread.
             let _ = thread.join();
@@ -194,6 +236,7 @@ impl Drop for AsyncServer {
 pub struct ServerRequest {
     data: Vec<u8>,
     number: u64,
+    arrived: Instant,
     /// `None` once it is answered.
     shared: Option<Arc<Shared>>,
 }
@@ -211,6 +254,47 @@ impl ServerRequest {
         &self.data
     }
 
+    /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
+    /// It is counted from the arrival of the request, so the caller has given up by then. The bytes of another request may look like the
+    /// header of a method: ask only in a server of methods.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.arrived.checked_add(Header::read(&self.data)?.0.left?)
+    }
+
+    /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A client that gave up a single call does not say
+    /// so.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| lock(&shared.queues).watches.get(&self.number).is_none_or(|watch| !watch.is_gone))
+    }
+
+    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The drop of
+    /// the request returns the credit that it keeps.
+    ///
+    /// ```no_run
+    /// # async fn run(request: copyrpc::ServerRequest, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
+    /// // `answer` is the `answer_async` of a service.
+    /// if let Some(reply) = request.while_wanted(request.deadline(), answer(request.data())).await {
+    ///     request.reply(reply);
+    /// }
+    /// # }
+    /// ```
+    pub async fn while_wanted<T>(&self, deadline: Option<Instant>, handler: impl Future<Output = T>) -> Option<T> {
+        let mut handler = pin!(handler);
+        poll_fn(|task| match (handler.as_mut().poll(task), &self.shared) {
+            (Poll::Pending, Some(shared)) => {
+                let mut queues = lock(&shared.queues);
+                let watch = queues.watches.entry(self.number).or_default();
+                watch.deadline = deadline;
+                watch.waker = Some(task.waker().clone());
+                if watch.is_over(Instant::now()) { Poll::Ready(None) } else { Poll::Pending }
+            }
+            (outcome, _) => outcome.map(Some),
+        })
+        .await
+    }
+
     /// Sends a reply. A client that has left gets none. A reply longer than the client accepts becomes a
     /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
     pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
@@ -224,7 +308,10 @@ impl ServerRequest {
 
     fn answer(&mut self, answer: Answer) {
         if let Some(shared) = self.shared.take() {
-            lock(&shared.queues).answers.push((self.number, answer));
+            let mut queues = lock(&shared.queues);
+            queues.watches.remove(&self.number);
+            queues.answers.push((self.number, answer));
+            drop(queues);
             shared.waker.wake_by_ref();
         }
     }
@@ -256,15 +343,17 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
     let (mut held, mut last) = (HashMap::<u64, RecvHandle<()>>::new(), 0);
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
-    let mut is_leaving = false;
+    let (mut is_leaving, mut unwanted) = (false, Vec::new());
     loop {
-        let (answers, is_closed, mut is_full) = {
+        let (answers, ending, mut is_full) = {
             let mut queues = lock(&shared.queues);
             if server.polls_sockets_next() {
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
+                unwanted = queues.watch(&mut held);
             }
-            (std::mem::take(&mut queues.answers), queues.is_closed, queues.buffered > shared.max_buffered)
+            (std::mem::take(&mut queues.answers), queues.ending, queues.buffered > shared.max_buffered)
         };
+        unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
             let Some(request) = held.remove(&number) else { continue };
             match answer {
@@ -273,12 +362,12 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
                 Answer::Nothing => drop(request),
             }
         }
-        if (is_closed || server.is_stopped()) && !is_leaving {
+        if (ending.is_some() || server.is_stopped()) && !is_leaving {
             is_leaving = true;
             shared.end(None).iter().filter_map(|number| held.remove(number)).for_each(send_back);
             server.close();
         }
-        if is_closed {
+        if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
             break;
         }
         while !is_leaving && !is_full {
@@ -294,16 +383,48 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
             break;
         }
     }
-    drop((held, over));
+    let unanswered = held.len();
+    drop(held);
+    // Waits until the answers have arrived.
+    drop(server);
+    let told = std::mem::take(&mut lock(&shared.queues).tell_end);
+    told.into_iter().for_each(|tell| tell.send(unanswered));
+    drop(over);
+}
+
+impl Queues {
+    /// Forgets the held requests of clients that have gone. Returns the wakers of the tasks whose replies are not wanted any more.
+    fn watch(&mut self, held: &mut HashMap<u64, RecvHandle<()>>) -> Vec<Waker> {
+        let Self { answers, watches, .. } = self;
+        held.retain(|number, request| {
+            // The answer to a request removes its watch.
+            if !request.is_wanted() && !answers.iter().any(|(answered, _)| answered == number) {
+                watches.entry(*number).or_default().is_gone = true;
+            }
+            request.is_wanted()
+        });
+        let now = Instant::now();
+        watches.values_mut().filter(|watch| watch.is_over(now)).filter_map(|watch| watch.waker.take()).collect()
+    }
 }
 
 impl Shared {
+    /// Makes the thread end when all received requests are answered, or after `limit`. `tell` hears of its end.
+    fn end_within(&self, limit: Duration, tell: Option<Sender<usize>>) {
+        let mut queues = lock(&self.queues);
+        queues.ending = Some((Instant::now(), limit));
+        let has_ended = queues.has_ended;
+        queues.tell_end.extend(tell.filter(|_| !has_ended));
+        drop(queues);
+        self.waker.wake_by_ref();
+    }
+
     /// Offers a request to the receivers. Returns whether there is no room for more.
     fn offer(&self, number: u64, data: Vec<u8>) -> bool {
         let (wakers, is_full) = {
             let mut queues = lock(&self.queues);
             queues.buffered += data.len();
-            queues.requests.push_back((number, data));
+            queues.requests.push_back(Waiting { number, data, arrived: Instant::now() });
             (std::mem::take(&mut queues.wakers), queues.buffered > self.max_buffered)
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -320,7 +441,7 @@ impl Shared {
             (std::mem::take(&mut queues.requests), std::mem::take(&mut queues.wakers))
         };
         wakers.into_iter().for_each(Waker::wake);
-        requests.into_iter().map(|(number, _)| number).collect()
+        requests.into_iter().map(|request| request.number).collect()
     }
 }
 
@@ -330,5 +451,10 @@ struct Over<'a>(&'a Shared);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.end(None);
+        let mut queues = lock(&self.0.queues);
+        queues.has_ended = true;
+        let unanswered = std::mem::take(&mut queues.tell_end);
+        drop(queues);
+        drop(unanswered);
     }
 }

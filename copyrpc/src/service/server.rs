@@ -16,7 +16,7 @@ use thiserror::Error;
 use super::{SPINS, default_device};
 use crate::config::EndpointConfig;
 use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, Handshake, Refusal};
-use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, GracePeriod, PollError};
+use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, GracePeriod, LINGER, PollError};
 use crate::endpoint::Endpoint;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
@@ -31,6 +31,8 @@ const TURNS_PER_SOCKETS: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
+/// Default of [`ServerOptions::stop_timeout`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default of [`ServerOptions::max_buffered`].
 const MAX_BUFFERED: usize = 64 << 20;
 
@@ -50,12 +52,16 @@ pub struct ServerOptions {
     pub endpoint: EndpointConfig,
     /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
+    /// Maximum time for which the drop of the server waits: for clients that have begun to call while they connect, and then until its answers,
+    /// and the message that it goes, have arrived at all clients' devices. Time in which its thread is suspended does not count.
+    /// Default: 1 s, of which it needs all only if a client's host is gone.
+    pub stop_timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         let (device, endpoint) = (default_device(), EndpointConfig::default());
-        Self { device, clients: DEFAULT_ENDPOINTS, endpoint, max_buffered: MAX_BUFFERED }
+        Self { device, clients: DEFAULT_ENDPOINTS, endpoint, max_buffered: MAX_BUFFERED, stop_timeout: STOP_TIMEOUT }
     }
 }
 
@@ -91,7 +97,7 @@ pub struct StopHandle {
 
 impl StopHandle {
     /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at most;
-    /// later ones are for another server. For its effect on an [`AsyncServer`](crate::AsyncServer), see
+    /// later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an [`AsyncServer`](crate::AsyncServer), see
     /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
@@ -200,6 +206,13 @@ impl fmt::Debug for Server {
     }
 }
 
+/// [Closes](Server::close) the server.
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 impl Server {
     /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server at that TCP address; what they send takes
     /// the device. So `0.0.0.0:7479` lets clients of other hosts connect if the device is a NIC; the software HCA reaches processes of its user
@@ -220,6 +233,7 @@ impl Server {
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
+        context.inner.linger.set(options.stop_timeout);
         let (gate, endpoint, max_clients) = (Some(gate), options.endpoint.clone(), options.clients);
         let (turns_to_sockets, idle_turns, holds_back) = (0, 0, false);
         Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, max_clients, stop, turns_to_sockets, idle_turns, holds_back })
@@ -271,11 +285,12 @@ impl Server {
         let mut grace = None;
         loop {
             if self.is_stopped() {
-                grace.get_or_insert_with(|| GracePeriod::from(Instant::now()));
+                grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
             }
             let moved = self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
             // A turn is bounded, so there may be more.
             if grace.as_mut().is_some_and(|grace| moved == 0 || grace.is_over(Instant::now())) {
+                self.close();
                 self.context.inner.flush();
                 return Ok(());
             }
@@ -323,9 +338,23 @@ impl Server {
         Ok(moved)
     }
 
-    /// Takes no more clients, and tells the connected ones to go: their next calls are for another server. Received requests can still be
-    /// answered; others end at their callers as calls that no handler got.
-    pub(super) fn close(&mut self) {
+    /// Takes no more clients, and tells the connected ones to go with the next [`step`](Self::step): their next calls are for another
+    /// server. Requests that were received can still be answered: drop the server after the last one. Others, and those that arrive
+    /// later, reach no handler, and their callers are told so: a `Client` makes the call again at the next server of its addresses, or ends
+    /// it as [`Closed`](crate::ClientError::Closed) with [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client
+    /// that connects and may call already is waited for (G6), at most for [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve)
+    /// closes the server at its end, and so does the drop.
+    pub fn close(&mut self) {
+        let mut grace = GracePeriod::new(self.context.inner.linger.get(), Instant::now());
+        let has_told = |connecting: &Connecting| matches!(connecting, Connecting::Meeting(handshake) if handshake.has_told());
+        while let Some(gate) = self.gate.as_mut().filter(|gate| gate.connecting().any(has_told)) {
+            gate.accept_at_most(0);
+            self.poll_sockets();
+            if grace.is_over(Instant::now()) {
+                break;
+            }
+            std::thread::yield_now();
+        }
         self.gate = None;
         self.clients.iter().for_each(|client| client.endpoint.close());
     }

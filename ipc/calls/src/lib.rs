@@ -26,12 +26,14 @@
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: their deadlines.
 //! - `error`: the errors of calls.
+//! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
 #![forbid(unsafe_code)]
 
 mod deadlines;
 mod error;
 pub mod methods;
+pub mod payloads;
 mod table;
 mod tag;
 

@@ -3,6 +3,7 @@
 //!
 //! - `limits`: watchdogs, the scale of tests, and addresses that no other test listens at.
 //! - `executor`: a plain loop for futures.
+//! - `methods`: a service, and the calls of its clients, for every RPC of bytes.
 //! - `helpers`: scratch directories, and processes that execute the test binary again in a role.
 //! - `tracee`: a process that is single-stepped from one of its markers to the next.
 //! - `one_thread`: many peers in one thread, in virtual time.
@@ -13,5 +14,6 @@
 pub mod executor;
 pub mod helpers;
 pub mod limits;
+pub mod methods;
 pub mod one_thread;
 pub mod tracee;
