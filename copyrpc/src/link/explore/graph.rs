@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use shm::cache::prefetch;
+
 use super::world::{Action, Setup, Step, World};
 
 const NONE: u32 = u32::MAX;
@@ -41,9 +43,13 @@ impl States {
         slot
     }
 
+    /// Loads the first place for this hash into the cache. A table of millions of states is out of it.
+    fn fetch(&self, hash: u32) {
+        prefetch(std::ptr::from_ref(&self.table[hash as usize & (self.table.len() - 1)]).addr());
+    }
+
     /// Returns the number of a state, and whether it is new.
-    fn number(&mut self, bytes: &[u8]) -> (u32, bool) {
-        let hash = hash(bytes);
+    fn number(&mut self, hash: u32, bytes: &[u8]) -> (u32, bool) {
         let slot = self.slot(hash, bytes);
         if self.table[slot].0 != NONE {
             return (self.table[slot].0, false);
@@ -91,6 +97,16 @@ pub(super) struct Report {
     pub(super) is_complete: bool,
 }
 
+/// A transition to a state that has no number yet.
+struct Found {
+    from: u32,
+    hash: u32,
+    /// Length of the state.
+    len: usize,
+    /// See [`Graph::finishing`].
+    is_finishing: bool,
+}
+
 pub(super) struct Graph {
     world: World,
     /// The world may be in another state than the one that is expanded.
@@ -98,6 +114,10 @@ pub(super) struct Graph {
     /// All actions but serves.
     actions: Vec<Action>,
     states: States,
+    /// The transitions from the state that is expanded and the one before, so that the table has come into the cache for each.
+    found: Vec<Found>,
+    /// Their states.
+    found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
     /// Transitions that are neither a new call nor an early end, as (from, to): the events while the applications only finish.
@@ -114,35 +134,55 @@ impl Graph {
             has_moved: false,
             actions: actions(setup).collect(),
             states: States::new(),
+            found: Vec::new(),
+            found_bytes: Vec::new(),
             parents: Vec::new(),
             finishing: Vec::new(),
             done: Vec::new(),
             report: Report::default(),
             buffer: Vec::new(),
         };
-        graph.arrive(NONE);
+        graph.arrive(NONE, false);
+        graph.number(1);
         graph
     }
 
-    /// Records the world's state, which was reached from `parent`.
-    fn arrive(&mut self, parent: u32) -> u32 {
+    /// Records the world's state, which was reached from `from`.
+    fn arrive(&mut self, from: u32, is_finishing: bool) {
         self.world.save(&mut self.buffer);
-        let (state, is_new) = self.states.number(&self.buffer);
-        if is_new {
-            self.parents.push(parent);
+        let hash = hash(&self.buffer);
+        self.states.fetch(hash);
+        self.found.push(Found { from, hash, len: self.buffer.len(), is_finishing });
+        self.found_bytes.extend_from_slice(&self.buffer);
+    }
+
+    /// Gives the states of the oldest transitions their numbers.
+    fn number(&mut self, transitions: usize) {
+        let mut start = 0;
+        for Found { from, hash, len, is_finishing } in self.found.drain(..transitions) {
+            let (to, is_new) = self.states.number(hash, &self.found_bytes[start..start + len]);
+            start += len;
+            if is_new {
+                self.parents.push(from);
+            }
+            if is_finishing && to != from {
+                self.finishing.push((from, to));
+            }
         }
-        state
+        self.found_bytes.drain(..start);
     }
 
     /// Finds all states, or stops at a number of them, and checks that each can still finish.
     pub(super) fn explore(mut self, most_states: usize) -> Report {
         let mut next = 0;
         while next < self.states.len() && self.states.len() < most_states {
+            let before = self.found.len();
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.expand(next as u32))) {
                 self.tell_way_to(next as u32);
                 resume_unwind(panic);
             }
             next += 1;
+            self.number(if next < self.states.len() { before } else { self.found.len() });
         }
         self.report.is_complete = next == self.states.len();
         self.report.states = self.states.len();
@@ -188,13 +228,10 @@ impl Graph {
         if matches!(step, Step::Disabled | Step::Outside) {
             return step;
         }
-        let to = self.arrive(from);
+        let is_finishing = !matches!(action, Action::Call { .. } | Action::Abandon { .. }) || step == Step::Refused;
+        self.arrive(from, is_finishing);
         self.report.transitions += 1;
         self.report.refused += u64::from(step == Step::Refused);
-        let is_finishing = !matches!(action, Action::Call { .. } | Action::Abandon { .. }) || step == Step::Refused;
-        if is_finishing && to != from {
-            self.finishing.push((from, to));
-        }
         step
     }
 
