@@ -305,11 +305,12 @@ fn a_lane_that_nobody_empties_stops_the_sender_and_loses_nothing() {
     assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), (0..400).collect::<Vec<_>>());
 }
 
-fn fails_with(post: impl FnOnce(&mut End, &mut End), want: Syndrome) {
+/// A value that `post` returns lives as long as its operation.
+fn fails_with<T>(post: impl FnOnce(&mut End, &mut End) -> T, want: Syndrome) {
     let (mut a, mut b) = world().pair();
     b.post_receives(4);
     b.mr.write(0, &[0x5a; 64]).unwrap();
-    post(&mut a, &mut b);
+    let _alive = post(&mut a, &mut b);
     a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: Inline(&[1; 8]) }, Signal::Reclaim, 8).unwrap();
     a.qp.ring();
     assert_eq!(a.sent(2), [(Some(7), Err(want)), (Some(8), Err(Syndrome::WorkRequestFlushed))]);
@@ -327,14 +328,15 @@ fn a_wrong_rkey_range_access_or_domain_is_a_remote_access_error() {
     fails_with(|a, b| write(a, b.mr.addr() - 1, b.mr.rkey()), remote);
     fails_with(|a, b| write(a, u64::MAX - 3, b.mr.rkey()), remote);
     let read_only = |b: &End| b.pd.alloc(64, Access::REMOTE_READ).unwrap();
-    fails_with(|a, b| drop_after(read_only(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
+    fails_with(|a, b| posted_to(read_only(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
     let other_pd = |b: &End| b.device.alloc_pd().unwrap().alloc(64, RKEYS).unwrap();
-    fails_with(|a, b| drop_after(other_pd(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
+    fails_with(|a, b| posted_to(other_pd(b), |mr| write(a, mr.addr(), mr.rkey())), remote);
 }
 
-/// Returns a region that must live until the doorbell; the test leaks it.
-fn drop_after(mr: Mr, f: impl FnOnce(&Mr)) {
-    f(Box::leak(Box::new(mr)));
+/// Posts to a region, and returns it.
+fn posted_to(mr: Mr, f: impl FnOnce(&Mr)) -> Mr {
+    f(&mr);
+    mr
 }
 
 #[test]

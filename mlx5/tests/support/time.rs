@@ -1,12 +1,13 @@
 //! Tests of several devices in one thread that hold in each mode of time: `MLX5_TEST_TIME=immediate|delay|virtual|packets`.
-//! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more.
+//! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more. With
+//! several, separated by spaces, the devices of a test are these in turn; one of them may be a software HCA with a port for packets.
 //! `scripts/verbs-tests` lists the tests that are useful there.
 //!
 //! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for the results: at once in
 //! immediate time, later in the others. Software HCAs are always strict, and the drop of a `Net` asserts that no rule was broken.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -28,15 +29,23 @@ pub(crate) enum Mode {
     Hardware,
 }
 
-/// Returns the device behind libibverbs of this run.
+thread_local! {
+    /// Number of devices of the test.
+    static OPENED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Returns the device behind libibverbs of this run, the next one of several.
 fn hardware() -> Option<String> {
-    std::env::var("MLX5_TEST_DEVICE").ok()
+    let names = std::env::var("MLX5_TEST_DEVICE").ok()?;
+    let nth = OPENED.replace(OPENED.get() + 1);
+    let names = names.split(' ').collect::<Vec<_>>();
+    Some(names[nth % names.len()].to_owned())
 }
 
 /// Returns the mode of this run.
 pub(crate) fn mode() -> Mode {
     static MODE: OnceLock<Mode> = OnceLock::new();
-    if hardware().is_some() {
+    if std::env::var_os("MLX5_TEST_DEVICE").is_some() {
         return Mode::Hardware;
     }
     *MODE.get_or_init(|| match std::env::var("MLX5_TEST_TIME").as_deref() {
@@ -119,6 +128,7 @@ impl Net {
                 Timing::Model(Arc::new(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() }))),
             ),
         };
+        OPENED.set(0);
         let roce = (mode == Mode::Packets).then(packets);
         let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, roce, devices: RefCell::default() };
         Self { shared: std::rc::Rc::new(shared) }
@@ -145,7 +155,7 @@ impl Net {
     /// Opens one with other options, from [`options`](Self::options).
     pub(crate) fn open(&self, options: &SoftOptions) -> Device {
         let device = Device::open(Self::spec(options)).unwrap();
-        if mode() != Mode::Hardware {
+        if device.soft().is_some() {
             self.shared.devices.borrow_mut().push(device.clone());
         }
         device
@@ -169,7 +179,7 @@ impl Net {
     /// Lets every device make all possible progress. If none is left at this time, virtual time advances to the next event.
     pub(crate) fn progress(&self) {
         if mode() == Mode::Hardware {
-            return std::thread::sleep(HARDWARE_PAUSE);
+            std::thread::sleep(HARDWARE_PAUSE);
         }
         let devices = self.shared.devices.borrow();
         // All of them: `any` would stop at the first.
@@ -210,13 +220,10 @@ impl Net {
     /// Makes progress until every operation in flight waits for a timer of its own: a few us in the modes that have them.
     pub(crate) fn quiet(&self) {
         if mode() == Mode::Hardware {
-            return std::thread::sleep(HARDWARE_QUIET);
+            return self.go_on_for(HARDWARE_QUIET);
         }
         if self.shared.roce.is_some() {
-            let end = Instant::now() + PACKETS_QUIET;
-            while Instant::now() < end {
-                self.progress();
-            }
+            self.go_on_for(PACKETS_QUIET);
         }
         if matches!(self.shared.timing, Timing::Immediate) {
             return self.progress();
@@ -228,6 +235,14 @@ impl Net {
             is_over || !self.shared.devices.borrow().iter().any(is_busy)
         });
         self.progress();
+    }
+
+    /// Makes progress for a time.
+    fn go_on_for(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.progress();
+        }
     }
 
     /// Takes the rules that a test broke on purpose.
@@ -246,7 +261,7 @@ impl Net {
     /// Lets `ns` pass, by setting the clock or in real time.
     pub(crate) fn pass_ns(&self, ns: u64) {
         match self.shared.clock {
-            Clock::System => std::thread::sleep(std::time::Duration::from_nanos(ns)),
+            Clock::System => self.go_on_for(Duration::from_nanos(ns)),
             _ => drop(self.shared.now_ns.fetch_add(ns, Ordering::Relaxed)),
         }
     }
