@@ -351,6 +351,11 @@ enum Written {
     Elsewhere,
 }
 
+unsafe extern "C-unwind" {
+    /// `poll(2)`. A thread that is cancelled in it unwinds.
+    fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+}
+
 /// Carries out a command of the connection manager. That for an event waits for one, also after another thread has closed the descriptor: a
 /// kernel keeps the file until the system call ends.
 fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize_t {
@@ -365,7 +370,7 @@ fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize
         }
         let mut readable = libc::pollfd { fd: session.readable(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry.
-        if unsafe { libc::poll(&raw mut readable, 1, -1) } < 0 {
+        if unsafe { poll(&raw mut readable, 1, -1) } < 0 {
             return -1;
         }
     }
@@ -373,7 +378,7 @@ fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize
 
 /// `write(3)`, for commands.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
             match fds::get(fd) {

@@ -1,5 +1,6 @@
 //! Programs that connect with librdmacm.
 
+use std::process::Command;
 use std::time::Instant;
 
 use crate::support::{Finished, Place, Program};
@@ -27,6 +28,18 @@ fn pair(test: &str, server: &[&str], client: &[&str]) -> Vec<[Finished; 2]> {
     let ends: Vec<_> = LINKS.map(run).into();
     ends.iter().for_each(|[server, _]| _ = server.succeeded());
     ends
+}
+
+#[test]
+#[ignore = "needs linux-libc-dev and a C compiler"]
+fn the_device_file_behaves_as_the_kernels() {
+    let place = Place::new("cm-file");
+    let program = place.file("program");
+    let mut cc = Command::new("cc");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/front_end/cm.c");
+    cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program).arg(source);
+    place.start(&mut cc).finish().succeeded();
+    place.run(&[], &[program.to_str().unwrap()]).succeeded().said("end");
 }
 
 #[test]
