@@ -12,7 +12,7 @@ use crate::abi::verbs::{AhAttr, GlobalRoute};
 use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
 use crate::cm::message::{Message, private_bytes};
-use crate::cm::service::{self, Port};
+use crate::cm::service::{self, IN_USE, Port};
 use crate::objects::transitions::{State as QpState, attribute};
 use crate::options::config::{Link, guid};
 use crate::options::errno::Errno;
@@ -145,15 +145,18 @@ impl Id {
     /// Binds it to an address, with any port for 0.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another id has the port. `ENODEV`: no device has the address.
+    /// `EADDRINUSE`, and `EADDRNOTAVAIL` for every address: another id has the port. `ENODEV`: no device has the address.
     pub(crate) fn bind(&mut self, settings: &Settings, to: SocketAddr) -> Result<(), Errno> {
-        let device = address::device(settings, to.ip());
-        if device.is_none() && !to.ip().is_unspecified() {
+        let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
+        if device.is_none() && !is_any {
             return Err(Errno(libc::ENODEV));
         }
         self.machine.take(Step::Bind)?;
-        let port = Port::reserve(&settings.fabric, self.space, to.port()).inspect_err(|_| self.machine.state = State::New)?;
-        (self.device, self.local) = (device.filter(|_| !to.ip().is_unspecified()), SocketAddr::new(to.ip(), port.number));
+        let port = Port::reserve(&settings.fabric, self.space, to.port()).inspect_err(|_| self.machine.state = State::New);
+        // A kernel compares addresses, and has an error of its own for one that is every address.
+        let in_use = |errno| if errno == IN_USE && is_any { Errno(libc::EADDRNOTAVAIL) } else { errno };
+        let port = port.map_err(in_use)?;
+        (self.device, self.local) = (device.filter(|_| !is_any), SocketAddr::new(to.ip(), port.number));
         self.port = Some(port);
         Ok(())
     }

@@ -23,6 +23,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The port that this process reached last, in any port space.
 static REACHED: AtomicU16 = AtomicU16::new(0);
 
+/// Another id has the port.
+pub(crate) const IN_USE: Errno = Errno(libc::EADDRINUSE);
+
 /// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it ends with its owner.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -82,7 +85,6 @@ impl Port {
     /// # Errors
     /// `EADDRINUSE`: another id has it.
     pub(crate) fn reserve(fabric: &Path, space: u16, port: u16) -> Result<Self, Errno> {
-        const IN_USE: Errno = Errno(libc::EADDRINUSE);
         if port == 0 {
             let first = u32::from(chosen_port() - CHOSEN.0);
             let ports = (0..u32::from(CHOSEN.1)).map(|n| CHOSEN.0 + ((first + n) % u32::from(CHOSEN.1)) as u16);
