@@ -75,7 +75,8 @@ impl Writer {
         let solicited = receive && self.random.one_in(4);
         if receive {
             let imm = self.random.below(u32::MAX);
-            let mut bytes = ResponderCqe { qpn, srqn: 5, imm, byte_count, wqe_counter, source_qpn: 0xff_ffff, grh: true, sl: 0xf }.emit();
+            let other = ResponderCqe { source_qpn: 0xff_ffff, slid: !0, grh: true, sl: 0xf, ..ResponderCqe::default() };
+            let mut bytes = ResponderCqe { qpn, srqn: 5, imm, byte_count, wqe_counter, ..other }.emit();
             bytes[63] |= u8::from(solicited) << 1;
             (Completion { opcode: CqeOpcode::ResponderSendImm, qpn, wqe_counter, byte_count, imm, solicited, data: None }, bytes)
         } else {

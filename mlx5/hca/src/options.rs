@@ -80,6 +80,11 @@ impl Port {
         self.is_at(index, vf_of(qpn))
     }
 
+    /// Returns the LID of the port that has the queue pair with this number; 0 on RoCE.
+    pub(crate) fn lid_of(&self, qpn: u32) -> u16 {
+        self.network.get(usize::from(vf_of(qpn)) % self.network.len().max(1)).map_or(0, |port| port.lid)
+    }
+
     /// Returns whether the device that is virtual function `vf` is at the port with this index.
     pub(crate) fn is_at(&self, index: usize, vf: u16) -> bool {
         usize::from(vf) % self.network.len().max(1) == index

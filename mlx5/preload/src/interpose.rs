@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use libc::{AT_FDCWD, mode_t, size_t, ssize_t, stat as Status, statx as ExtendedStatus};
 
+use crate::cm::Session;
 use crate::command::Call;
 use crate::command::methods::Method;
 use crate::files::fds::{self, File};
@@ -27,6 +28,9 @@ use crate::thread::poller;
 
 /// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
+
+/// The file of the connection manager.
+const CM_FILE: &[u8] = b"/dev/infiniband/rdma_cm";
 
 /// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
@@ -148,37 +152,67 @@ unsafe extern "C" fn restart() {
     });
 }
 
-/// Returns the settings and the index of the device if the path is that of a device file.
+/// A file in `/dev`.
+#[derive(Clone, Copy)]
+enum Node {
+    /// The device with this index.
+    Device(usize),
+    /// The connection manager.
+    Cm,
+}
+
+impl Node {
+    /// Returns `st_rdev`: the connection manager's is the one before those of the devices.
+    fn number(self, settings: &Settings) -> libc::dev_t {
+        match self {
+            Self::Device(index) => settings.device + index as libc::dev_t,
+            Self::Cm => settings.device - 1,
+        }
+    }
+}
+
+/// Returns the settings and the file if the path is that of one in `/dev`.
 ///
 /// # Safety
 /// `path` is null or a string.
-unsafe fn device(path: *const c_char) -> Option<(&'static Settings, usize)> {
+unsafe fn device(path: *const c_char) -> Option<(&'static Settings, Node)> {
     if path.is_null() {
         return None;
     }
     // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let Some([digit @ b'0'..=b'9']) = path.strip_prefix(DEVICE_FILE.as_bytes()) else { return None };
-    let index = usize::from(digit - b'0');
-    settings::get().filter(|settings| index < settings.network.len()).map(|settings| (settings, index))
+    let node = match path.strip_prefix(DEVICE_FILE.as_bytes()) {
+        Some([digit @ b'0'..=b'9']) => Node::Device(usize::from(digit - b'0')),
+        _ if path == CM_FILE => Node::Cm,
+        _ => return None,
+    };
+    let index = if let Node::Device(index) = node { index } else { 0 };
+    settings::get().filter(|settings| index < settings.network.len()).map(|settings| (settings, node))
 }
 
-fn open_device(settings: &'static Settings, index: usize) -> c_int {
+fn open_device(settings: &'static Settings, node: Node) -> c_int {
     let opened = ours(|| {
         settings.open_fault()?;
         sys::check_copies().inspect_err(|_| {
             let what = "process_vm_readv or process_vm_writev, by which commands are read and peers reached, is forbidden: look at seccomp filters";
             log::refused(settings, format_args!("{what}"));
         })?;
-        let file = sys::device_file()?;
-        let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
-        let device = Device::open(index, |jobs| poller::spawn(jobs, settings, index, registers))?;
-        fds::insert(file.as_raw_fd(), File::Device(Arc::new(device)))?;
-        Ok(file.into_raw_fd())
+        let (fd, file) = match node {
+            Node::Device(index) => {
+                let fd = sys::device_file()?;
+                let registers = settings.check_doorbells.then(|| Registers::of(&fd)).transpose()?;
+                let device = Device::open(index, |jobs| poller::spawn(jobs, settings, index, registers))?;
+                (fd, File::Device(Arc::new(device)))
+            }
+            Node::Cm => Session::open(settings).map(|(session, fd)| (fd, File::Cm(Arc::new(session))))?,
+        };
+        fds::insert(fd.as_raw_fd(), file)?;
+        Ok(fd.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
         let _ = ours(|| {
-            log::refused(settings, format_args!("open {DEVICE_FILE}{index} refused: {errno}"));
+            let name = if let Node::Device(index) = node { format!("{DEVICE_FILE}{index}") } else { "rdma_cm".to_owned() };
+            log::refused(settings, format_args!("open {name} refused: {errno}"));
             Ok(())
         });
         fail(errno)
@@ -191,7 +225,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
     unsafe {
         match device(path) {
-            Some((settings, index)) => open_device(settings, index),
+            Some((settings, node)) => open_device(settings, node),
             None => named!(path, AT_FDCWD => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)))),
         }
     }
@@ -203,7 +237,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     // SAFETY: as in `open`.
     unsafe {
         match device(path) {
-            Some((settings, index)) => open_device(settings, index),
+            Some((settings, node)) => open_device(settings, node),
             None => named!(path, dir => {
                 held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)))
             }),
@@ -307,25 +341,68 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { duplicated(fd, result) } else { result }
 }
 
+/// The end of a write.
+enum Written {
+    /// A command was carried out.
+    Command,
+    /// It is one for the connection manager.
+    Cm(Arc<Session>),
+    /// It was none.
+    Elsewhere,
+}
+
+unsafe extern "C-unwind" {
+    /// `poll(2)`. A thread that is cancelled in it unwinds.
+    fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+}
+
+/// Carries out a command of the connection manager. That for an event waits for one, also after another thread has closed the descriptor: a
+/// kernel keeps the file until the system call ends.
+fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize_t {
+    // SAFETY: plain numbers.
+    let blocks = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK == 0;
+    loop {
+        match ours(|| session.execute(bytes, count, fds::cm)) {
+            Ok(true) => return count as ssize_t,
+            Ok(false) if !blocks => return fail(Errno(libc::EAGAIN)) as ssize_t,
+            Err(errno) => return fail(errno) as ssize_t,
+            Ok(false) => {}
+        }
+        let mut readable = libc::pollfd { fd: session.readable(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry.
+        if unsafe { poll(&raw mut readable, 1, -1) } < 0 {
+            return -1;
+        }
+    }
+}
+
 /// `write(3)`, for commands.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
-            let device = match fds::get(fd) {
-                Some(File::Device(device)) => device,
+            match fds::get(fd) {
+                Some(File::Device(device)) => {
+                    let call = Call::read(bytes as u64, count)?;
+                    // SAFETY: a driver's command to the device file names memory that the driver keeps until the object is destroyed.
+                    unsafe { device.execute(call) }?;
+                }
+                Some(File::Cm(session)) => return Ok(Written::Cm(session)),
                 // In the child of a fork the device belongs to the parent, whose thread does not exist here.
                 None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
-                _ => return Ok(None),
-            };
-            let call = Call::read(bytes as u64, count)?;
-            // SAFETY: a driver's command to the device file names memory that the driver keeps until the object is destroyed.
-            unsafe { device.execute(call) }?;
-            Ok(Some(count as ssize_t))
+                _ => return Ok(Written::Elsewhere),
+            }
+            Ok(Written::Command)
         });
         match done {
-            Ok(Some(written)) => return written,
-            Ok(None) => {}
+            Ok(Written::Command) => return count as ssize_t,
+            Ok(Written::Elsewhere) => {}
+            Ok(Written::Cm(session)) => {
+                let written = write_to_cm(fd, &session, bytes as u64, count);
+                // The last reference closes the sockets, which the program must not close.
+                held::as_ourselves(|| drop(session));
+                return written;
+            }
             Err(errno) => return fail(errno) as ssize_t,
         }
     }
@@ -399,9 +476,9 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 /// Gives `status` the values of the device file: a character device.
-fn as_device(status: &mut Status, settings: &Settings, index: usize) {
+fn as_device(status: &mut Status, settings: &Settings, node: Node) {
     status.st_mode = libc::S_IFCHR | 0o600;
-    status.st_rdev = settings.device + index as libc::dev_t;
+    status.st_rdev = node.number(settings);
     status.st_size = 0;
 }
 
@@ -415,9 +492,9 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
-            Some((settings, index)) => {
+            Some((settings, node)) => {
                 status.write(core::mem::zeroed());
-                as_device(&mut *status, settings, index);
+                as_device(&mut *status, settings, node);
                 0
             }
             None => named!(path, dir => result(sys::fstatat(dir, path, status, flags))),
@@ -430,13 +507,13 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
 unsafe extern "C" fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut ExtendedStatus) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
-        let Some((settings, index)) = device(path) else {
+        let Some((settings, node)) = device(path) else {
             return named!(path, dir => {
                 next!(STATX as fn(c_int, *const c_char, c_int, c_uint, *mut ExtendedStatus) -> c_int, (dir, path, flags, mask, status))
             });
         };
         let (mut plain, mut extended): (Status, ExtendedStatus) = core::mem::zeroed();
-        as_device(&mut plain, settings, index);
+        as_device(&mut plain, settings, node);
         extended.stx_mask = libc::STATX_TYPE | libc::STATX_MODE;
         extended.stx_mode = plain.st_mode as u16;
         (extended.stx_rdev_major, extended.stx_rdev_minor) = (libc::major(plain.st_rdev), libc::minor(plain.st_rdev));
@@ -466,9 +543,14 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
         let _ = ours(|| {
-            if let (Some(File::Device(device)), Some(settings)) = (fds::get(fd), settings::get()) {
+            let node = match fds::get(fd) {
+                Some(File::Device(device)) => Node::Device(device.index),
+                Some(File::Cm(_)) => Node::Cm,
+                _ => return Ok(()),
+            };
+            if let Some(settings) = settings::get() {
                 // SAFETY: just written.
-                as_device(unsafe { &mut *status }, settings, device.index);
+                as_device(unsafe { &mut *status }, settings, node);
             }
             Ok(())
         });

@@ -340,7 +340,7 @@ impl Pair {
                 let byte_count = if has_data { 5_000 } else { 0 };
                 let imm = if opcode == CqeOpcode::ResponderSend { 0 } else { 0x1234_5678 };
                 let make = |qpn, srqn| {
-                    let mut bytes = ResponderCqe { qpn, srqn, imm, byte_count, wqe_counter, source_qpn, grh, sl: bits }.emit();
+                    let mut bytes = ResponderCqe { qpn, srqn, imm, byte_count, wqe_counter, source_qpn, slid: 9, grh, sl: bits }.emit();
                     bytes[OP_OWN_OFFSET] = op_own_with(opcode, CqeFormat::Plain, solicited, false);
                     bytes
                 };

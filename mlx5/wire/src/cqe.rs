@@ -30,6 +30,7 @@ pub const OP_OWN_OFFSET: usize = 63;
 /// Value of that byte in a CQE that the device has not yet written: opcode 0xf, which is invalid on either lap.
 pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
 
+const SLID: usize = 22;
 const FLAGS_RQPN: usize = 24;
 const SRQN: usize = 32;
 const IMM: usize = 36;
@@ -198,6 +199,8 @@ pub struct ResponderCqe {
     pub wqe_counter: u16,
     /// QP that sent the message, on UD; 0 on a connected QP, which knows its peer.
     pub source_qpn: u32,
+    /// LID of the sender of a UD message on InfiniBand, to which an answer goes; otherwise 0.
+    pub slid: u16,
     /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
     /// Service level of a UD message, 4 bits. On RoCE the kind of its header: 0 a GRH, 1 IPv6, 2 IPv4 in the last 20 of the 40 bytes.
@@ -223,7 +226,16 @@ impl ResponderCqe {
         let word = |upper: u32, lower: u32| (u64::from(upper) << 32 | u64::from(lower)).to_be();
         let sender = u32::from(self.grh) << 28 | u32::from(self.sl & 0xf) << 24 | self.source_qpn & 0xff_ffff;
         let last = u32::from(self.wqe_counter) << 16 | u32::from(op_own);
-        [0, 0, 0, word(sender, 0), word(self.srqn, self.imm), word(0, self.byte_count), 0, word(self.qpn & 0xff_ffff, last)]
+        [
+            0,
+            0,
+            word(0, self.slid.into()),
+            word(sender, 0),
+            word(self.srqn, self.imm),
+            word(0, self.byte_count),
+            0,
+            word(self.qpn & 0xff_ffff, last),
+        ]
     }
 
     /// Decodes a responder CQE.
@@ -237,6 +249,7 @@ impl ResponderCqe {
             byte_count: be32(b, BYTE_COUNT),
             wqe_counter: be16(b, WQE_COUNTER),
             source_qpn: be32(b, FLAGS_RQPN) & 0xff_ffff,
+            slid: be16(b, SLID),
             grh: be32(b, FLAGS_RQPN) >> 28 & 3 != 0,
             sl: (be32(b, FLAGS_RQPN) >> 24 & 0xf) as u8,
         }

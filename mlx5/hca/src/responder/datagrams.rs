@@ -104,7 +104,8 @@ unsafe fn arrive(hca: &Hca, (qps, cqs, rqs): Parts<'_>, header: &DatagramHeader,
         op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
     };
     trace(hca, qp, &message);
-    deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, grh: grh != 0, is_ipv4 });
+    let slid = hca.port.as_ref().map_or(0, |port| port.lid_of(header.source_qpn));
+    deliver(hca, qp, cq, message, Sender::Datagram { qpn: header.source_qpn, slid, grh: grh != 0, is_ipv4 });
     true
 }
 

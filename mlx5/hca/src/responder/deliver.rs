@@ -27,8 +27,8 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 pub(crate) enum Sender {
     /// The peer that the queue pair is connected to.
     Connected,
-    /// The sending queue pair of a datagram, whose payload may begin with a GRH or with an IPv4 header in its place.
-    Datagram { qpn: u32, grh: bool, is_ipv4: bool },
+    /// The sending queue pair of a datagram, and its LID. The payload may begin with a GRH or with an IPv4 header in its place.
+    Datagram { qpn: u32, slid: u16, grh: bool, is_ipv4: bool },
 }
 
 /// Writes the CQE of a message.
@@ -44,9 +44,9 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
-    let (source_qpn, grh, sl) = match sender {
-        Sender::Connected => (0, false, 0),
-        Sender::Datagram { qpn, grh, is_ipv4 } => (qpn, grh, u8::from(is_ipv4) << 1),
+    let (source_qpn, slid, grh, sl) = match sender {
+        Sender::Connected => (0, 0, false, 0),
+        Sender::Datagram { qpn, slid, grh, is_ipv4 } => (qpn, slid, grh, u8::from(is_ipv4) << 1),
     };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
@@ -55,6 +55,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         byte_count: message.byte_count,
         wqe_counter: qp.receives.wqe_counter(message.taking),
         source_qpn,
+        slid,
         grh,
         sl,
     };

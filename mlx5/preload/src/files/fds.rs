@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::cm::Session;
 use crate::files::channel::Channel;
 use crate::files::jobs::Device;
 use crate::options::errno::Errno;
@@ -32,7 +33,7 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
             }
             start = fd + 1;
         } else if may_be_ours(fd as c_int) {
-            drop(remove(fd as c_int));
+            held::as_ourselves(|| drop(remove(fd as c_int)));
         }
     }
     if start <= last {
@@ -45,6 +46,8 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
 pub(crate) enum File {
     /// The device, opened.
     Device(Arc<Device>),
+    /// The connection manager, opened.
+    Cm(Arc<Session>),
     /// The reading end of a channel of events.
     Channel(Arc<Channel>),
 }
@@ -120,11 +123,19 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     None
 }
 
+/// Returns the connection manager of a descriptor.
+pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
+    match get(fd)? {
+        File::Cm(session) => Some(session),
+        File::Device(_) | File::Channel(_) => None,
+    }
+}
+
 /// Returns the channel of a descriptor.
 pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
     match get(fd)? {
         File::Channel(channel) => Some(channel),
-        File::Device(_) => None,
+        File::Device(_) | File::Cm(_) => None,
     }
 }
 

@@ -11,7 +11,7 @@ mod qp;
 mod regions;
 mod srq;
 mod table;
-mod transitions;
+pub(crate) mod transitions;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -19,7 +19,7 @@ pub(crate) fn last_error() -> Errno {
     Errno(unsafe { *libc::__errno_location() })
 }
 
-fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
+pub(crate) fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
     if result < 0 { Err(last_error()) } else { Ok(result) }
 }
 

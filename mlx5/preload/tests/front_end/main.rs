@@ -4,6 +4,7 @@
 #[path = "../../src/abi/mod.rs"]
 #[allow(dead_code, reason = "shared with the library")]
 mod abi;
+mod cm;
 mod commands;
 mod doorbells;
 mod failures;

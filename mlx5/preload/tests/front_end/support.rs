@@ -111,6 +111,11 @@ impl Program {
         self.child.id() as libc::pid_t
     }
 
+    /// Returns the path of its output.
+    pub(crate) fn output_path(&self) -> PathBuf {
+        self.output.clone()
+    }
+
     pub(crate) fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
     }

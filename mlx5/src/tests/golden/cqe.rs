@@ -27,8 +27,9 @@ pub(super) fn noisy(fields: &[(usize, &str)]) -> [u8; 64] {
 
 #[test]
 fn responder_fields_are_where_the_header_says() {
-    // flags_rqpn 24, srqn_uidx 32, imm_inval_pkey 36, byte_cnt 44, sop_drop_qpn 56, wqe_counter 60, op_own 63.
-    let fields = [(24, "12abcdef"), (32, "00654321"), (36, "deadbeef"), (44, "01020304"), (56, "00123456"), (60, "fffe"), (63, "f1")];
+    // slid 22, flags_rqpn 24, srqn_uidx 32, imm_inval_pkey 36, byte_cnt 44, sop_drop_qpn 56, wqe_counter 60, op_own 63.
+    let fields =
+        [(22, "0bcd"), (24, "12abcdef"), (32, "00654321"), (36, "deadbeef"), (44, "01020304"), (56, "00123456"), (60, "fffe"), (63, "f1")];
     let responder = ResponderCqe {
         qpn: 0x12_3456,
         srqn: 0x65_4321,
@@ -36,6 +37,7 @@ fn responder_fields_are_where_the_header_says() {
         byte_count: 0x0102_0304,
         wqe_counter: 0xfffe,
         source_qpn: 0xab_cdef,
+        slid: 0x0bcd,
         grh: true,
         sl: 2,
     };

@@ -69,7 +69,8 @@ impl CompletionRing {
                 };
                 let imm = if has_imm { u32::from_be(wc.imm_data) } else { 0 };
                 let grh = wc.wc_flags & IBV_WC_GRH != 0;
-                let cqe = ResponderCqe { qpn, srqn: 0, imm, byte_count: wc.byte_len, wqe_counter, source_qpn: wc.src_qp, grh, sl: wc.sl };
+                let (source_qpn, slid) = (wc.src_qp, wc.slid);
+                let cqe = ResponderCqe { qpn, srqn: 0, imm, byte_count: wc.byte_len, wqe_counter, source_qpn, slid, grh, sl: wc.sl };
                 self.ring.write(cqe.emit(), opcode)
             }
             (IBV_WC_SUCCESS, false) => {

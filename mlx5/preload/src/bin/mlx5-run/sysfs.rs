@@ -13,7 +13,7 @@ use crate::private_dir::PrivateDir;
 /// The first device file: major and minor.
 pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
-/// The network device that gives a RoCE port its addresses. Programs look it up, so every machine must have it.
+/// The network device with the addresses of the ports. Programs look it up, so every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
 /// The counters of the port, which programs read before and after a run. Nothing counts in them.
@@ -122,7 +122,7 @@ impl Tree {
         ] {
             self.file(&format!("{function}/{name}"), &text)?;
         }
-        Ok(())
+        self.link(&format!("{function}/net/{NETWORK_DEVICE}"), &format!("/sys/class/net/{NETWORK_DEVICE}"))
     }
 
     fn fill_device(&self, device: &str, guid: &[u8], port: &PortAddress, options: &TreeOptions) -> io::Result<()> {

@@ -1,0 +1,292 @@
+//! The states of an id, as the communication management of InfiniBand has them, without sockets.
+
+use crate::options::errno::Errno;
+
+/// The kernel's number of an event (`enum rdma_cm_event_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    AddressResolved = 0,
+    AddressError = 1,
+    RouteResolved = 2,
+    ConnectRequest = 4,
+    ConnectResponse = 5,
+    Unreachable = 7,
+    Rejected = 8,
+    Established = 9,
+    Disconnected = 10,
+}
+
+/// A message between two ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Request = 1,
+    Reply,
+    ReadyToUse,
+    Reject,
+    DisconnectRequest,
+    DisconnectReply,
+}
+
+impl Kind {
+    /// Returns the kind with this number.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        use Kind::*;
+        [Request, Reply, ReadyToUse, Reject, DisconnectRequest, DisconnectReply].into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// An action of the program on an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Bind,
+    Listen,
+    ResolveAddress,
+    ResolveRoute,
+    Connect,
+    Accept,
+    Reject,
+    Disconnect,
+}
+
+/// A message or the end of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// A message, with the reason of a [`Reject`](Kind::Reject).
+    Message(Kind, i32),
+    /// The end of the peer's id, or of its process.
+    End,
+}
+
+/// Reasons of rejections (`enum ib_cm_rej_reason`), and for datagrams (`enum ib_cm_sidr_status`).
+pub(crate) mod reason {
+    use crate::options::errno::Errno;
+
+    pub(crate) const TIMEOUT: i32 = 4;
+    pub(crate) const INVALID_SERVICE_ID: i32 = 8;
+    pub(crate) const CONSUMER_DEFINED: i32 = 28;
+    pub(crate) const DATAGRAM_UNSUPPORTED: i32 = 1;
+    pub(crate) const DATAGRAM_REJECTED: i32 = 2;
+
+    /// Returns the reason of a program that gives none, or of its end.
+    pub(crate) fn by_program(is_datagram: bool) -> i32 {
+        if is_datagram { DATAGRAM_REJECTED } else { CONSUMER_DEFINED }
+    }
+
+    /// Returns the reason for a service that cannot be reached: it has too many requests, or does not exist.
+    pub(crate) fn of(errno: Errno, is_datagram: bool) -> i32 {
+        match (errno, is_datagram) {
+            (Errno(libc::EAGAIN), _) => by_program(is_datagram),
+            (_, false) => INVALID_SERVICE_ID,
+            (_, true) => DATAGRAM_UNSUPPORTED,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    New,
+    Bound,
+    Listening,
+    AddressResolved,
+    RouteResolved,
+    /// The request was sent.
+    Requesting,
+    /// Made by a listener, which waits for the request.
+    Arriving,
+    /// The request came.
+    Requested,
+    /// The reply was sent.
+    Replied,
+    /// The reply came.
+    Answered,
+    Established,
+    /// The request to disconnect was sent.
+    Disconnecting,
+    /// The request to disconnect came.
+    Disconnected,
+    Ended,
+}
+
+/// The state of an id.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) state: State,
+    /// Whether queue pairs are only found, and not connected (`RDMA_PS_UDP`).
+    pub(crate) is_datagram: bool,
+}
+
+impl Machine {
+    /// Carries out the program's step. Returns the message for the peer.
+    ///
+    /// # Errors
+    /// `EINVAL`: the state does not allow the step.
+    pub(crate) fn take(&mut self, step: Step) -> Result<Option<Kind>, Errno> {
+        use State::*;
+        let (next, message) = match (step, self.state) {
+            (Step::Bind, New) => (Bound, None),
+            (Step::Listen, New | Bound) => (Listening, None),
+            (Step::ResolveAddress, New | Bound) => (AddressResolved, None),
+            (Step::ResolveRoute, AddressResolved) => (RouteResolved, None),
+            (Step::Connect, RouteResolved) => (Requesting, Some(Kind::Request)),
+            (Step::Accept, Requested) => (if self.is_datagram { Ended } else { Replied }, Some(Kind::Reply)),
+            (Step::Accept, Answered) => (Established, Some(Kind::ReadyToUse)),
+            (Step::Reject, Requested | Answered) => (Ended, Some(Kind::Reject)),
+            (Step::Disconnect, Established) => (Disconnecting, Some(Kind::DisconnectRequest)),
+            (Step::Disconnect, Disconnected) => (Ended, Some(Kind::DisconnectReply)),
+            // Both ends may disconnect, in any order.
+            (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => (self.state, None),
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        self.state = next;
+        Ok(message)
+    }
+
+    /// Takes what comes from the peer. Returns the event and its status for the program.
+    pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
+        use State::*;
+        let rejected = if self.is_datagram { Event::Unreachable } else { Event::Rejected };
+        let (next, event) = match (self.state, heard) {
+            (Arriving, Heard::Message(Kind::Request, _)) => (Requested, Some((Event::ConnectRequest, 0))),
+            (Requesting, Heard::Message(Kind::Reply, _)) if self.is_datagram => (Ended, Some((Event::Established, 0))),
+            (Requesting, Heard::Message(Kind::Reply, _)) => (Answered, Some((Event::ConnectResponse, 0))),
+            (Requesting | Replied | Answered, Heard::Message(Kind::Reject, reason)) => (Ended, Some((rejected, reason))),
+            (Replied, Heard::Message(Kind::ReadyToUse, _)) => (Established, Some((Event::Established, 0))),
+            (Established, Heard::Message(Kind::DisconnectRequest, _)) => (Disconnected, Some((Event::Disconnected, 0))),
+            // The answer needs no peer any more.
+            (Requested, Heard::End) if self.is_datagram => (Requested, None),
+            // Everything else than the answer is the end: a peer that breaks the rules, ends, or disconnects at the same time.
+            (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),
+            (Requesting | Replied | Answered, _) => (Ended, Some((rejected, reason::by_program(self.is_datagram)))),
+            (Requested, _) => (Ended, Some((rejected, reason::TIMEOUT))),
+            _ => (Ended, None),
+        };
+        self.state = next;
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GONE: Option<(Event, i32)> = Some((Event::Rejected, reason::CONSUMER_DEFINED));
+
+    fn machine(state: State) -> Machine {
+        Machine { state, is_datagram: false }
+    }
+
+    /// Passes a step's message on, and returns the event at the other end.
+    fn pass(from: &mut Machine, step: Step, to: &mut Machine) -> Option<(Event, i32)> {
+        let kind = from.take(step).unwrap().unwrap();
+        to.hear(Heard::Message(kind, 5))
+    }
+
+    fn requested() -> (Machine, Machine) {
+        let (mut active, mut passive) = (machine(State::New), machine(State::Arriving));
+        assert_eq!([Step::Bind, Step::ResolveAddress, Step::ResolveRoute].map(|step| active.take(step)), [Ok(None); 3]);
+        assert_eq!(pass(&mut active, Step::Connect, &mut passive), Some((Event::ConnectRequest, 0)));
+        (active, passive)
+    }
+
+    fn established() -> (Machine, Machine) {
+        let (mut active, mut passive) = requested();
+        assert_eq!(pass(&mut passive, Step::Accept, &mut active), Some((Event::ConnectResponse, 0)));
+        assert_eq!(pass(&mut active, Step::Accept, &mut passive), Some((Event::Established, 0)));
+        (active, passive)
+    }
+
+    #[test]
+    fn a_connection_is_made_and_ended_by_either_end() {
+        for is_active_first in [true, false] {
+            let (active, passive) = established();
+            let (mut first, mut second) = if is_active_first { (active, passive) } else { (passive, active) };
+            assert_eq!(pass(&mut first, Step::Disconnect, &mut second), Some((Event::Disconnected, 0)));
+            assert_eq!(pass(&mut second, Step::Disconnect, &mut first), Some((Event::Disconnected, 0)));
+            assert_eq!((first.state, second.state), (State::Ended, State::Ended));
+            assert_eq!((first.take(Step::Disconnect), second.hear(Heard::End)), (Ok(None), None));
+        }
+    }
+
+    #[test]
+    fn both_ends_may_disconnect_at_once() {
+        let (mut active, mut passive) = established();
+        let [one, other] = [&mut active, &mut passive].map(|end| end.take(Step::Disconnect).unwrap().unwrap());
+        for (end, kind) in [(active, other), (passive, one)] {
+            let mut end = end;
+            assert_eq!(end.hear(Heard::Message(kind, 0)), Some((Event::Disconnected, 0)));
+            assert_eq!(end.hear(Heard::End), None);
+        }
+    }
+
+    #[test]
+    fn either_end_may_reject_and_a_reason_arrives() {
+        let (mut active, mut passive) = requested();
+        assert_eq!(pass(&mut passive, Step::Reject, &mut active), Some((Event::Rejected, 5)));
+        assert_eq!(passive.take(Step::Accept), Err(Errno(libc::EINVAL)));
+
+        let (mut active, mut passive) = requested();
+        pass(&mut passive, Step::Accept, &mut active);
+        assert_eq!(pass(&mut active, Step::Reject, &mut passive), Some((Event::Rejected, 5)));
+    }
+
+    #[test]
+    fn a_peer_that_dies_is_an_event_in_every_state_that_waits_for_it() {
+        let (mut active, mut passive) = requested();
+        assert_eq!(passive.hear(Heard::End), Some((Event::Rejected, reason::TIMEOUT)));
+        assert_eq!(active.hear(Heard::End), GONE);
+
+        let (mut active, mut passive) = requested();
+        pass(&mut passive, Step::Accept, &mut active);
+        assert_eq!((active.hear(Heard::End), passive.hear(Heard::End)), (GONE, GONE));
+
+        let (mut active, mut passive) = established();
+        assert_eq!(active.hear(Heard::End), Some((Event::Disconnected, 0)));
+        passive.take(Step::Disconnect).unwrap();
+        assert_eq!(passive.hear(Heard::End), Some((Event::Disconnected, 0)));
+        assert_eq!(passive.hear(Heard::End), None, "once");
+    }
+
+    #[test]
+    fn datagrams_need_one_exchange() {
+        let [mut active, mut passive] = [State::RouteResolved, State::Arriving].map(|state| Machine { state, is_datagram: true });
+        assert_eq!(pass(&mut active, Step::Connect, &mut passive), Some((Event::ConnectRequest, 0)));
+        assert_eq!(pass(&mut passive, Step::Accept, &mut active), Some((Event::Established, 0)));
+        assert_eq!((active.hear(Heard::End), passive.hear(Heard::End)), (None, None));
+
+        let mut active = Machine { state: State::Requesting, is_datagram: true };
+        assert_eq!(active.hear(Heard::End), Some((Event::Unreachable, reason::DATAGRAM_REJECTED)));
+    }
+
+    /// A peer may send anything at any time: then it is gone.
+    #[test]
+    fn nonsense_of_a_peer_ends_the_connection() {
+        for number in 1..=6 {
+            let kind = Kind::from_number(number).unwrap();
+            let mut end = machine(State::Arriving);
+            assert_eq!(end.hear(Heard::Message(kind, 0)).is_some(), kind == Kind::Request);
+            let (mut active, _) = established();
+            assert_eq!(active.hear(Heard::Message(kind, 0)), Some((Event::Disconnected, 0)));
+        }
+        assert_eq!((Kind::from_number(0), Kind::from_number(7)), (None, None));
+    }
+
+    #[test]
+    fn steps_out_of_order_are_refused() {
+        use Step::*;
+        for (state, legal) in [
+            (State::New, &[Bind, Listen, ResolveAddress][..]),
+            (State::Bound, &[Listen, ResolveAddress]),
+            (State::Listening, &[]),
+            (State::AddressResolved, &[ResolveRoute]),
+            (State::RouteResolved, &[Connect]),
+            (State::Requesting, &[Disconnect]),
+            (State::Arriving, &[]),
+            (State::Requested, &[Accept, Reject]),
+            (State::Ended, &[Disconnect]),
+        ] {
+            for step in [Bind, Listen, ResolveAddress, ResolveRoute, Connect, Accept, Reject, Disconnect] {
+                assert_eq!(machine(state).take(step).is_ok(), legal.contains(&step), "{step:?} in {state:?}");
+            }
+        }
+    }
+}

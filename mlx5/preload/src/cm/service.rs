@@ -1,0 +1,215 @@
+//! Sockets of connections, and ports of services: names in the directory of the fabric, which only its user can enter.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::options::errno::Errno;
+use crate::system::held;
+use crate::system::sys::{checked, last_error};
+
+/// The first port that is chosen for a program, and their number: those of Linux by default.
+const CHOSEN: (u16, u16) = (32_768, 28_232);
+
+/// Time in which a service that this process reached before may listen again. perftest has a listener for each connection, and its client takes for
+/// granted that the next one is there when a network has resolved the route to it.
+const PATIENCE: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// The port that this process reached last, in any port space.
+static REACHED: AtomicU16 = AtomicU16::new(0);
+
+/// Another id has the port.
+pub(crate) const IN_USE: Errno = Errno(libc::EADDRINUSE);
+
+/// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it ends with its owner.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) socket: OwnedFd,
+    pub(crate) number: u16,
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Returns a random number.
+pub(crate) fn random() -> u32 {
+    RandomState::new().hash_one(0) as u32
+}
+
+/// Returns a port that a program did not choose itself.
+pub(crate) fn chosen_port() -> u16 {
+    CHOSEN.0 + (random() % u32::from(CHOSEN.1)) as u16
+}
+
+/// A call with the address of a socket.
+type WithAddress = unsafe extern "C" fn(RawFd, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
+
+/// Calls a function with the name of a service. It is made short, because an address has only 108 bytes.
+fn name(call: WithAddress, socket: &OwnedFd, fabric: &Path, space: u16, port: u16) -> Result<(), Errno> {
+    let dir = File::open(fabric).map_err(|_| last_error())?;
+    let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
+    let name = format!("/proc/self/fd/{}/cm-{space:x}-{port}", dir.as_raw_fd());
+    address.sun_path.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as libc::c_char);
+    // SAFETY: a live descriptor, and an address with its length.
+    checked(unsafe { call(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) }.into()).map(drop)
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers. No other code has the new descriptor.
+    unsafe { owned(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)) }
+}
+
+/// Takes a new descriptor, which the program must not close.
+///
+/// # Safety
+/// No other code has it.
+pub(crate) unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
+    checked(fd.into())?;
+    // SAFETY: guaranteed by the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(held::opened(fd)) })
+}
+
+impl Port {
+    /// Reserves a port, or any for 0.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another id has it.
+    pub(crate) fn reserve(fabric: &Path, space: u16, port: u16) -> Result<Self, Errno> {
+        if port == 0 {
+            let first = u32::from(chosen_port() - CHOSEN.0);
+            let ports = (0..u32::from(CHOSEN.1)).map(|n| CHOSEN.0 + ((first + n) % u32::from(CHOSEN.1)) as u16);
+            return ports.map(|port| Self::reserve(fabric, space, port)).find(|port| !matches!(port, Err(IN_USE))).unwrap_or(Err(IN_USE));
+        }
+        let lock = File::options().create(true).append(true).open(fabric.join("cm-ports")).map_err(|_| last_error())?;
+        let start = i64::from(space) << 16 | i64::from(port);
+        let range = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: 1, l_pid: 0 };
+        // SAFETY: a live descriptor and structure.
+        if unsafe { libc::fcntl(lock.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } != 0 {
+            return Err(IN_USE);
+        }
+        let path = fabric.join(format!("cm-{space:x}-{port}"));
+        // A killed owner has left its name.
+        let _ = fs::remove_file(&path);
+        let socket = socket()?;
+        name(libc::bind, &socket, fabric, space, port)?;
+        Ok(Self { socket, number: port, path, _lock: lock })
+    }
+
+    /// Begins to take connections.
+    pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
+        // The kernel's limit; it also takes 0 for that.
+        const MOST: u32 = 1024;
+        let backlog = if (1..MOST).contains(&backlog) { backlog } else { MOST };
+        // SAFETY: a live descriptor.
+        checked(unsafe { libc::listen(self.socket.as_raw_fd(), backlog as i32) }.into()).map(drop)
+    }
+}
+
+/// Connects to a service. Waits for one that it reached before.
+///
+/// # Errors
+/// `ENOENT` or `ECONNREFUSED`: there is none. `EAGAIN`: as many connections as it takes are waiting for it.
+pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, Errno> {
+    let until = (REACHED.load(Ordering::Relaxed) == port).then(|| Instant::now() + PATIENCE);
+    loop {
+        let socket = socket()?;
+        match name(libc::connect, &socket, fabric, space, port) {
+            Err(Errno(libc::ENOENT | libc::ECONNREFUSED)) if until.is_some_and(|until| Instant::now() < until) => sleep(LOOK_AGAIN),
+            done => {
+                done?;
+                REACHED.store(port, Ordering::Relaxed);
+                return Ok(socket);
+            }
+        }
+    }
+}
+
+/// Takes a connection.
+///
+/// # Errors
+/// `EAGAIN`: there is none.
+pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a live descriptor, and no places for an address. No other code has the new descriptor.
+    unsafe { owned(libc::accept4(listener.as_raw_fd(), core::ptr::null_mut(), core::ptr::null_mut(), flags)) }
+}
+
+/// Sends a message. An error means that the peer is gone, which is seen when the next message is received.
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
+    // SAFETY: a live descriptor and slice.
+    let _ = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+}
+
+/// Receives a message into the buffer. Returns its bytes, none at the end of the peer.
+///
+/// # Errors
+/// `EAGAIN`: there is none.
+pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
+    // SAFETY: a live descriptor and buffer. The whole length of a longer message is returned too.
+    let len = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
+    match checked(len as libc::c_long) {
+        Err(Errno(libc::EAGAIN)) => Err(Errno(libc::EAGAIN)),
+        // A reset is an end too; so is a message that is longer than any.
+        result => Ok(buffer.get(..result.map_or(0, |len| len as usize)).unwrap_or(&[])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fabric(name: &str) -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("mlx5-cm-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_port_has_one_owner_and_is_free_afterwards_even_if_that_was_killed() {
+        let dir = fabric("ports");
+        let port = Port::reserve(&dir, 0x106, 7471).unwrap();
+        assert_eq!(Port::reserve(&dir, 0x106, 7471).err(), Some(Errno(libc::EADDRINUSE)));
+        assert!(Port::reserve(&dir, 0x111, 7471).is_ok(), "of another space");
+        assert!(Port::reserve(&dir, 0x106, 0).unwrap().number >= CHOSEN.0);
+        drop(port);
+        drop(std::os::unix::net::UnixListener::bind(dir.join("cm-106-7471")).unwrap());
+        assert!(Port::reserve(&dir, 0x106, 7471).is_ok());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn messages_pass_and_an_end_is_seen() {
+        const NOTHING: Result<&[u8], Errno> = Err(Errno(libc::EAGAIN));
+        let dir = fabric("messages");
+        assert_eq!(connect(&dir, 0x106, 1).err(), Some(Errno(libc::ENOENT)));
+        let port = Port::reserve(&dir, 0x106, 1).unwrap();
+        assert_eq!(connect(&dir, 0x106, 1).err(), Some(Errno(libc::ECONNREFUSED)), "it does not listen");
+        port.listen(1).unwrap();
+        let client = connect(&dir, 0x106, 1).unwrap();
+        let server = accept(&port.socket).unwrap();
+        assert_eq!(accept(&port.socket).err(), Some(Errno(libc::EAGAIN)));
+
+        let mut buffer = [0; 4];
+        assert_eq!(receive(&server, &mut buffer), NOTHING);
+        send(&client, b"four");
+        send(&client, b"longer");
+        drop(client);
+        assert_eq!(receive(&server, &mut buffer), Ok(&b"four"[..]));
+        assert_eq!(receive(&server, &mut buffer), Ok(&[][..]), "longer than the buffer");
+        assert_eq!(receive(&server, &mut buffer), Ok(&[][..]));
+
+        let waiting: Vec<_> = (0..8).map_while(|_| connect(&dir, 0x106, 1).ok()).collect();
+        assert_eq!(waiting.len(), 2, "one more than asked for");
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
