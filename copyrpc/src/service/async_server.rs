@@ -255,7 +255,7 @@ impl ServerRequest {
     }
 
     /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
-    /// It is counted from the arrival of the request, so the caller has given up by then. The bytes of another request may look like the
+    /// It is counted from the arrival of the request, so the caller's time is over by then. The bytes of another request may look like the
     /// header of a method: ask only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
@@ -270,7 +270,8 @@ impl ServerRequest {
     }
 
     /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The drop of
-    /// the request returns the credit that it keeps.
+    /// the request returns the credit that it keeps. A caller that was suspended until then ends as
+    /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as [`TimedOut`](crate::ClientError::TimedOut).
     ///
     /// ```no_run
     /// # async fn run(request: copyrpc::ServerRequest, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
