@@ -63,7 +63,7 @@ const OPERATIONS: &[Operation] = &[
         let mut ends = Ends::new();
         (0..calls).for_each(|_| assert_eq!(ends.call(black_box(&[7; 24]), None).unwrap().len(), 9));
     }),
-    operation("ipc_service_call", 1312, WITHOUT_LOOKS, "ipc: the same, as a method of two numbers that returns one", |calls| {
+    operation("ipc_service_call", 1000, WITHOUT_LOOKS, "ipc: the same, as a method of two numbers that returns one", |calls| {
         let mut client = sums::Client::new(Ends::new());
         (0..calls).for_each(|number| assert_eq!(client.sum(black_box(number), 1).unwrap(), number + 1));
     }),

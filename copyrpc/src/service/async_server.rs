@@ -23,8 +23,9 @@ use crate::wire::Status;
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
 /// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it.
-/// Dropping the server ends it, and waits until the answers given have arrived, at most for
-/// [`stop_timeout`](ServerOptions::stop_timeout); [`drain`](Self::drain) waits for answers too. Received requests that are not answered by then end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
+/// Dropping the server ends it, and waits until the answers given have arrived, at most for [`stop_timeout`](ServerOptions::stop_timeout);
+/// [`drain`](Self::drain) waits for answers too. Received requests that are not answered by then end as
+/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -202,8 +203,8 @@ impl AsyncServer {
         .await
     }
 
-    /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all received requests are answered and their answers
-    /// have arrived. Returns the number of requests that were not answered within `limit`; they end as
+    /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all received requests are answered and their
+    /// answers have arrived. Returns the number of requests that were not answered within `limit`; they end as
     /// [`ClientError::Dropped`](crate::ClientError::Dropped).
     ///
     /// The server drains on if the future is dropped.
@@ -255,22 +256,23 @@ impl ServerRequest {
     }
 
     /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
-    /// It is counted from the arrival of the request, so the caller has given up by then. The bytes of another request may look like the
+    /// It is counted from the arrival of the request, so the caller's time is over by then. The bytes of another request may look like the
     /// header of a method: ask only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.arrived.checked_add(Header::read(&self.data)?.0.left?)
     }
 
-    /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A client that gave up a single call does not say
-    /// so.
+    /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A client that gave up a single call does not
+    /// say so.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| lock(&shared.queues).watches.get(&self.number).is_none_or(|watch| !watch.is_gone))
     }
 
-    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The drop of
-    /// the request returns the credit that it keeps.
+    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The
+    /// drop of the request returns the credit that it keeps. A caller that was suspended until then ends as
+    /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as [`TimedOut`](crate::ClientError::TimedOut).
     ///
     /// ```no_run
     /// # async fn run(request: copyrpc::ServerRequest, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {

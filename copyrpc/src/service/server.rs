@@ -52,8 +52,8 @@ pub struct ServerOptions {
     pub endpoint: EndpointConfig,
     /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
-    /// Maximum time for which the drop of the server waits: for clients that have begun to call while they connect, and then until its answers,
-    /// and the message that it goes, have arrived at all clients' devices. Time in which its thread is suspended does not count.
+    /// Maximum time for which the drop of the server waits: for clients that have begun to call while they connect, and then until its
+    /// answers, and the message that it goes, have arrived at all clients' devices. Time in which its thread is suspended does not count.
     /// Default: 1 s, of which it needs all only if a client's host is gone.
     pub stop_timeout: Duration,
 }
@@ -96,9 +96,9 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at most;
-    /// later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an [`AsyncServer`](crate::AsyncServer), see
-    /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
+    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at
+    /// most; later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an
+    /// [`AsyncServer`](crate::AsyncServer), see [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.waker.wake_by_ref();
@@ -339,10 +339,10 @@ impl Server {
     }
 
     /// Takes no more clients, and tells the connected ones to go with the next [`step`](Self::step): their next calls are for another
-    /// server. Requests that were received can still be answered: drop the server after the last one. Others, and those that arrive
-    /// later, reach no handler, and their callers are told so: a `Client` makes the call again at the next server of its addresses, or ends
-    /// it as [`Closed`](crate::ClientError::Closed) with [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client
-    /// that connects and may call already is waited for (G6), at most for [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve)
+    /// server. Requests that were received can still be answered: drop the server after the last one. Others, and those that arrive later,
+    /// reach no handler, and their callers are told so: a `Client` makes the call again at the next server of its addresses, or ends it as
+    /// [`Closed`](crate::ClientError::Closed) with [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client that
+    /// connects and may call already is waited for (G6), at most for [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve)
     /// closes the server at its end, and so does the drop.
     pub fn close(&mut self) {
         let mut grace = GracePeriod::new(self.context.inner.linger.get(), Instant::now());

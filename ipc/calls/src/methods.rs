@@ -151,6 +151,7 @@ pub struct Header {
 impl Header {
     /// Reads the header of a request of a [`service!`](crate::service!). Returns the arguments too. `None`: the request has no such header.
     #[must_use]
+    #[inline]
     pub fn read(request: &[u8]) -> Option<(Self, &[u8])> {
         let mut rest = request;
         let (method, reserved, left_ms) = <(u16, u16, u32)>::decode(&mut rest)?;
@@ -158,17 +159,26 @@ impl Header {
         if reserved == 0 { Some((Self { method, left }, rest)) } else { None }
     }
 
-    fn request(self, arguments: &impl Payload) -> Vec<u8> {
-        let left_ms = self.left.map_or(0, |left| u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).max(1));
-        let mut request = Vec::with_capacity(4 * HEADER);
-        (self.method, 0_u16, left_ms).encode(&mut request);
-        arguments.encode(&mut request);
-        request
+    /// Writes the request with these arguments in place of what `request` has.
+    #[inline]
+    fn write(self, arguments: &impl Payload, request: &mut Vec<u8>) {
+        let left_ms = self.left.map_or(0, rounded_up_ms);
+        request.clear();
+        request.reserve(4 * HEADER);
+        // The reserved bytes are between the two.
+        (u32::from(self.method), left_ms).encode(request);
+        arguments.encode(request);
     }
+}
+
+/// Returns the time in milliseconds, rounded up, as the header has it. Zero there is no limit.
+fn rounded_up_ms(left: Duration) -> u32 {
+    u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).max(1)
 }
 
 /// Returns the reply to a request that was handled.
 #[doc(hidden)]
+#[inline]
 pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
     let mut reply = Vec::with_capacity(4 * HEADER);
     match outcome {
@@ -178,19 +188,21 @@ pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
     reply
 }
 
-/// Calls a method.
+/// Calls a method. `request` is the room for the bytes of the request.
 ///
 /// # Errors
 /// [`MethodError`].
 #[doc(hidden)]
 pub fn call<C: Caller, T: Payload, E: Payload>(
     caller: &mut C,
+    request: &mut Vec<u8>,
     method: u16,
     timeout: Option<Duration>,
     arguments: &impl Payload,
 ) -> Result<T, MethodError<E, C::Error>> {
     let left = timeout.or_else(|| caller.timeout());
-    outcome(&caller.call(&Header { method, left }.request(arguments), left)?)
+    Header { method, left }.write(arguments, request);
+    outcome(&caller.call(request, left)?)
 }
 
 /// Calls a method.
@@ -205,9 +217,10 @@ pub async fn call_async<C: AsyncCaller, T: Payload, E: Payload>(
     arguments: impl Payload,
 ) -> Result<T, MethodError<E, C::Error>> {
     let left = timeout.or_else(|| caller.timeout());
-    let call = caller.call(Header { method, left }.request(&arguments), left);
+    let mut request = Vec::new();
+    Header { method, left }.write(&arguments, &mut request);
     drop(arguments);
-    outcome(&call.await?)
+    outcome(&caller.call(request, left).await?)
 }
 
 fn outcome<T: Payload, E: Payload, C>(reply: &[u8]) -> Result<T, MethodError<E, C>> {
@@ -294,26 +307,27 @@ macro_rules! service {
                 }
             }
 
-            /// A client with the methods.
-            #[derive(Clone, Copy, Debug)]
+            /// A client with the methods. It keeps the memory of its longest request.
+            #[derive(Clone, Debug)]
             pub struct Client<C> {
                 /// The client that sends the requests.
                 pub caller: C,
                 /// Maximum time of a call; `None`: that of the caller.
                 pub timeout: ::std::option::Option<::std::time::Duration>,
+                request: ::std::vec::Vec<u8>,
             }
 
             impl<C> Client<C> {
                 /// Returns a client whose calls have the caller's timeout.
                 pub const fn new(caller: C) -> Self {
-                    Self { caller, timeout: None }
+                    Self { caller, timeout: None, request: ::std::vec::Vec::new() }
                 }
             }
 
             impl<C: $crate::methods::Caller> Client<C> {
                 $($(#[$of_method])*
                 pub fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
-                    $crate::methods::call(&mut self.caller, $number, self.timeout, &($($argument,)*))
+                    $crate::methods::call(&mut self.caller, &mut self.request, $number, self.timeout, &($($argument,)*))
                 })*
             }
 
@@ -427,6 +441,12 @@ mod tests {
         }
     }
 
+    fn request(method: u16, arguments: &impl Payload) -> Vec<u8> {
+        let mut request = b"earlier bytes".to_vec();
+        Header { method, left: None }.write(arguments, &mut request);
+        request
+    }
+
     #[test]
     fn methods_return_what_their_handlers_do() {
         let mut client = old::Client::new(Direct::default());
@@ -478,7 +498,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_request_reach_no_handler_and_no_bytes_panic() {
         let mut store = Store::default();
-        let good = Header { method: 2, left: None }.request(&(entry(), 1_u32));
+        let good = request(2, &(entry(), 1_u32));
         assert_eq!(old::answer(&mut store, &good)[0], DONE);
         for end in 0..good.len() {
             assert_eq!(old::answer(&mut store, &good[..end]), [ARGUMENTS], "cut at {end}");
@@ -526,7 +546,7 @@ mod tests {
 
     #[test]
     fn names_of_the_program_do_not_reach_into_a_service() {
-        let request = Header { method: 1, left: None }.request(&());
+        let request = request(1, &());
         assert_eq!(shadows::shadowed::answer(&mut Store::default(), &request), [DONE, 7]);
     }
 

@@ -26,10 +26,12 @@ pub trait Payload: Sized {
 macro_rules! numbers {
     ($($type:ty)*) => {$(
         impl Payload for $type {
+            #[inline]
             fn encode(&self, into: &mut Vec<u8>) {
                 into.extend_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn decode(bytes: &mut &[u8]) -> Option<Self> {
                 let (number, rest) = bytes.split_first_chunk()?;
                 *bytes = rest;
@@ -41,10 +43,12 @@ macro_rules! numbers {
 numbers!(u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64);
 
 impl Payload for u8 {
+    #[inline]
     fn encode(&self, into: &mut Vec<u8>) {
         into.push(*self);
     }
 
+    #[inline]
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let (byte, rest) = bytes.split_first()?;
         *bytes = rest;
@@ -63,10 +67,12 @@ impl Payload for u8 {
 }
 
 impl Payload for bool {
+    #[inline]
     fn encode(&self, into: &mut Vec<u8>) {
         into.push((*self).into());
     }
 
+    #[inline]
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
         match u8::decode(bytes)? {
             0 => Some(false),

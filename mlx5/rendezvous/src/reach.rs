@@ -42,12 +42,12 @@ pub fn reach<T, E>(
                     Err(error) => return Err(more_telling(error, before)),
                 },
                 Err(error) => {
-                    let is_refused = error.kind() == ErrorKind::ConnectionRefused;
+                    let is_for_now = may_listen(&error);
                     // A host without a server says more than an address without a host.
-                    if is_refused || !may_come {
+                    if is_for_now || !may_come {
                         failure = unreachable(error);
                     }
-                    may_come |= is_refused;
+                    may_come |= is_for_now;
                 }
             }
         }
@@ -60,6 +60,11 @@ pub fn reach<T, E>(
         before = Some(failure);
         std::thread::sleep(ATTEMPT_INTERVAL);
     }
+}
+
+/// Returns whether a server may listen there soon: none listens yet, or the last one closed its socket before it took this client.
+fn may_listen(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::ConnectionRefused || stream_has_ended(error)
 }
 
 /// Connects `within` a time. Reads and writes of the stream take at most `patience`.
@@ -96,6 +101,15 @@ mod tests {
         static CALLS: AtomicU8 = AtomicU8::new(1);
         let address = ([127, 18, 0, CALLS.fetch_add(1, Ordering::Relaxed)], 0);
         TcpListener::bind(SocketAddr::from(address)).unwrap().local_addr().unwrap()
+    }
+
+    /// A reset comes from a server that is restarted while the client connects.
+    #[test]
+    fn a_server_that_refuses_or_resets_may_listen_soon() {
+        let errors = [(libc::ECONNREFUSED, true), (libc::ECONNRESET, true), (libc::ENETUNREACH, false), (libc::ETIMEDOUT, false)];
+        for (error, expected) in errors {
+            assert_eq!(may_listen(&io::Error::from_raw_os_error(error)), expected, "{error}");
+        }
     }
 
     /// Listens there after 100 ms, and accepts this number of clients.
