@@ -190,7 +190,7 @@ SCALERPC_DEFECTS = {
 PACKET_DEFECTS = {
     "ack-lost": (
         "a request is not sent again when its ACK does not come",
-        [(f"{PACKETS}/requester.rs", "            self.retry_ns.get_or_insert(now_ns.saturating_add(self.options.timeout_ns));\n        }\n        Some(packet)", "        }\n        Some(packet)")],
+        [(f"{PACKETS}/requester.rs", "        } else if self.retry_ns.is_none() {\n            self.wait(now_ns);\n        }\n        Some(packet)", "        }\n        Some(packet)")],
     ),
     "read-not-repeated": (
         "a READ that is asked for again is not answered again",
@@ -201,7 +201,7 @@ PACKET_DEFECTS = {
         [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn && !waits) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
     ),
     "busy-is-fatal": (
-        "a request is refused for ever when too many answers wait, which repeats of earlier requests may have caused",
+        "a request is refused without limit when too many answers wait, which repeats of earlier requests may have caused",
         [(f"{PACKETS}/responder.rs", "            Err(Refusal::Busy) => {}\n", "            Err(Refusal::Busy) => self.fatal = Some(Nak::InvalidRequest),\n")],
     ),
     "rnr-in-the-middle": (

@@ -64,7 +64,7 @@ pub struct JobArgs {
 
     /// Rank processes to start, 1 to 256 [default: 2]
     ///
-    /// Under mpirun there are as many as it started, up to 128.
+    /// Under mpirun there are as many as it started, up to 1024.
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
     #[serde(skip)]
     pub ranks: Option<usize>,

@@ -1,13 +1,13 @@
 //! [`Policy`]: all rules of one daemon.
 
 use super::rtt::RttProbe;
-use super::rule::{Found, RoundState, Rule};
+use super::rule::{Found, Limits, RoundState, Rule};
 use super::{PolicyOptions, PolicyReport, Sample};
 
 /// The rules that a job asks for, as one policy of a daemon. A daemon asks its questions in the order of these methods; each answer is
 /// bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
 ///
-/// Every rule is asked each question, as each counts its answers.
+/// Every rule is asked each question, as each counts its answers, except where no rule has a say ([`Limits`]).
 #[derive(Debug)]
 pub struct Policy {
     rules: Vec<Box<dyn Rule>>,
@@ -15,6 +15,8 @@ pub struct Policy {
     resting: Vec<Box<dyn Rule>>,
     rtt: Option<RttProbe>,
     round: RoundState,
+    /// The questions that the acting rules answer.
+    limits: Limits,
     takes_requests: bool,
     /// Requests sent up to the last flush.
     sent: u64,
@@ -26,13 +28,15 @@ impl Policy {
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
         let rules = options.rules(ranks);
         let rtt = rules.iter().filter_map(|rule| rule.rtt_weight()).min_by(f64::total_cmp).map(RttProbe::new);
-        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), takes_requests: true, sent: 0 }
+        let limits = limits_of(&rules);
+        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), limits, takes_requests: true, sent: 0 }
     }
 
     /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that are held.
     pub fn act(&mut self, acts: bool) {
         if acts != self.resting.is_empty() {
             std::mem::swap(&mut self.rules, &mut self.resting);
+            self.limits = limits_of(&self.rules);
             self.takes_requests = true;
         }
     }
@@ -54,7 +58,10 @@ impl Policy {
     /// Returns the number of connections that may send, of `links`; `None` if it has not changed. `has_work`: a request waits, or was sent.
     #[inline]
     pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
-        let Self { rules, round, .. } = self;
+        let Self { rules, round, limits, .. } = self;
+        if !limits.links {
+            return None;
+        }
         rules.iter_mut().filter_map(|rule| rule.open_links(round, links, has_work)).min()
     }
 
@@ -68,8 +75,8 @@ impl Policy {
     /// Returns whether to hold back an answer that a poll brings, until [`releases`](Self::releases).
     #[inline]
     pub fn keeps_answer(&mut self) -> bool {
-        let Self { rules, round, .. } = self;
-        rules.iter_mut().fold(false, |keeps, rule| keeps | rule.keeps_answer(round))
+        let Self { rules, round, limits, .. } = self;
+        limits.answers && rules.iter_mut().fold(false, |keeps, rule| keeps | rule.keeps_answer(round))
     }
 
     /// Notes that the round made `polls` polls, which found `cqes` completions, and that `passed` answers were not held. Returns whether to
@@ -85,8 +92,10 @@ impl Policy {
             rtt.completed(round.now_ns);
             round.rtt_ns = rtt.rtt_ns();
         }
-        rules.iter_mut().for_each(|rule| rule.polled(round, found));
-        rules.iter_mut().fold(false, |releases, rule| releases | rule.releases(round))
+        rules.iter_mut().fold(false, |releases, rule| {
+            rule.polled(round, found);
+            releases | rule.releases(round)
+        })
     }
 
     /// Returns whether this round takes requests.
@@ -99,13 +108,15 @@ impl Policy {
     /// Returns whether this round polls the clients that call through ipc.
     #[inline]
     pub fn polls_clients(&mut self) -> bool {
-        self.rules.iter_mut().fold(true, |polls, rule| polls & rule.polls_clients())
+        !self.limits.clients || self.rules.iter_mut().fold(true, |polls, rule| polls & rule.polls_clients())
     }
 
     /// Notes the number of requests that this poll found.
     #[inline]
     pub fn polled_clients(&mut self, found: usize) {
-        self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+        if self.limits.clients {
+            self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+        }
     }
 
     /// Returns whether this round flushes. `has_moved`: it moved a message.
@@ -151,6 +162,15 @@ impl Policy {
     fn rtt_ns(&self) -> u64 {
         self.round.rtt_ns.map_or(0, |ns| ns as u64)
     }
+}
+
+/// Returns what at least one of the rules may limit.
+fn limits_of(rules: &[Box<dyn Rule>]) -> Limits {
+    rules.iter().map(|rule| rule.limits()).fold(Limits::default(), |all, of| Limits {
+        answers: all.answers | of.answers,
+        links: all.links | of.links,
+        clients: all.clients | of.clients,
+    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use harness::units;
 use serde::{Deserialize, Serialize};
 
 use super::ewma::Ewma;
-use super::rule::{Asked, Found, RoundState, Rule, needs_exchange};
+use super::rule::{Asked, Found, Limits, RoundState, Rule, needs_exchange};
 use super::{PolicyReport, Sample};
 use crate::topology::Topology;
 
@@ -232,6 +232,10 @@ impl Hold {
 impl Rule for Hold {
     fn rtt_weight(&self) -> Option<f64> {
         matches!(self.rule, HoldRule::Rtt(_)).then_some(RTT_ALPHA)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { answers: true, ..Limits::default() }
     }
 
     fn keeps_answer(&mut self, round: &RoundState) -> bool {

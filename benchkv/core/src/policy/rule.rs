@@ -56,6 +56,17 @@ pub(super) struct Found {
     pub passed: usize,
 }
 
+/// The questions that only some rules answer. Where no rule does, a daemon asks none.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Limits {
+    /// [`Rule::keeps_answer`].
+    pub answers: bool,
+    /// [`Rule::open_links`].
+    pub links: bool,
+    /// [`Rule::polls_clients`] and [`Rule::polled_clients`].
+    pub clients: bool,
+}
+
 /// A controller of one daemon. It has no clock and no transport. A rule answers the questions that concern it; the default methods restrict
 /// nothing.
 pub(super) trait Rule: fmt::Debug + Send {
@@ -72,6 +83,11 @@ pub(super) trait Rule: fmt::Debug + Send {
     /// Returns the number of polls to add to a round while they find nothing.
     fn extra_polls(&self) -> u32 {
         0
+    }
+
+    /// Returns the questions that it answers beyond those of every round.
+    fn limits(&self) -> Limits {
+        Limits::default()
     }
 
     /// Returns whether to hold back an answer until [`releases`](Self::releases).

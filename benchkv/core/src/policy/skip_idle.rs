@@ -7,7 +7,7 @@ use harness::range::{RangeError, whole};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, MAX_ROUNDS, Rule};
+use super::rule::{Asked, Limits, MAX_ROUNDS, Rule};
 use crate::topology::Topology;
 
 /// Number of rounds without a poll.
@@ -45,6 +45,10 @@ struct SkipIdle {
 }
 
 impl Rule for SkipIdle {
+    fn limits(&self) -> Limits {
+        Limits { clients: true, ..Limits::default() }
+    }
+
     fn polls_clients(&mut self) -> bool {
         let polls = self.left == 0;
         self.left = self.left.saturating_sub(1);

@@ -7,7 +7,7 @@ use harness::range::{RangeError, decimal};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, RoundState, Rule, TIMES_US, nanos, needs_exchange};
+use super::rule::{Asked, Limits, RoundState, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of the stagger.
@@ -63,6 +63,10 @@ impl Stagger {
 }
 
 impl Rule for Stagger {
+    fn limits(&self) -> Limits {
+        Limits { links: true, ..Limits::default() }
+    }
+
     fn open_links(&mut self, round: &RoundState, links: usize, has_work: bool) -> Option<usize> {
         if self.is_over {
             return None;

@@ -128,10 +128,12 @@ pub enum ExchangeError {
     #[error("interrupted")]
     Interrupted,
     /// The part is larger than the maximum of the exchange.
-    #[error("a part of {bytes} bytes exceeds the {MAX_PART_BYTES} bytes an exchange carries")]
+    #[error("a part of {bytes} bytes exceeds the {most} bytes an exchange carries")]
     TooLarge {
         /// Bytes of the refused part.
         bytes: usize,
+        /// Maximum bytes of a part, which many ranks of MPI lower.
+        most: usize,
     },
     /// The other end of the socket sent bytes that this version never sends.
     #[error("the launcher's socket carries unexpected bytes: {0}")]

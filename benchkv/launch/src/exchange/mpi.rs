@@ -19,8 +19,8 @@ use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
 use crate::sys::Deadline;
 
-/// Maximum number of ranks. The sends of all parts are buffered, in memory that is touched only as far as parts need it.
-const MAX_RANKS: usize = 128;
+/// Maximum number of ranks.
+const MAX_RANKS: usize = 1024;
 /// Bytes of the send buffer that MPI may use for each message, with ample room.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// Exit status of a rank after a second interrupt.
@@ -78,6 +78,17 @@ pub fn mpi_library() -> String {
     version.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_owned()
 }
 
+/// Returns the maximum bytes of a part among that many ranks. The sends of all parts are buffered, in memory that is touched only as far as
+/// parts need it, and whose length MPI takes as an `int`: from 497 ranks on a part has fewer bytes than elsewhere.
+const fn most_part_bytes(ranks: usize) -> usize {
+    let room = i32::MAX as usize / ranks - 1 - 2 * MESSAGE_OVERHEAD_BYTES;
+    if room < MAX_PART_BYTES { room } else { MAX_PART_BYTES }
+}
+
+// The parts of `Exchange::gather`, and the connection records of a rank that has one connection to each other.
+const _: () =
+    assert!(most_part_bytes(MAX_RANKS) > 1 << 20 && most_part_bytes(496) == MAX_PART_BYTES && most_part_bytes(497) < MAX_PART_BYTES);
+
 impl MpiExchange {
     /// Initializes MPI. The calling thread must be the main thread, and only it uses the exchange.
     ///
@@ -93,7 +104,7 @@ impl MpiExchange {
         if size > MAX_RANKS {
             return Err(MpiError::Ranks { ranks: size });
         }
-        universe.set_buffer_size(size * (1 + MAX_PART_BYTES + 2 * MESSAGE_OVERHEAD_BYTES));
+        universe.set_buffer_size(size * (1 + most_part_bytes(size) + 2 * MESSAGE_OVERHEAD_BYTES));
         Ok(Self { universe, rank, size, tag: 0, early: vec![None; size], signalled: Arc::default(), told: false, over: None })
     }
 
@@ -150,8 +161,9 @@ impl MpiExchange {
     }
 
     fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        if part.len() > MAX_PART_BYTES {
-            return Err(ExchangeError::TooLarge { bytes: part.len() });
+        let most = most_part_bytes(self.size);
+        if part.len() > most {
+            return Err(ExchangeError::TooLarge { bytes: part.len(), most });
         }
         let parts = self.swap(part, within, give_up)?;
         // A large part moves only while its sender calls MPI. This exchange keeps every rank here until all have the part, and the buffer

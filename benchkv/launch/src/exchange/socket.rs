@@ -69,7 +69,7 @@ impl SocketExchange {
 
     fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
         if part.len() > MAX_PART_BYTES {
-            return Err(ExchangeError::TooLarge { bytes: part.len() });
+            return Err(ExchangeError::TooLarge { bytes: part.len(), most: MAX_PART_BYTES });
         }
         let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
         self.round += 1;

@@ -498,7 +498,7 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
         let options = world.requester.options();
         for nth in 0..50_000_u32 {
             if nth % 64 == 0 {
-                // What has failed takes nothing any more.
+                // A connection that has failed takes nothing any more.
                 let next = world.responder.expected();
                 world.responder = Responder::new(9, options.mtu, RNR_TIMER, next);
                 world.requester = Requester::new(options, next);
