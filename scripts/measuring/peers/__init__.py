@@ -4,7 +4,8 @@
   scripts/peers scalerpc [--runs N] [--json FILE|-]
   scripts/peers shm [--runs N] [--json FILE|-]
   scripts/peers kv [--runs N] [--json FILE|-]
-  scripts/peers all [--runs N]     all four, by default 3 rounds; writes their rows to docs/results/peers.md
+  scripts/peers wire [--runs N] [--json FILE|-]
+  scripts/peers all [--runs N]     all five, by default 3 rounds; writes their rows to docs/results/peers.md
 
 The modules of scripts/measuring/peers describe the measurements. There are N rounds (11); each measures everything once, on two pinned cores.
 A ratio is the median of the rounds' ratios, this repository / rival in the unit of its name. Nothing else may run on the machine.
@@ -26,7 +27,7 @@ import time
 from .. import instructions, tools
 from ..tools import Failure
 
-MEASURED = ["copyrpc", "scalerpc", "shm", "kv"]
+MEASURED = ["copyrpc", "scalerpc", "shm", "kv", "wire"]
 PAGE = tools.ROOT / "docs/results/peers.md"
 # The rows printed, for the page: name, value, target, verdict.
 ROWS = []
@@ -156,7 +157,7 @@ def write_page(sections, rounds, minutes):
 
 
 def measure_all(rounds):
-    """Runs all four, and writes the page."""
+    """Runs all, and writes the page."""
     sections, begin, load = [], time.monotonic(), os.getloadavg()[0]
     for what in MEASURED:
         result, module = measured(what, rounds, quiet=False)

@@ -7,7 +7,7 @@ use super::{PolicyOptions, PolicyReport, Sample};
 /// The rules that a job asks for, as one policy of a daemon. A daemon asks its questions in the order of these methods; each answer is
 /// bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
 ///
-/// Every rule is asked each question, as each counts its answers, except where no rule has a say ([`Limits`]).
+/// Every rule is asked each question, as each counts its answers, except where no rule has a say (`Limits`).
 #[derive(Debug)]
 pub struct Policy {
     rules: Vec<Box<dyn Rule>>,

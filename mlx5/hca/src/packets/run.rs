@@ -190,6 +190,14 @@ fn with<R>(state: &mut State, index: usize, f: impl FnOnce(&mut State, &mut Soft
 /// Takes WQEs up to the limit, completes those whose turn has come, and sends packets.
 #[cold]
 pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
+    go_on(hca, state, index);
+    if let Some(wire) = &mut state.links.wire {
+        wire.flush();
+    }
+}
+
+/// Does the same, but packets may wait for others in the socket's batch.
+fn go_on(hca: &Hca, state: &mut State, index: usize) {
     with(state, index, |state, qp, connection| {
         loop {
             take_wqes(hca, state, qp, connection);
@@ -200,7 +208,6 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
         let State { links, deferred, .. } = state;
         let Some(wire) = &mut links.wire else { return };
         connection.pump(hca, wire, qp);
-        wire.flush();
         let due_ns = connection.requester.due_ns().filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns));
         if let Some(due_ns) = due_ns {
             connection.scheduled_ns = Some(due_ns);
@@ -348,7 +355,8 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     let mut active = core::mem::take(&mut wire.active);
     for index in active.drain(..) {
         with(state, index, |_, _, connection| connection.is_active = false);
-        run(hca, state, index);
+        // The program may post an answer now, with which an ACK can leave: at the doorbell, or at the next poll.
+        go_on(hca, state, index);
     }
     if let Some(wire) = &mut state.links.wire {
         active.append(&mut wire.active);

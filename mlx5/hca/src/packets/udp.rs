@@ -27,6 +27,9 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
     [4096, 2048, 1024, 512].into_iter().find(|mtu| u32::from(*mtu) + headers <= ip_mtu).unwrap_or(256)
 }
 
+/// Room for an address, in bytes.
+const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<RawAddress>() as libc::socklen_t;
+
 /// An IP address and port as the kernel has it.
 #[derive(Clone, Copy)]
 union RawAddress {
@@ -83,25 +86,42 @@ impl RawAddress {
     }
 }
 
-/// Packets of a batch, with the addresses of their other ends.
+/// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all.
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
-    lens: Vec<usize>,
-    addresses: Vec<(RawAddress, u32)>,
+    addresses: Vec<RawAddress>,
+    vectors: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+    /// Number of packets that were received last.
+    received: usize,
 }
 
 impl Packets {
     pub(crate) const fn none() -> Self {
-        Self { bytes: Vec::new(), lens: Vec::new(), addresses: Vec::new() }
+        Self { bytes: Vec::new(), addresses: Vec::new(), vectors: Vec::new(), headers: Vec::new(), received: 0 }
     }
 
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![[0; MAX_PACKET]; BATCH], lens: vec![0; BATCH], addresses: vec![(RawAddress::NONE, 0); BATCH] }
+        let (mut bytes, mut addresses) = (vec![[0; MAX_PACKET]; BATCH], vec![RawAddress::NONE; BATCH]);
+        let vector = |buffer: &mut [u8; MAX_PACKET]| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: MAX_PACKET };
+        // The vectors do not grow, so what they point to stays.
+        let mut vectors: Vec<_> = bytes.iter_mut().map(vector).collect();
+        let header = |(vector, address)| {
+            // SAFETY: zero bytes are an empty header.
+            let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
+            (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
+            (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) = (core::ptr::from_mut::<RawAddress>(address).cast(), RAW_ADDRESS_BYTES);
+            header
+        };
+        let headers = vectors.iter_mut().map(core::ptr::from_mut).zip(&mut addresses).map(header).collect();
+        Self { bytes, addresses, vectors, headers, received: 0 }
     }
 
     /// Returns packet `nth` and its sender. `None` if it was longer than any packet is.
     pub(crate) fn get(&self, nth: usize) -> Option<(SocketAddr, &[u8])> {
-        Some((self.addresses[nth].0.address()?, self.bytes[nth].get(..self.lens[nth])?))
+        let header = &self.headers[nth];
+        let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        Some((self.addresses[nth].address()?, self.bytes[nth].get(..header.msg_len as usize).filter(|_| !is_cut)?))
     }
 
     /// Returns the buffer of packet `nth`, to be filled.
@@ -111,24 +131,10 @@ impl Packets {
 
     /// Makes packet `nth` the first `len` bytes of its buffer, to this address.
     pub(crate) fn set(&mut self, nth: usize, len: usize, to: &SocketAddr) {
-        (self.lens[nth], self.addresses[nth]) = (len, RawAddress::new(to));
-    }
-
-    /// Calls `f` with the kernel's descriptions of packets `first..end`, whose lengths are in `lens` or those of the buffers.
-    fn with_headers<R>(&mut self, first: usize, end: usize, is_full: bool, f: impl FnOnce(&mut [libc::mmsghdr]) -> R) -> R {
-        // SAFETY: zero bytes are an empty `iovec` and `mmsghdr`.
-        let (mut vectors, mut headers) =
-            unsafe { ([const { core::mem::zeroed::<libc::iovec>() }; BATCH], [const { core::mem::zeroed::<libc::mmsghdr>() }; BATCH]) };
-        for nth in first..end {
-            let iov_len = if is_full { MAX_PACKET } else { self.lens[nth] };
-            vectors[nth] = libc::iovec { iov_base: self.bytes[nth].as_mut_ptr().cast(), iov_len };
-            let header = &mut headers[nth].msg_hdr;
-            let (name, len) = &mut self.addresses[nth];
-            header.msg_name = core::ptr::from_mut(name).cast();
-            header.msg_namelen = if is_full { size_of::<RawAddress>() as u32 } else { *len };
-            (header.msg_iov, header.msg_iovlen) = (&raw mut vectors[nth], 1);
-        }
-        f(&mut headers[first..end])
+        let address_len;
+        (self.addresses[nth], address_len) = RawAddress::new(to);
+        self.vectors[nth].iov_len = len;
+        self.headers[nth].msg_hdr.msg_namelen = address_len;
     }
 }
 
@@ -197,43 +203,34 @@ impl Udp {
 
     /// Receives packets. Returns their number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
-        let fd = self.fd();
-        let lens = packets.with_headers(0, BATCH, true, |headers| {
-            // SAFETY: the headers describe buffers that outlive the call.
-            let count = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
-            let count = usize::try_from(count).unwrap_or(0);
-            let mut lens = [0; BATCH];
-            for (len, header) in lens.iter_mut().zip(&headers[..count]) {
-                let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-                *len = if is_cut { usize::MAX } else { header.msg_len as usize };
-            }
-            (count, lens)
-        });
-        packets.lens[..lens.0].copy_from_slice(&lens.1[..lens.0]);
-        lens.0
+        // The kernel wrote the lengths of their addresses.
+        packets.headers[..packets.received].iter_mut().for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
+        let headers = packets.headers.as_mut_ptr();
+        // SAFETY: the headers describe buffers of `packets`.
+        let count = unsafe { libc::recvmmsg(self.fd(), headers, BATCH as u32, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
+        packets.received = usize::try_from(count).unwrap_or(0);
+        packets.received
     }
 
     /// Sends packets `first..end`. Returns the first one that the socket has no room for, and the number of packets that the kernel
     /// refused: those are lost.
     pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
-        let (fd, mut next, mut refused) = (self.fd(), first, 0);
-        packets.with_headers(first, end, false, |headers| {
-            while next < end {
-                let rest = &mut headers[next - first..];
-                // SAFETY: the headers describe packets that outlive the call.
-                let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT) };
-                if let Ok(sent @ 1..) = usize::try_from(sent) {
-                    next += sent;
-                    continue;
-                }
-                match io::Error::last_os_error().kind() {
-                    io::ErrorKind::WouldBlock => break,
-                    io::ErrorKind::Interrupted => {}
-                    // The path's MTU, no route, no permission.
-                    _ => (next, refused) = (next + 1, refused + 1),
-                }
+        let (mut next, mut refused) = (first, 0);
+        while next < end {
+            let rest = &mut packets.headers[next..end];
+            // SAFETY: the headers describe buffers of `packets`.
+            let sent = unsafe { libc::sendmmsg(self.fd(), rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT) };
+            if let Ok(sent @ 1..) = usize::try_from(sent) {
+                next += sent;
+                continue;
             }
-        });
+            match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock => break,
+                io::ErrorKind::Interrupted => {}
+                // The path's MTU, no route, no permission.
+                _ => (next, refused) = (next + 1, refused + 1),
+            }
+        }
         (next, refused)
     }
 }
