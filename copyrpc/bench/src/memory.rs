@@ -14,7 +14,7 @@ use bench::program::Program;
 use clap::Parser;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
 use harness::report::{JsonSink, Table};
-use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, SoftOptions};
+use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, RoceOptions, SoftOptions};
 use serde::Serialize;
 
 /// Bytes of memory an endpoint of copyrpc takes beyond its two rings, on the software HCA.
@@ -28,6 +28,10 @@ struct Cli {
     /// WQEBBs of each send queue, 16 to 32768 [default: that of copyrpc].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=32768))]
     send_wr: Option<u32>,
+
+    /// Connections by packets over the loopback interface, in place of shared memory.
+    #[arg(long)]
+    packets: bool,
 
     /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
@@ -68,16 +72,19 @@ struct Memory {
     send_wr: u32,
 }
 
-fn soft(fabric: &LocalFabric) -> DeviceSpec {
-    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() })
+fn soft(fabric: &LocalFabric, packets: bool) -> DeviceSpec {
+    let port = RoceOptions { port: Some(0), is_for_all: true, ..RoceOptions::new([127, 0, 0, 1].into()) };
+    let roce = packets.then_some(port);
+    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), roce, ..SoftOptions::default() })
 }
 
 /// One endpoint, connected; and connected and used.
-fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], Failure> {
+fn endpoints(connections: usize, config: &EndpointConfig, packets: bool) -> Result<[Held; 2], Failure> {
     let fabric = LocalFabric::new();
     let queue_size = (connections * 9).next_power_of_two().max(4096) as u32;
-    let context =
-        || ContextBuilder::new(soft(&fabric)).srq_size((queue_size - 1).min((1 << 15) - 1)).cq_size(queue_size.max(1 << 15)).build();
+    let context = || {
+        ContextBuilder::new(soft(&fabric, packets)).srq_size((queue_size - 1).min((1 << 15) - 1)).cq_size(queue_size.max(1 << 15)).build()
+    };
     let (caller, answerer): (Context<()>, Context<()>) = (context()?, context()?);
     let before = Held::now()?;
     let mut ends: Vec<[Endpoint<()>; 2]> = Vec::with_capacity(connections);
@@ -111,11 +118,11 @@ fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], F
 
 /// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's size, and what regions of a ring's size
 /// take beside the ring.
-fn parts(connections: usize, send_wr: u32, lane_slots: u32) -> Result<[Held; 4], Failure> {
+fn parts(connections: usize, send_wr: u32, lane_slots: u32, packets: bool) -> Result<[Held; 4], Failure> {
     let fabric = LocalFabric::new();
     let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, lane_slots, ..QpConfig::default() };
     let end = || -> Result<_, Failure> {
-        let device = Device::open(soft(&fabric))?;
+        let device = Device::open(soft(&fabric, packets))?;
         let pd = device.alloc_pd()?;
         let (send_cq, recv_cq) = (device.create_cq(4096)?, device.create_mono_cq::<()>(4096)?);
         let srq = pd.create_srq(1023, 0)?;
@@ -154,8 +161,8 @@ fn measure(cli: &Cli) -> Result<Memory, Failure> {
     let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
     config.max_send_wr = cli.send_wr;
     let send_wr = config.send_queue_wqebbs();
-    let [connected, used] = endpoints(connections, &config)?;
-    let [queue_pair, connecting, control_memory, ring] = parts(connections, send_wr, LANE_SLOTS)?;
+    let [connected, used] = endpoints(connections, &config, cli.packets)?;
+    let [queue_pair, connecting, control_memory, ring] = parts(connections, send_wr, LANE_SLOTS, cli.packets)?;
     let rings = Held { heap: 2.0 * ring.heap, device: 2.0 * ring.device };
     Ok(Memory {
         bytes_per_endpoint: used.sum(),

@@ -184,6 +184,32 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
 }
 
 #[test]
+fn connections_without_messages_send_nothing() {
+    let open = || Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
+    let devices = [open(), open()];
+    let queues = |device: &Device| {
+        let pd = device.alloc_pd().unwrap();
+        let (send_cq, recv_cq) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
+        let srq = pd.create_srq(1, 0).unwrap();
+        let config = QpConfig { max_send_wr: 16, ..QpConfig::default() };
+        (0..1000).map(|_| pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap()).collect::<Vec<_>>()
+    };
+    let [mut ours, mut theirs] = [queues(&devices[0]), queues(&devices[1])];
+    for (a, b) in ours.iter_mut().zip(&mut theirs) {
+        a.connect(&b.address(), &ConnectOptions::default()).unwrap();
+        b.connect(&a.address(), &ConnectOptions::default()).unwrap();
+    }
+    // Longer than the time-out.
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        for device in &devices {
+            device.progress();
+        }
+    }
+    assert_eq!(devices.map(|device| device.info().packets), [Some(PacketCounters::default()); 2]);
+}
+
+#[test]
 fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     let open = |roce: RoceOptions| Device::open(DeviceSpec::Soft(soft(roce))).map(drop).unwrap_err();
     let device = Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
