@@ -68,21 +68,25 @@ fn a_handler_longer_than_the_stall_timeout_cuts_off_no_client() {
     served.end();
 }
 
-/// It has run a handler, and runs none when it stops.
+/// It has run a handler, and runs none when it stops polling. The end of `Server::serve` would tell its clients to go.
 #[test]
 fn a_server_that_stops_between_its_handlers_is_given_up() {
     let net = Net::new();
     let (server_options, options) = options(&net);
     let (go_on, wait) = mpsc::channel::<()>();
+    let (freeze, frozen) = mpsc::channel();
     let served = serve("127.0.0.1:0", server_options, move |server| {
-        server.serve(|_| b"").unwrap();
+        while frozen.try_recv() != Ok(()) {
+            server.step().unwrap();
+            std::iter::from_fn(|| server.recv()).for_each(|request| request.reply(b"").unwrap());
+        }
         // As in a process that is stopped.
         assert!(wait.recv().is_err());
     });
     let mut client = copyrpc::Client::with_options(served.address, &options).unwrap();
     client.call(b"").unwrap();
-    served.stop.stop();
-    // Requests that arrive before the server hears of the stop are answered.
+    freeze.send(()).unwrap();
+    // Requests that arrive before the server stops are answered.
     let error = std::iter::from_fn(|| Some(client.call(b""))).find_map(Result::err).unwrap();
     assert!(matches!(error, ClientError::Closed(CloseReason::PeerStalled)), "{error}");
     drop(go_on);
