@@ -83,8 +83,9 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, way: Way, theirs: &I
         other => panic!("{other:?} is no receive"),
     };
     let src_qp = if is_scattered { theirs.src_qp } else { cqe.source_qpn() };
-    // The other way reads no service level.
-    let own = (0, if way == Way::PollCq { ResponderCqe::parse(bytes).sl } else { 0 }, 0);
+    // The other way reads neither the sender's LID nor a service level.
+    let address = ResponderCqe::parse(bytes);
+    let own = if way == Way::PollCq { (address.slid, address.sl, 0) } else { (0, 0, 0) };
     let (slid, sl, dlid_path_bits) = if is_scattered { (theirs.slid, theirs.sl, theirs.dlid_path_bits) } else { own };
     // The P_Key index takes the place of the immediate: libmlx5 returns half of the immediate then.
     let pkey_index = if cqe.imm() == 0 { 0 } else { theirs.pkey_index };
