@@ -14,7 +14,8 @@
 //! - P2. A message completes when its last packet is acknowledged: by an ACK of this PSN or a later one, or by its READ or atomic response.
 //!   An ACK behind a READ or atomic without its response acknowledges only what is before it.
 //! - P3. Without an answer for the timeout, everything from the oldest packet on that is not acknowledged is sent again, and from a NAK's PSN
-//!   on after a NAK; `retry_count` times without progress. Sooner repeats, from 2 ms on, do not count. A READ is asked for again from its first missing byte.
+//!   on after a NAK; `retry_count` times without progress. Sooner repeats, from 2 ms on, do not count. A READ is asked for
+//!   again from its first missing byte.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it; `rnr_retry` times.
 //! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a duplicate SEND or WRITE, READs again for a
 //!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).

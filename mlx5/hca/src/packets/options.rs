@@ -26,8 +26,8 @@ pub struct RoceOptions {
     pub is_for_all: bool,
     /// Packets in a thousand that are lost on purpose.
     pub loss_permille: u16,
-    /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are virtual functions that share an address: its name, a period, and the
-    /// device's `ADDRESS:PORT`.
+    /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are virtual functions that share an address: its
+    /// name, a period, and the device's `ADDRESS:PORT`.
     pub pcap: Option<PathBuf>,
 }
 

@@ -151,8 +151,10 @@ pub(crate) struct Requester {
     repeats: u32,
     /// Longest recent time without progress that ended by itself, in ns.
     quiet_ns: u64,
-    /// Time from which the next repeat counts, and at which it is due.
-    repeat_ns: Option<(u64, u64)>,
+    /// Time at which the present wait for an answer began.
+    wait_ns: u64,
+    /// Time at which the next repeat is due.
+    repeat_ns: Option<u64>,
     /// Responses showed that the oldest packet is lost, and it was sent again: further ones show nothing new.
     is_known_lost: bool,
     /// Time at which a retry is due, while packets are under way.
@@ -182,6 +184,7 @@ impl Requester {
             rnr_retries: 0,
             repeats: 0,
             quiet_ns: 0,
+            wait_ns: 0,
             repeat_ns: None,
             is_known_lost: false,
             retry_ns: None,
@@ -224,8 +227,7 @@ impl Requester {
 
     /// Returns the time at which [`Requester::on_time`] has something to do.
     pub(crate) fn due_ns(&self) -> Option<u64> {
-        let repeat_ns = self.repeat_ns.map(|(_, due_ns)| due_ns);
-        if self.failure.is_some() { None } else { self.pause_ns.or(repeat_ns.into_iter().chain(self.retry_ns).min()) }
+        if self.failure.is_some() { None } else { self.pause_ns.or(self.repeat_ns.into_iter().chain(self.retry_ns).min()) }
     }
 
     /// Returns the next packet to be sent, if there is one that may be sent.
@@ -441,8 +443,8 @@ impl Requester {
         if self.next.since(until) < 0 {
             self.next = until;
         }
-        if let (Some((since_ns, _)), 0, 0) = (self.repeat_ns, self.repeats, self.retries) {
-            self.quiet_ns = (self.quiet_ns - self.quiet_ns / 8).max(now_ns - since_ns);
+        if self.retry_ns.is_some() && self.repeats == 0 && self.retries == 0 {
+            self.quiet_ns = (self.quiet_ns - self.quiet_ns / 8).max(now_ns.saturating_sub(self.wait_ns));
         }
         (self.retries, self.rnr_retries, self.repeats, self.is_known_lost, self.pause_ns) = (0, 0, 0, false, None);
         (self.retry_ns, self.repeat_ns) = (None, None);
@@ -453,10 +455,11 @@ impl Requester {
 
     /// Begins to wait for an answer.
     fn wait(&mut self, now_ns: u64) {
+        self.wait_ns = now_ns;
         self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
         // It is below the time-out as long as the number of repeats grows.
         let wait_ns = FIRST_REPEAT_NS.max(2 * self.quiet_ns) << self.repeats;
-        self.repeat_ns = (wait_ns < self.options.timeout_ns).then(|| (now_ns, now_ns + wait_ns));
+        self.repeat_ns = (wait_ns < self.options.timeout_ns).then(|| now_ns + wait_ns);
     }
 
     /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are sent again.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use mlx5_wire::Syndrome as Status;
-use mlx5_wire::roce::{AtomicEth, Flow, Headers, Nak, Opcode, Psn, Reth};
+use mlx5_wire::roce::{Aeth, AtomicEth, Flow, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Transport};
 
 use super::message::{MAX_RD_ATOMIC, packets};
 use super::requester::{Failure, Options, Outgoing, Request, Requester, Taken};
@@ -362,6 +362,27 @@ fn p1_every_message_is_executed_once_and_in_order_however_bad_the_network_is() {
         total += world.requests;
     }
     assert!(total > 10_000, "{total}");
+}
+
+/// A peer that was slow, so that nothing was repeated before the time-out, and is fast again.
+#[test]
+fn p3_repeats_come_back_when_the_peer_is_fast_again() {
+    let mut world = World::new(3, Badness::default(), 7);
+    let first = world.responder.expected();
+    let acknowledge = |world: &mut World, nth: u32, after_ns: u64| {
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        assert!(world.requester.next_packet(world.now_ns).is_some());
+        world.now_ns += after_ns;
+        let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
+        let ack = Headers { aeth: Aeth::ack(0), ..Headers::new(opcode, 9, first.after(nth)) };
+        world.requester.on_response(&ack, 0, world.now_ns);
+        assert_eq!(world.requester.completed(), u64::from(nth) + 1);
+    };
+    acknowledge(&mut world, 0, 30_000_000);
+    (1..100).for_each(|nth| acknowledge(&mut world, nth, 5_000));
+    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+    assert!(world.requester.next_packet(world.now_ns).is_some());
+    assert_eq!(world.requester.due_ns(), Some(world.now_ns + 2_000_000));
 }
 
 /// A good network: no packet is sent twice, whatever the order of messages.
