@@ -208,6 +208,10 @@ PACKET_DEFECTS = {
         "a responder without a receive for the last packet of a message forgets the packets before it",
         [(f"{PACKETS}/responder.rs", "                // The packets behind it are no gap.\n", "                self.current = None;\n")],
     ),
+    "ack-waits-for-ever": (
+        "messages that did not ask for an ACK get none when no further message comes",
+        [(f"{PACKETS}/responder.rs", "is_some_and(|ack_ns| ack_ns <= now_ns)", "is_some_and(|ack_ns| ack_ns > now_ns + ACK_DELAY_NS)")],
+    ),
     "psn-wrap": (
         "PSNs are compared as numbers that do not wrap",
         [("mlx5/wire/src/roce/psn.rs", "(self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8", "self.0 as i32 - earlier.0 as i32")],

@@ -22,6 +22,8 @@
 //! - P6. After a NAK that is fatal both ends execute nothing more.
 //! - P7. On an unreliable connection a message completes when its last packet is sent. It is executed once, behind those before it, or lost: if
 //!   a packet is missing, comes late, or is refused. Nobody hears of it.
+//! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A message of one packet without a completion does not
+//!   ask a software HCA, which acknowledges it with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 
 pub(crate) mod connection;
 pub(crate) mod interface;

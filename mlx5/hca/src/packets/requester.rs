@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
-use super::message::{GONE, packets};
+use super::message::{ACK_DELAY_NS, GONE, packets};
 
 /// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
 const MAX_WINDOW: u32 = 64;
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) rd_atomic: u8,
     /// Unreliable connection: a message is complete when it was sent.
     pub(crate) is_unreliable: bool,
-    /// Whether the peer is a software HCA, whose [`GONE`] counts.
+    /// Whether the peer is a software HCA, whose [`GONE`] counts, and which acknowledges what does not ask for it.
     pub(crate) is_polled: bool,
 }
 
@@ -44,6 +44,11 @@ impl Options {
     /// Returns the maximum number of packets that are not acknowledged.
     fn window(&self) -> u32 {
         (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
+    }
+
+    /// Returns whether the ACK of a message whose completion nobody awaits may come with that of a later message.
+    const fn may_share_acks(&self) -> bool {
+        self.is_polled && self.timeout_ns > 2 * ACK_DELAY_NS
     }
 
     /// Returns the transport service of the packets.
@@ -82,6 +87,8 @@ impl Request {
 #[derive(Clone, Copy, Debug)]
 struct Message {
     request: Request,
+    /// The program gets a completion of it.
+    is_signaled: bool,
     /// Its first PSN, once it has begun.
     first: Psn,
     packets: u32,
@@ -209,10 +216,10 @@ impl Requester {
         self.messages.iter().any(|message| message.request.has_response())
     }
 
-    /// Posts a message.
-    pub(crate) fn post(&mut self, request: Request) {
+    /// Posts a message. The program gets a completion of it if `is_signaled`.
+    pub(crate) fn post(&mut self, request: Request, is_signaled: bool) {
         let packets = request.packets(self.options.mtu);
-        self.messages.push_back(Message { request, first: self.end, packets, answered: 0 });
+        self.messages.push_back(Message { request, is_signaled, first: self.end, packets, answered: 0 });
     }
 
     /// Returns the number of messages that are complete.
@@ -313,7 +320,10 @@ impl Requester {
         };
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-        let asks_ack = is_last || message.request.has_response() || self.next.get() % (self.options.window() / 4) == 0;
+        let is_repeat = self.next.since(self.sent) < 0;
+        let may_wait = is_first && !message.is_signaled && !is_repeat && self.options.may_share_acks();
+        let is_quarter = self.next.get() % (self.options.window() / 4) == 0;
+        let asks_ack = is_last && !may_wait || message.request.has_response() || is_quarter;
         headers.bth.asks_ack = asks_ack && !self.options.is_unreliable;
         Outgoing { headers, message: number, offset, len }
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mlx5_wire::MAX_MESSAGE_BYTES;
 use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
 
-use super::message::{MAX_RD_ATOMIC, packets};
+use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
 
 /// Maximum answers that wait to be sent; further duplicates get none.
 const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
@@ -95,6 +95,8 @@ pub(crate) struct Responder {
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<(Psn, Answer)>,
+    /// Time at which messages that did not ask for an ACK are acknowledged, unless an answer does so before.
+    ack_ns: Option<u64>,
     /// The NAK that ended the connection.
     fatal: Option<Nak>,
 }
@@ -112,6 +114,7 @@ impl Responder {
             is_asked_for: false,
             atomics: VecDeque::new(),
             answers: VecDeque::new(),
+            ack_ns: None,
             fatal: None,
         }
     }
@@ -143,14 +146,19 @@ impl Responder {
         self.answers.clear();
     }
 
+    /// Returns the time at which [`next_reply`](Self::next_reply) has an answer without a request.
+    pub(crate) const fn due_ns(&self) -> Option<u64> {
+        self.ack_ns
+    }
+
     /// Takes a request of the peer.
-    pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+    pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target, now_ns: u64) {
         if self.fatal.is_some() {
             return;
         }
         let psn = headers.bth.psn;
         match psn.since(self.expected) {
-            0 => self.on_expected(headers, payload, target),
+            0 => self.on_expected(headers, payload, target, now_ns),
             ..0 => self.on_duplicate(headers, target),
             _ if self.is_asked_for => {}
             _ => {
@@ -160,13 +168,14 @@ impl Responder {
         }
     }
 
-    fn on_expected(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+    fn on_expected(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target, now_ns: u64) {
         let psn = self.expected;
         self.is_asked_for = false;
         match self.execute(headers, payload, target) {
-            Ok(()) if headers.bth.asks_ack && headers.opcode.opcode as u8 <= Opcode::WriteOnlyImm as u8 => {
-                self.answer(psn, Aeth::ack(0).syndrome);
-            }
+            // A READ or an atomic has an answer of its own.
+            Ok(()) if headers.opcode.opcode as u8 > Opcode::WriteOnlyImm as u8 => {}
+            Ok(()) if headers.bth.asks_ack => self.answer(psn, Aeth::ack(0).syndrome),
+            Ok(()) if self.current.is_none() => self.ack_ns = self.ack_ns.or(Some(now_ns + ACK_DELAY_NS)),
             Ok(()) => {}
             Err(Refusal::NotReady) => {
                 // The packets behind it are no gap.
@@ -308,12 +317,18 @@ impl Responder {
                     self.answers.push_back((psn, Answer::Atomic { original, msn }));
                 }
             }
-            _ => self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome),
+            _ => self.acknowledge(),
         }
     }
 
-    /// Appends an ACK or a NAK. An ACK takes the place of one that still waits directly before it.
+    /// Acknowledges all that was executed.
+    fn acknowledge(&mut self) {
+        self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome);
+    }
+
+    /// Appends an ACK or a NAK, which acknowledges all before it. An ACK takes the place of one that still waits directly before it.
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.ack_ns = None;
         let aeth = Aeth { syndrome, msn: self.msn };
         let is_ack = |syndrome| matches!(syndrome, Syndrome::Ack { .. });
         match self.answers.back_mut() {
@@ -323,7 +338,10 @@ impl Responder {
     }
 
     /// Returns the next response to be sent.
-    pub(crate) fn next_reply(&mut self) -> Option<Reply> {
+    pub(crate) fn next_reply(&mut self, now_ns: u64) -> Option<Reply> {
+        if self.ack_ns.is_some_and(|ack_ns| ack_ns <= now_ns) {
+            self.acknowledge();
+        }
         let (psn, answer) = self.answers.front_mut()?;
         let with = |opcode, psn| Headers::new(PacketOpcode { transport: Transport::Rc, opcode }, self.qpn, psn);
         let reply = match answer {

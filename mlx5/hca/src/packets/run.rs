@@ -37,7 +37,7 @@ impl Connection {
         let len = length as u32;
         let (imm, is_solicited) = (ctrl.has_imm().then(|| ctrl.imm()), ctrl.solicited());
         if header == SEGMENT {
-            self.requester.post(Request::Send { len, imm, is_solicited });
+            self.requester.post(Request::Send { len, imm, is_solicited }, ctrl.signaled());
             return Ok(0);
         }
         let raddr = RaddrSegment::parse(wqe[SEGMENT..].first_chunk().ok_or(Malformed::Header)?);
@@ -57,7 +57,7 @@ impl Connection {
                 (if is_add { Request::FetchAdd(atomic) } else { Request::CompareSwap(atomic) }, 8)
             }
         };
-        self.requester.post(request);
+        self.requester.post(request, ctrl.signaled());
         Ok(byte_count)
     }
 
@@ -68,7 +68,7 @@ impl Connection {
             if !wire.has_room() {
                 return self.activate(wire, qp.index);
             }
-            let Some(reply) = self.responder.next_reply() else { break };
+            let Some(reply) = self.responder.next_reply(now_ns) else { break };
             let len = reply.from.map_or(0, |from| from.len as usize);
             let sent = wire.send(&self.peer, &reply.headers, len, |payload| {
                 let Some(from) = reply.from.filter(|from| from.len > 0) else { return Ok(()) };
@@ -208,8 +208,8 @@ fn go_on(hca: &Hca, state: &mut State, index: usize) {
         let State { links, deferred, .. } = state;
         let Some(wire) = &mut links.wire else { return };
         connection.pump(hca, wire, qp);
-        let due_ns = connection.requester.due_ns().filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns));
-        if let Some(due_ns) = due_ns {
+        let due_ns = connection.requester.due_ns().into_iter().chain(connection.responder.due_ns()).min();
+        if let Some(due_ns) = due_ns.filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns)) {
             connection.scheduled_ns = Some(due_ns);
             deferred.schedule(due_ns, qp.qpn);
         }
@@ -325,7 +325,7 @@ pub(crate) fn abandon(wire: Option<&mut WirePort>, qp: &mut SoftQp) {
     }
 }
 
-/// Runs a queue pair at the time of its retry, or of its waiting WQE.
+/// Runs a queue pair at the time of its retry, of its ACK, or of its waiting WQE.
 pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     with(state, index, |_, _, connection| {
         connection.scheduled_ns.take_if(|at_ns| *at_ns <= now_ns);
@@ -426,7 +426,7 @@ impl Connection {
         if target.qp.is_unreliable {
             return self.responder.on_unreliable(headers, payload, &mut target);
         }
-        self.responder.on_request(headers, payload, &mut target);
+        self.responder.on_request(headers, payload, &mut target, hca.clock.now_ns());
         if self.responder.fatal().is_some() {
             let (syndrome, vendor) = target.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
             let Some(taking) = self.open.take() else { return qp.break_down(hca) };

@@ -162,7 +162,7 @@ impl World {
             rnr_retry: 7,
             rd_atomic: MAX_RD_ATOMIC as u8,
             is_unreliable: false,
-            is_polled: false,
+            is_polled: seed % 2 == 0,
         };
         let bytes = (0..MEMORY).map(|_| rng.next_u64() as u8).collect();
         let memory = Memory { bytes, receives: 0, open: None, received: Vec::new(), is_unreliable: false, end: MEMORY };
@@ -233,7 +233,7 @@ impl World {
         let (got, memory) = (vec![0; expected.len()], self.oracle.bytes.clone());
         let read = if let Request::Read(from) = request { self.oracle.range(&from) } else { None };
         self.posted.push(Posted { payload, expected, got, read, memory });
-        self.requester.post(request);
+        self.requester.post(request, reth.addr % 2 == 0);
     }
 
     /// Sends a packet over the network.
@@ -277,7 +277,7 @@ impl World {
         if self.memory.is_unreliable {
             self.responder.on_unreliable(headers, payload, &mut self.memory);
         } else {
-            self.responder.on_request(headers, payload, &mut self.memory);
+            self.responder.on_request(headers, payload, &mut self.memory, self.now_ns);
         }
     }
 
@@ -293,13 +293,14 @@ impl World {
             self.silent_until_ns = self.now_ns + self.rng.below(6 * TIMEOUT_NS);
         }
         while self.silent_until_ns <= self.now_ns || self.network.is_empty() && self.requester.due_ns().is_none() {
-            let Some(Reply { headers, from }) = self.responder.next_reply() else { break };
+            let Some(Reply { headers, from }) = self.responder.next_reply(self.now_ns) else { break };
             let payload =
                 from.filter(|from| from.len > 0).map_or(Vec::new(), |from| self.memory.bytes[self.memory.range(&from).unwrap()].to_vec());
             self.send(false, &headers, &payload);
         }
         let arrival = self.network.peek().map(|Reverse(flying)| flying.at_ns);
-        let Some(at_ns) = arrival.into_iter().chain(self.requester.due_ns()).min() else { return false };
+        let due = [arrival, self.requester.due_ns(), self.responder.due_ns().filter(|_| self.silent_until_ns <= self.now_ns)];
+        let Some(at_ns) = due.into_iter().flatten().min() else { return false };
         self.now_ns = self.now_ns.max(at_ns);
         if arrival == Some(at_ns) {
             let Reverse(Flying { to_responder, bytes, .. }) = self.network.pop().unwrap();
@@ -370,7 +371,7 @@ fn p3_repeats_come_back_when_the_peer_is_fast_again() {
     let mut world = World::new(3, Badness::default(), 7);
     let first = world.responder.expected();
     let acknowledge = |world: &mut World, nth: u32, after_ns: u64| {
-        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
         assert!(world.requester.next_packet(world.now_ns).is_some());
         world.now_ns += after_ns;
         let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
@@ -380,9 +381,38 @@ fn p3_repeats_come_back_when_the_peer_is_fast_again() {
     };
     acknowledge(&mut world, 0, 30_000_000);
     (1..100).for_each(|nth| acknowledge(&mut world, nth, 5_000));
-    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
     assert!(world.requester.next_packet(world.now_ns).is_some());
     assert_eq!(world.requester.due_ns(), Some(world.now_ns + 2_000_000));
+}
+
+/// Messages of one packet whose completion nobody awaits share an ACK: that of the quarter of a window, or of the time after the last one.
+#[test]
+fn p8_messages_without_a_completion_share_an_ack() {
+    // The seed of a peer that is a software HCA, with a long time-out.
+    let mut world = World::new(6, Badness::default(), 0);
+    let quarter = (128 << 10) / world.requester.mtu() / 4;
+    let quarter = quarter.min(16);
+    world.memory.receives = 1000;
+    let messages = u64::from(20 * quarter);
+    for nth in 0..messages {
+        world.posted.push(Posted::refused(vec![1]));
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, false);
+        // Each as if it answered a message of the peer.
+        while world.requests <= nth || world.memory.received.len() as u64 <= nth {
+            world.step();
+        }
+    }
+    world.run();
+    assert_eq!((world.requester.failure(), world.requests), (None, messages));
+    let acks = world.sent - world.requests;
+    assert!((20..=21).contains(&acks), "{acks}");
+    // An answer that the program waits for comes at once.
+    world.posted.push(Posted::refused(vec![1]));
+    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
+    let begin_ns = world.now_ns;
+    world.run();
+    assert!(world.now_ns - begin_ns < 20_000);
 }
 
 /// A good network: no packet is sent twice, whatever the order of messages.
@@ -415,7 +445,7 @@ fn p3_a_peer_that_does_not_answer_fails_the_oldest_message_after_its_retries() {
     for (seed, timeout_ns, requests) in [(1, TIMEOUT_NS, 4), (3, LONG_TIMEOUT_NS, 8)] {
         let mut world = World::new(seed, Badness { lost: 1000, ..Badness::default() }, 3);
         world.posted.push(Posted::refused(vec![1]));
-        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
         world.run();
         let expected = Failure { message: 0, status: Status::TransportRetryExceeded };
         assert_eq!((world.requester.failure(), world.now_ns, world.requests), (Some(expected), 4 * timeout_ns, requests));
@@ -431,7 +461,7 @@ fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
         world.memory.receives = 1;
         world.badness.lost = 1000;
         world.posted.push(Posted::refused(vec![1]));
-        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+        world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
         let begin_ns = world.now_ns;
         world.step();
         world.badness.lost = 0;
@@ -446,7 +476,7 @@ fn p4_a_peer_without_receives_fails_it_after_the_rnr_retries() {
     let mut world = World::new(1, Badness { doubled: 1000, ..Badness::default() }, 7);
     world.requester.set_rnr_retry(3);
     world.posted.push(Posted::refused(vec![1]));
-    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false });
+    world.requester.post(Request::Send { len: 1, imm: None, is_solicited: false }, true);
     world.rng = Random::new(0);
     while world.requester.failure().is_none() {
         world.memory.receives = 0;
@@ -473,7 +503,7 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
         }
         let (expected, oracle) = (world.posted.len() as u64, world.oracle.clone());
         world.posted.push(Posted::refused(vec![7; 10_000]));
-        world.requester.post(request);
+        world.requester.post(request, true);
         for _ in 0..5 {
             world.post();
         }
@@ -526,8 +556,8 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
                 (world.memory.receives, world.memory.open) = (20, None);
                 world.memory.received.clear();
                 for _ in 0..4 {
-                    world.requester.post(Request::Read(Reth { addr: BASE, rkey: RKEY, len: 2000 }));
-                    world.requester.post(Request::Send { len: 2000, imm: None, is_solicited: false });
+                    world.requester.post(Request::Read(Reth { addr: BASE, rkey: RKEY, len: 2000 }), true);
+                    world.requester.post(Request::Send { len: 2000, imm: None, is_solicited: false }, true);
                 }
             }
             while world.requester.next_packet(world.now_ns).is_some() {}
@@ -554,7 +584,7 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             }
             assert!(world.responder.kept() <= 200);
             if world.rng.happens(200) {
-                world.responder.next_reply();
+                world.responder.next_reply(world.now_ns);
             }
         }
     }
