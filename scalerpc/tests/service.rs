@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
-use scalerpc::rdma::exchange::{Accept, Hello, Offer, RecordError, Refusal};
+use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::{
     AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server,
@@ -528,7 +528,7 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     let mut half_way = connect(&hello);
     read_offer(&mut half_way).unwrap();
     half_way.write_all(&[0xa5; Accept::BYTES]).unwrap();
-    let mut refusal = [0; 56];
+    let mut refusal = [0; Admission::BYTES];
     half_way.read_exact(&mut refusal).unwrap();
     assert_eq!(refusal[12], 2, "it is told");
     drop(half_way);

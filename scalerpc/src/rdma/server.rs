@@ -10,7 +10,7 @@ use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
-use crate::protocol::{ClientId, Handlers, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
+use crate::protocol::{ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
 /// Four counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
 /// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
@@ -145,11 +145,10 @@ impl RdmaServer {
         let layout = config.layout()?;
         let port = Port::on(device, device.create_mono_cq(options.cq_size)?, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
         let memory = ServerMemory {
             entries: port.alloc(config.entries_bytes(), written)?,
             pools: port.alloc_huge(layout.pools_bytes(), written)?,
-            responses: port.alloc(config.responses_bytes(), responses)?,
+            responses: port.alloc(config.responses_bytes(), Access::empty())?,
         };
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
@@ -185,20 +184,13 @@ impl RdmaServer {
         let mut qp = pending.qp;
         self.port.connect(&mut qp, &accept.address)?;
         let client = self.core.join(accept.regions).ok_or_else(|| self.full())?;
-        let layout = self.core.layout();
         let memory = self.core.memory();
-        let responses_addr = match layout.reply_mode {
-            ReplyMode::ServerWrites => 0,
-            ReplyMode::ClientReads => memory.responses.addr() + (client.index() * layout.zone_bytes()) as u64,
-        };
         let regions = ServerRegions {
             client,
             pools_addr: memory.pools.addr(),
             pools_rkey: memory.pools.rkey(),
             entry_addr: memory.entries.addr() + (client.index() * ENTRY_BYTES) as u64,
             entry_rkey: memory.entries.rkey(),
-            responses_addr,
-            responses_rkey: memory.responses.rkey(),
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
@@ -279,7 +271,7 @@ impl RdmaServer {
     }
 
     /// Makes slices end at multiples of their length in global time, which is the time of [`device`](Self::device) plus this offset.
-    /// `None` ends that. A [`TimeFollower`](super::TimeFollower) calls this.
+    /// `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }

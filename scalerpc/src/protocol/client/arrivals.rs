@@ -1,9 +1,7 @@
 //! Responses and events: found in memory that the server writes, checked, and processed.
 
-use super::fetch::Fetch;
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
-use crate::protocol::config::ReplyMode;
 use crate::protocol::error::{CallFailure, ProtocolError};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
@@ -88,10 +86,6 @@ impl<M: Memory> Client<M> {
 
     /// Takes the response of a slot whose trailer has arrived.
     fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
-        // A response that is READ is complete when its READ is, not when its trailer is seen.
-        if self.layout.reply_mode == ReplyMode::ClientReads && self.calls[slot].fetch != Fetch::Here {
-            return Ok(());
-        }
         let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
         let len = trailer.len as usize;
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {

@@ -16,7 +16,7 @@ mod zones;
 use std::collections::VecDeque;
 
 use crate::protocol::buffers::{Buffers, Chain};
-use crate::protocol::config::{ConfigError, Layout, ReplyMode, ServerConfig};
+use crate::protocol::config::{ConfigError, Layout, ServerConfig};
 use crate::protocol::groups::GroupManager;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions};
@@ -36,7 +36,7 @@ pub struct ServerMemory<M> {
     pub entries: M,
     /// Both pools; clients WRITE.
     pub pools: M,
-    /// Response buffers, or the area that clients READ.
+    /// Response buffers.
     pub responses: M,
 }
 
@@ -239,7 +239,7 @@ impl<M: Memory> Server<M> {
             owed: 0,
             remind_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
-            buffers: Buffers::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers as u16 } else { 0 }),
+            buffers: Buffers::new(config.response_buffers as u16),
             sweep: 0,
             stats: ServerStats::default(),
             layout,
@@ -254,7 +254,6 @@ impl<M: Memory> Server<M> {
         self.generation = self.generation.wrapping_add(1);
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(0);
-        self.clear_response_area(client);
         let record = ClientRecord {
             regions,
             generation: self.generation,
@@ -375,7 +374,7 @@ impl<M: Memory> Server<M> {
         self.pools[0].len() + self.pools[1].len()
     }
 
-    /// Returns the number of free response buffers; 0 if clients READ.
+    /// Returns the number of free response buffers.
     #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.buffers.free()
