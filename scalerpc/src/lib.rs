@@ -88,7 +88,7 @@
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler never runs twice for one call. It ran if a
 //!   response came, and for [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and [`CallFailure::Dropped`]. None ran, and none
 //!   will, for [`CallFailure::NotSent`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
-//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`], as when a server stops with requests that it has not answered.
+//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server that stops leaves no call in doubt: [`Server::close`].
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
 //!   clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most. Longer data travel in parts, one call

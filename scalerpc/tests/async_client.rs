@@ -79,7 +79,7 @@ fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
     let (keep, kept) = mpsc::channel();
     let (tell, told) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let options = ServerOptions { device: net.device(), config, rdma: RdmaOptions::default() };
+        let options = ServerOptions { device: net.device(), config, rdma: RdmaOptions::default(), ..ServerOptions::default() };
         let mut server = Server::with_options(address, &options).unwrap();
         tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
         let mut handlers = Handlers::new(server.max_payload());

@@ -238,10 +238,16 @@ impl Layout {
         self.zone_bytes() + EVENT_SLOT_BYTES
     }
 
+    /// Returns the offset of the event slot for the server's end, in a client's responses.
+    #[must_use]
+    pub const fn close_slot(&self) -> usize {
+        self.zone_bytes() + 2 * EVENT_SLOT_BYTES
+    }
+
     /// Returns the bytes of a client's responses and event slots.
     #[must_use]
     pub const fn client_responses_bytes(&self) -> usize {
-        self.zone_bytes() + 2 * EVENT_SLOT_BYTES
+        self.zone_bytes() + 3 * EVENT_SLOT_BYTES
     }
 }
 
@@ -262,7 +268,7 @@ mod tests {
         let layout = config.layout().unwrap();
         assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
         assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
-        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 128));
+        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 192));
         let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
         assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
         let large = ServerConfig { depth: 64, ..config };

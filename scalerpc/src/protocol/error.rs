@@ -14,6 +14,9 @@ pub enum CloseReason {
     /// This end's device reported that it, a queue or the queue pair broke down.
     #[error("this end's device, or a queue of it, broke down; connect again")]
     Device,
+    /// The server stopped. It answered the requests that it had taken; no handler got another one, and none will.
+    #[error("the server stopped; connect to the next one")]
+    ServerStopped,
     /// This end was closed.
     #[error("this end was closed")]
     ClosedHere,

@@ -74,9 +74,9 @@ impl PendingClient {
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = offer.layout;
-        // A response for each slot and two events can be under way, and as many be taken before their completions arrive.
+        // A response for each slot and three events can be under way, and as many be taken before their completions arrive.
         // S23
-        let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
+        let receives = if options.sleeps { 2 * (layout.depth as u32 + 3) } else { 0 };
         let port = Port::on(device, device.create_cq(options.send_queue_size.saturating_mul(2).saturating_add(receives))?, options)?;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,

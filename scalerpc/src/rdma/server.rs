@@ -204,13 +204,7 @@ impl RdmaServer {
     /// and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
-        let Self { port, peers, core, unserved, under_way, .. } = self;
-        let found = port.cq.progress();
-        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
-        if completions < COMPLETION_BATCH {
-            // The queue is empty, so it holds nothing of the queue pairs that are gone.
-            self.under_way -= std::mem::take(&mut self.orphaned);
-        }
+        let completions = self.take(now_ns);
         let Self { core, port, ops, .. } = self;
         core.poll(now_ns, ops);
         let answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
@@ -219,6 +213,48 @@ impl RdmaServer {
             self.probe_next(now_ns);
         }
         completions + answered
+    }
+
+    /// Takes completions. Returns their number.
+    #[inline(always)]
+    fn take(&mut self, now_ns: u64) -> usize {
+        let Self { port, peers, core, unserved, under_way, .. } = self;
+        let found = port.cq.progress();
+        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
+        if completions < COMPLETION_BATCH {
+            // The queue is empty, so it holds nothing of the queue pairs that are gone.
+            self.under_way -= std::mem::take(&mut self.orphaned);
+        }
+        completions
+    }
+
+    /// Begins the end: accepts the requests that have arrived, and none from now on. [`step_to_end`](Self::step_to_end) follows in place of
+    /// [`step`](Self::step).
+    pub fn close(&mut self) {
+        self.core.close();
+        self.settle();
+    }
+
+    /// One bounded step after [`close`](Self::close): answers at most `budget` of the requests that were accepted, and tells each client whose
+    /// requests are all answered that the server goes. That client ends its other calls as [`CallFailure::NotSent`]: no handler got them
+    /// (S27). If the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted ones that no handler got as not sent.
+    /// Returns whether all clients were told, and all messages have arrived.
+    ///
+    /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
+    /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
+    pub fn step_to_end(&mut self, handlers: &mut Handlers<'_>, budget: usize, gives_up: bool) -> bool {
+        let now_ns = self.port.now_ns();
+        self.take(now_ns);
+        let Self { core, port, ops, .. } = self;
+        if gives_up {
+            core.drop_queued();
+            handlers.give_up(core, now_ns, ops);
+        } else {
+            handlers.step(core, budget, now_ns, || port.now_ns(), ops);
+        }
+        core.dismiss(|client| handlers.has_any_of(client), ops);
+        self.post();
+        self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
     }
 
     /// Takes an event of its [`device`](Self::device), which no completion reports: removes the client whose queue pair broke down. Returns

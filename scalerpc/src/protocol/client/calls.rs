@@ -139,7 +139,9 @@ impl<M: Memory> Client<M> {
     /// Ends all calls. No slot is used again.
     pub(super) fn fail_all(&mut self, reason: CloseReason) {
         for slot in bits(std::mem::take(&mut self.pending) & !self.quarantined) {
-            let failure = if self.calls[slot].is_offered { CallFailure::Closed(reason) } else { CallFailure::NotSent };
+            // A server that stops has answered every request that a handler got (S27).
+            let may_have_run = self.calls[slot].is_offered && reason != CloseReason::ServerStopped;
+            let failure = if may_have_run { CallFailure::Closed(reason) } else { CallFailure::NotSent };
             self.push_ended(slot, Err(failure));
         }
     }

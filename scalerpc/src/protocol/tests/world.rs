@@ -230,6 +230,12 @@ impl World {
         }
     }
 
+    /// Lets a server that stops tell the clients of which no worker has a request.
+    pub(super) fn dismiss(&mut self) {
+        self.server.dismiss(|client| self.working.iter().any(|(request, _)| request.client() == client), &mut self.ops);
+        self.distribute();
+    }
+
     /// Lets a worker take a request and run its handler. Returns whether there was a request.
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];

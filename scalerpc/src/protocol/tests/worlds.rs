@@ -305,7 +305,7 @@ fn check_slots(world: &mut World, seed: u64) {
 }
 
 /// Returns the factor of the number of seeds: `COPYRPC_TEST_SCALE`.
-fn scale() -> u64 {
+pub(super) fn scale() -> u64 {
     number("COPYRPC_TEST_SCALE", 1)
 }
 
