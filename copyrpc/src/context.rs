@@ -28,7 +28,7 @@ use crate::timers::IDLE_CHECKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
-pub(crate) use leaving::{GracePeriod, LINGER};
+pub(crate) use leaving::LINGER;
 
 /// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;

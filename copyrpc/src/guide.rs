@@ -55,8 +55,6 @@
 //!   executor.
 //! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the server to implement:
 //!   [`methods`](crate::methods).
-//! - **Types.** [`typed::Call`] binds a request to its reply. [`Endpoint::call_typed`], [`RecvHandle::read_as`] and
-//!   [`RecvHandle::reply_typed`] send structs that derive the traits of `zerocopy`: the same bytes, with the size checked.
 //! - **Bulk data.** What is larger than a message goes around the messages: one side puts the [`RemoteMemory`] of a [`Memory`] into a request,
 //!   the other [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece by piece and then answers (`examples/bulk.rs`). A WRITE
 //!   posted before a call or reply of the same endpoint is done when that message arrives. Every peer that was told a memory can read and
@@ -84,5 +82,5 @@
 #[cfg(doc)]
 use crate::{
     AsyncClient, AsyncServer, CallError, CallFailure, Client, Context, ContextBuilder, Endpoint, EndpointConfig, Memory, RecvBytes,
-    RecvHandle, RemoteMemory, Reply, Server, Stats, Window, mlx5, typed,
+    RecvHandle, RemoteMemory, Reply, Server, Stats, Window, mlx5,
 };

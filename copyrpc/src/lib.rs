@@ -108,7 +108,6 @@
 //! | [`ring`] | positions, limits, the owner type of ring memory, [`RecvBytes`] |
 //! | `wire` | every byte format |
 //! | `recv` | [`Reply`], [`RecvHandle`]: a request to answer, at once or later |
-//! | [`typed`] | messages that are structs |
 //! | `raw` | [`Memory`], [`RemoteMemory`]: READs and WRITEs beside the calls |
 //! | `context::wait` | [`Context::wait`]: sleeping until there is something to poll for |
 //! | [`error`], `stats` | errors, counters |
@@ -146,7 +145,6 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod timers;
-pub mod typed;
 mod wire;
 mod worklist;
 

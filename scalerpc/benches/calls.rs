@@ -8,10 +8,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use bench::pattern::{self, Tag};
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
-use scalerpc::{CallError, CallToken, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+use scalerpc::{CallError, CallToken, Handlers, RdmaClient, RdmaServer, ServerConfig};
 
 const SIZES: [usize; 2] = [32, 1 << 10];
 /// Number and depth of the clients that call together.
@@ -41,10 +41,10 @@ struct Room {
 }
 
 impl Room {
-    fn new(clients: u32, depth: u32, group_size: u32, reply_mode: ReplyMode, bytes: usize) -> Self {
+    fn new(clients: u32, depth: u32, group_size: u32, bytes: usize) -> Self {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
-        let config = ServerConfig { max_clients: clients, depth, group_size, slice_ns: SLICE_NS, reply_mode, ..ServerConfig::default() };
+        let config = ServerConfig { max_clients: clients, depth, group_size, slice_ns: SLICE_NS, ..ServerConfig::default() };
         let mut server = RdmaServer::new(&device, &config).unwrap();
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(ECHO, |request: &[u8], reply: &mut [u8]| {
@@ -169,17 +169,15 @@ fn calls(c: &mut Criterion) {
         let mut group = c.benchmark_group(name);
         group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(calls as u64));
-        for (way, reply_mode) in [("written", ReplyMode::ServerWrites), ("read", ReplyMode::ClientReads)] {
-            for bytes in SIZES {
-                let mut room = Room::new(clients, depth, CLIENTS / groups, reply_mode, bytes);
-                room.check(groups as usize);
-                let mut round = || {
-                    let mut measured = Measured(0);
-                    room.round(&mut measured);
-                    assert_eq!(measured.0, calls * bytes);
-                };
-                group.bench_function(BenchmarkId::new(way, format!("{bytes} B")), |b| b.iter(&mut round));
-            }
+        for bytes in SIZES {
+            let mut room = Room::new(clients, depth, CLIENTS / groups, bytes);
+            room.check(groups as usize);
+            let mut round = || {
+                let mut measured = Measured(0);
+                room.round(&mut measured);
+                assert_eq!(measured.0, calls * bytes);
+            };
+            group.bench_function(format!("{bytes} B"), |b| b.iter(&mut round));
         }
         group.finish();
     }

@@ -71,26 +71,13 @@
 //! | `scheduler`, `slices`, `groups` | slices; their lengths; the group of each client |
 //! | `buffers` | the buffers of responses |
 //! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`], the lane for requests that take longer than a slice |
-//! | `clock_sync` | synchronised slices of several servers |
 //!
 //! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
 //!
-//! ## Slices of several servers
-//!
-//! Clients of many servers gain if all of these servers switch at the same time. One server leads. It gets a handler that returns its time,
-//!
-//! ```rust
-//! # let mut handlers = scalerpc::Handlers::new(88);
-//! use scalerpc::{PROBE_TYPE, time_handler};
-//! let start = std::time::Instant::now();
-//! handlers.insert(PROBE_TYPE, time_handler(move || start.elapsed().as_nanos() as u64));
-//! ```
-//!
-//! and each of the others has a client of it in an [`rdma::TimeFollower`], whose `step` is called beside its own.
-//!
 //! ## Rules
 //!
-//! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address.
+//! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address. Clients of several
+//!   servers gain if their slices end at the same times ([`RdmaServer::synchronise`]); those at one address do.
 //! - **Waiting.** A WRITE does not notify the owner of the memory it goes to, so nothing wakes a waiting end. A [`Server`] without work
 //!   and a waiting [`Client`] poll again and again, and sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls
 //!   are futures, is woken by its responses.
@@ -101,7 +88,7 @@
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler never runs twice for one call. It ran if a
 //!   response came, and for [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and [`CallFailure::Dropped`]. None ran, and none
 //!   will, for [`CallFailure::NotSent`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
-//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`], as when a server stops with requests that it has not answered.
+//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server that stops leaves no call in doubt: [`Server::close`].
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
 //!   clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most. Longer data travel in parts, one call
@@ -123,11 +110,10 @@ pub use calls::methods;
 pub use calls::{Ending, payload, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
-pub use protocol::clock_sync::{PROBE_TYPE, time_handler};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
     CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
-    Handlers, HeldRequest, Layout, ProtocolError, ReplyMode, ReplyTooLarge, ServerConfig, ServerStats, State,
+    Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
 pub use service::{

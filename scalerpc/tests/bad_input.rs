@@ -15,7 +15,7 @@ use scalerpc::protocol::wire::{Release, Trailer, valid};
 use scalerpc::protocol::{ClientRegions, ServerRegions};
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{CallFailure, Handlers, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{CallFailure, Handlers, Layout, RdmaClient, RdmaServer, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -196,7 +196,7 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     assert!(met.is_ok() && told.is_ok(), "{met:?} {told:?}");
 }
 
-/// The client writes into slots of other clients, or outside of the pools, and may look for responses where none arrive. No request of it
+/// The client writes into slots of other clients, or outside of the pools. No request of it
 /// runs as another client's, and requests of others that it destroys are offered again at the end of their slice (S2, S5).
 #[test]
 fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
@@ -208,7 +208,6 @@ fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
         Layout { slot_bytes: 128, ..layout },
         Layout { zones: layout.zones + 7, ..layout },
         Layout { zones: 1, ..layout },
-        Layout { reply_mode: ReplyMode::ClientReads, ..layout },
     ];
     let mut room = Room::new();
     for layout in layouts {

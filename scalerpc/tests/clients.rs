@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 use scalerpc::mlx5::{AsyncEvent, Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
-use scalerpc::{
-    CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State,
-};
+use scalerpc::{CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -30,9 +28,9 @@ const QUOTA: u64 = 300;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Returns a configuration of two groups of four for eight clients, so that slices end all the time.
-fn config(reply_mode: ReplyMode) -> ServerConfig {
+fn config() -> ServerConfig {
     let base = ServerConfig { max_clients: 8, depth: 4, slot_bytes: SLOT_BYTES, ..ServerConfig::default() };
-    ServerConfig { group_size: 4, slice_ns: 20_000, reply_mode, ..base }
+    ServerConfig { group_size: 4, slice_ns: 20_000, ..base }
 }
 
 /// Runs until each caller has made `quota` calls, each of which got its response.
@@ -68,7 +66,7 @@ fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec
 #[test]
 fn a_client_does_not_sleep_on_a_call_that_no_poll_has_sent() {
     let device = DeviceSpec::default();
-    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&device, &config()).unwrap();
     let (mut handlers, _) = handlers(&server);
     let offered = server.offer().unwrap();
     let own = Device::open(device).unwrap();
@@ -89,17 +87,12 @@ fn a_client_does_not_sleep_on_a_call_that_no_poll_has_sent() {
 
 #[test]
 fn eight_clients_of_two_groups_get_every_response_written() {
-    eight_clients(&DeviceSpec::default(), &config(ReplyMode::ServerWrites));
-}
-
-#[test]
-fn eight_clients_of_two_groups_read_every_response() {
-    eight_clients(&DeviceSpec::default(), &config(ReplyMode::ClientReads));
+    eight_clients(&DeviceSpec::default(), &config());
 }
 
 #[test]
 fn groups_of_one_client_take_turns() {
-    eight_clients(&DeviceSpec::default(), &ServerConfig { group_size: 1, ..config(ReplyMode::ServerWrites) });
+    eight_clients(&DeviceSpec::default(), &ServerConfig { group_size: 1, ..config() });
 }
 
 /// Buffers are gathered late, and results arrive late: a buffer that is reused too early would send wrong bytes, and the check names it.
@@ -107,20 +100,18 @@ fn groups_of_one_client_take_turns() {
 /// is.
 #[test]
 fn no_buffer_is_reused_while_the_device_may_still_read_it() {
-    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
-        let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
-        let (server, callers) = eight_clients(&DeviceSpec::Soft(options), &config(reply_mode));
-        assert_eq!(server.device().soft().unwrap().take_violations(), []);
-        for caller in &callers {
-            let violations = caller.client.device().soft().unwrap().take_violations();
-            assert!(violations.iter().all(|violation| violation.rule == Rule::SourceChanged), "{violations:?}");
-        }
+    let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
+    let (server, callers) = eight_clients(&DeviceSpec::Soft(options), &config());
+    assert_eq!(server.device().soft().unwrap().take_violations(), []);
+    for caller in &callers {
+        let violations = caller.client.device().soft().unwrap().take_violations();
+        assert!(violations.iter().all(|violation| violation.rule == Rule::SourceChanged), "{violations:?}");
     }
 }
 
 #[test]
 fn a_synchronous_call_ends_with_its_response_or_says_why() {
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     handlers.insert(FAILS, |_: &[u8], _: &mut [u8]| Err(HandlerError));
     let mut client = connect(&DeviceSpec::default(), &mut server);
@@ -149,7 +140,7 @@ fn few_buffers_and_few_completions_stop_nobody() {
     let clock = Clock::Manual(Arc::default());
     let device = DeviceSpec::Soft(SoftOptions { clock, ..SoftOptions::default() });
     for (buffers, cq_size) in [(1, 4096), (2, 4096), (8, 4096), (8, 8), (448, 8)] {
-        let config = config(ReplyMode::ServerWrites);
+        let config = config();
         let config = ServerConfig { response_buffers: buffers, grouping: Grouping::Off, ..config };
         let options = RdmaOptions { cq_size, ..RdmaOptions::default() };
         let mut server = RdmaServer::on(&Device::open(&device).unwrap(), &config, &options).unwrap();
@@ -165,7 +156,7 @@ fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
     const STEP_NS: u64 = 1_000_000;
     let now_ns = Arc::new(AtomicU64::new(0));
     let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&device, &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let mut callers = [Caller::new(connect(&device, &mut server), 1)];
     run(&mut server, &mut handlers, &mut callers, 5);
@@ -190,7 +181,7 @@ fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
 #[test]
 fn everything_completes_once_a_server_settles() {
     let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::default()), ..SoftOptions::default() });
-    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&device, &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let mut callers = [Caller::new(connect(&device, &mut server), 1)];
     run(&mut server, &mut handlers, &mut callers, 5);
@@ -207,67 +198,35 @@ fn everything_completes_once_a_server_settles() {
     }
 }
 
-/// Calls made with a permit are written straight into the pool, and a permit is available in the client's slice only.
-#[test]
-fn a_permit_is_had_while_the_server_serves_the_client() {
-    let device = DeviceSpec::default();
-    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
-    let (mut handlers, _books) = handlers(&server);
-    handlers.insert(FAILS, |_: &[u8], _: &mut [u8]| Err(HandlerError));
-    let mut client = connect(&device, &mut server);
-    assert!(matches!(client.try_activate(), Err(CallError::NotActive)));
-    let first = client.call(FAILS, &[]).unwrap();
-    let start = Instant::now();
-    while client.try_activate().is_err() {
-        client.poll();
-        server.step(&mut handlers, 1);
-        assert!(start.elapsed() < WATCHDOG);
-    }
-    let direct = client.stats().direct;
-    let mut permit = client.try_activate().unwrap();
-    let with_permit = [permit.call(FAILS, &[]).unwrap(), permit.call(FAILS, &[]).unwrap()];
-    assert_eq!(client.stats().direct, direct + 2);
-    let mut ended = Vec::new();
-    while ended.len() < 3 {
-        client.poll();
-        server.step(&mut handlers, 1);
-        ended.extend(std::iter::from_fn(|| client.poll_completion(&mut [])).map(|completion| completion.call));
-        assert!(start.elapsed() < WATCHDOG);
-    }
-    assert!([&[first][..], &with_permit].concat().iter().all(|call| ended.contains(call)));
-}
-
 /// The server does nothing until all calls have ended by their deadline. Those of the first round were announced, later ones were written
 /// into the pool. Their responses arrive afterwards and end no call, but each gives its slot back.
 #[test]
 fn late_responses_end_no_call_and_give_the_slots_back() {
     const STEP_NS: u64 = 10_000;
     const TIMEOUT_NS: u64 = 100 * STEP_NS;
-    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
-        let now_ns = Arc::new(AtomicU64::new(0));
-        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-        let config = config(reply_mode);
-        let mut server = RdmaServer::new(&device, &config).unwrap();
-        let (mut handlers, books) = handlers(&server);
-        let mut caller = Caller::new(connect(&device, &mut server), 1);
-        caller.client.set_timeout_ns(TIMEOUT_NS);
-        let depth = config.depth as usize;
-        for round in 1..=5 {
-            assert_eq!(caller.step(u64::MAX), depth, "calls are made, and none has ended");
-            assert_eq!(matches!(caller.state(), State::Process { .. }), round > 1);
-            now_ns.fetch_add(TIMEOUT_NS, Ordering::Relaxed);
-            assert_eq!(caller.poll(), depth);
-            assert_eq!((caller.failures.len(), caller.call()), (round * depth, false), "no slot is free before the late responses");
-            while caller.client.free_slots() < depth {
-                server.step(&mut handlers, 16);
-                assert_eq!(caller.poll(), 0, "a late response ends no call");
-                assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
-            }
+    let now_ns = Arc::new(AtomicU64::new(0));
+    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let config = config();
+    let mut server = RdmaServer::new(&device, &config).unwrap();
+    let (mut handlers, books) = handlers(&server);
+    let mut caller = Caller::new(connect(&device, &mut server), 1);
+    caller.client.set_timeout_ns(TIMEOUT_NS);
+    let depth = config.depth as usize;
+    for round in 1..=5 {
+        assert_eq!(caller.step(u64::MAX), depth, "calls are made, and none has ended");
+        assert_eq!(matches!(caller.state(), State::Process { .. }), round > 1);
+        now_ns.fetch_add(TIMEOUT_NS, Ordering::Relaxed);
+        assert_eq!(caller.poll(), depth);
+        assert_eq!((caller.failures.len(), caller.call()), (round * depth, false), "no slot is free before the late responses");
+        while caller.client.free_slots() < depth {
+            server.step(&mut handlers, 16);
+            assert_eq!(caller.poll(), 0, "a late response ends no call");
+            assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
         }
-        assert!(caller.failures.iter().all(|failure| *failure == CallFailure::TimedOut), "{:?}", caller.failures);
-        // All requests ran, though late.
-        books.borrow_mut().close(1, 5 * u64::from(config.depth));
     }
+    assert!(caller.failures.iter().all(|failure| *failure == CallFailure::TimedOut), "{:?}", caller.failures);
+    // All requests ran, though late.
+    books.borrow_mut().close(1, 5 * u64::from(config.depth));
 }
 
 /// The server is absent for longer than the timeout of calls. The first call was announced; the others wait in the client's slots and are
@@ -275,43 +234,41 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
 #[test]
 fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
     const STEP_NS: u64 = 10_000;
-    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
-        let now_ns = Arc::new(AtomicU64::new(0));
-        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-        let config = config(reply_mode);
-        let depth = config.depth as usize;
-        let mut server = RdmaServer::new(&device, &config).unwrap();
-        let (mut handlers, _books) = handlers(&server);
-        let mut caller = Caller::new(connect(&device, &mut server), 1);
-        // With two groups, the caller leaves PROCESS when it has no calls.
-        let mut others: Vec<_> = (2..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
-        for round in 0..10 {
-            let failed = caller.failures.len();
-            assert!(caller.call());
-            caller.poll();
-            assert_eq!(caller.step(u64::MAX), depth - 1, "round {round}");
-            let mut ended = 0;
-            for _ in 0..100 {
-                now_ns.fetch_add(DEFAULT_TIMEOUT_NS / 100, Ordering::Relaxed);
-                ended += caller.poll();
-                for other in &mut others {
-                    other.poll();
-                }
+    let now_ns = Arc::new(AtomicU64::new(0));
+    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let config = config();
+    let depth = config.depth as usize;
+    let mut server = RdmaServer::new(&device, &config).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let mut caller = Caller::new(connect(&device, &mut server), 1);
+    // With two groups, the caller leaves PROCESS when it has no calls.
+    let mut others: Vec<_> = (2..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+    for round in 0..10 {
+        let failed = caller.failures.len();
+        assert!(caller.call());
+        caller.poll();
+        assert_eq!(caller.step(u64::MAX), depth - 1, "round {round}");
+        let mut ended = 0;
+        for _ in 0..100 {
+            now_ns.fetch_add(DEFAULT_TIMEOUT_NS / 100, Ordering::Relaxed);
+            ended += caller.poll();
+            for other in &mut others {
+                other.poll();
             }
-            assert_eq!((ended, caller.failures.len()), (depth, failed + depth));
-            // Each slot is used many times.
-            let end = caller.made() + 20 * depth as u64;
-            let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
-            while caller.made() < end || caller.client.free_slots() < depth || caller.state() != State::Idle {
-                assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns, "round {round}: the responses do not come");
-                caller.step(end);
-                for other in &mut others {
-                    other.step(u64::MAX);
-                }
-                server.step(&mut handlers, 16);
-            }
-            assert_eq!((caller.failures.len(), server.stats().garbage), (failed + depth, 0), "round {round}");
         }
+        assert_eq!((ended, caller.failures.len()), (depth, failed + depth));
+        // Each slot is used many times.
+        let end = caller.made() + 20 * depth as u64;
+        let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
+        while caller.made() < end || caller.client.free_slots() < depth || caller.state() != State::Idle {
+            assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns, "round {round}: the responses do not come");
+            caller.step(end);
+            for other in &mut others {
+                other.step(u64::MAX);
+            }
+            server.step(&mut handlers, 16);
+        }
+        assert_eq!((caller.failures.len(), server.stats().garbage), (failed + depth, 0), "round {round}");
     }
 }
 
@@ -319,7 +276,7 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
 /// response.
 #[test]
 fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() {
-    let config = config(ReplyMode::ServerWrites);
+    let config = config();
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let slice = Duration::from_nanos(config.slice_ns);
@@ -350,85 +307,47 @@ fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() 
 fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
     const STEP_NS: u64 = 1_000;
     const CLIENTS: u64 = 9;
-    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
-        let now_ns = Arc::new(AtomicU64::new(0));
-        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-        let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 100_000, ..config(reply_mode) };
-        let config = ServerConfig { max_clients: CLIENTS as u32, ..config };
-        assert!(CLIENTS as usize > 2 * config.layout().unwrap().zones);
-        let mut server = RdmaServer::new(&device, &config).unwrap();
-        let (mut handlers, books) = handlers(&server);
-        let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&device, &mut server)).collect();
-        let mut serve = |server: &mut RdmaServer| {
-            now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
-            server.step(&mut handlers, 16);
-        };
-        let mut bytes = [0; SLOT_BYTES as usize];
-        for round in 0..20 {
-            for (client, name) in clients.iter_mut().zip(0..) {
-                client.set_timeout_ns(config.drain_ns);
-                // The second call finds the client with its zone.
-                for number in [2 * round, 2 * round + 1] {
-                    let len = client.call_sync(WORK, &request(name, number), &mut bytes, || serve(&mut server)).unwrap();
-                    assert_eq!(bytes[..len], response(name, number), "{reply_mode:?}, round {round}, client {name}");
-                }
-                assert_eq!(client.state(), State::Resting);
-            }
-            (0..round % 4 * config.drain_ns / STEP_NS).for_each(|_| serve(&mut server));
-        }
-        let stats = server.stats();
-        assert_eq!((stats.evictions, stats.garbage), (0, 0), "{stats:?}");
-        assert!(stats.taken_back > 100, "{stats:?}");
-        // Clients that died in their sleep are noticed by the probe (S20).
-        clients.truncate(3);
-        for _ in 0..3_000 {
-            now_ns.fetch_add(1_000_000, Ordering::Relaxed);
-            serve(&mut server);
-        }
-        assert_eq!((server.clients(), server.stats().evictions), (3, 0));
-        (0..CLIENTS).for_each(|name| books.borrow_mut().close(name, 40));
-    }
-}
-
-/// A permit ends a rest, and is not given if the zone was taken back.
-#[test]
-fn a_client_that_rested_has_a_permit_only_if_it_still_has_its_zone() {
-    const STEP_NS: u64 = 1_000;
     let now_ns = Arc::new(AtomicU64::new(0));
     let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-    let config = ServerConfig { group_size: 1, ..config(ReplyMode::ServerWrites) };
+    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 100_000, ..config() };
+    let config = ServerConfig { max_clients: CLIENTS as u32, ..config };
+    assert!(CLIENTS as usize > 2 * config.layout().unwrap().zones);
     let mut server = RdmaServer::new(&device, &config).unwrap();
-    let (mut handlers, _books) = handlers(&server);
-    let [mut client, mut other] = [(); 2].map(|()| connect(&device, &mut server));
-    let mut bytes = [0; SLOT_BYTES as usize];
-    let mut call = |client: &mut RdmaClient, name, number| {
-        let serve = || {
-            now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
-            server.step(&mut handlers, 16);
-        };
-        client.call_sync(WORK, &request(name, number), &mut bytes, serve).unwrap();
-        server.stats().taken_back
+    let (mut handlers, books) = handlers(&server);
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&device, &mut server)).collect();
+    let mut serve = |server: &mut RdmaServer| {
+        now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+        server.step(&mut handlers, 16);
     };
-    call(&mut client, 0, 0);
-    assert_eq!(client.state(), State::Resting);
-    assert!(client.try_activate().is_ok() && matches!(client.state(), State::Process { .. }));
-    assert_eq!(call(&mut client, 0, 1), 0);
-    // The slice of the other client ends that of this one, which has no call.
-    let mut number = 0;
-    while call(&mut other, 1, number) == 0 {
-        number += 1;
-        assert!(number < 1_000, "the zone is not taken back");
+    let mut bytes = [0; SLOT_BYTES as usize];
+    for round in 0..20 {
+        for (client, name) in clients.iter_mut().zip(0..) {
+            client.set_timeout_ns(config.drain_ns);
+            // The second call finds the client with its zone.
+            for number in [2 * round, 2 * round + 1] {
+                let len = client.call_sync(WORK, &request(name, number), &mut bytes, || serve(&mut server)).unwrap();
+                assert_eq!(bytes[..len], response(name, number), "round {round}, client {name}");
+            }
+            assert_eq!(client.state(), State::Resting);
+        }
+        (0..round % 4 * config.drain_ns / STEP_NS).for_each(|_| serve(&mut server));
     }
-    assert!(matches!(client.try_activate(), Err(CallError::NotActive)));
-    client.poll();
-    assert_eq!(client.state(), State::Idle, "a poll releases the zone");
-    call(&mut client, 0, 2);
-    assert_eq!(server.stats().garbage, 0);
+    let stats = server.stats();
+    assert_eq!((stats.evictions, stats.garbage), (0, 0), "{stats:?}");
+    assert!(stats.taken_back > 100, "{stats:?}");
+    // Clients that died in their sleep are noticed by the probe (S20).
+    clients.truncate(3);
+    for _ in 0..3_000 {
+        now_ns.fetch_add(1_000_000, Ordering::Relaxed);
+        serve(&mut server);
+    }
+    assert_eq!((server.clients(), server.stats().evictions), (3, 0));
+    (0..CLIENTS).for_each(|name| books.borrow_mut().close(name, 40));
 }
 
 #[test]
 fn a_client_whose_server_is_gone_is_disconnected() {
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
     let mut caller = Caller::new(connect(&DeviceSpec::default(), &mut server), 1);
     caller.call();
     drop(server);
@@ -444,7 +363,7 @@ fn a_client_whose_server_is_gone_is_disconnected() {
 /// No completion tells of it. One device has both clients: each is given every event.
 #[test]
 fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() {
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let device = Device::open(DeviceSpec::default()).unwrap();
     let mut qpns = Vec::new();

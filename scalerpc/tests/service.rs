@@ -7,16 +7,17 @@
 )]
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
-use scalerpc::rdma::exchange::{Accept, Hello, Offer, RecordError, Refusal};
+use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::{
     AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server,
@@ -443,6 +444,134 @@ fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     assert!(0 < after && after < MOST, "{after} calls after the stop");
 }
 
+/// Servers follow one another at an address. Each call gets the response of its only run.
+#[test]
+fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
+    const CALLS: u32 = 400;
+    let runs = Arc::new(Mutex::new(HashMap::<Vec<u8>, u32>::new()));
+    let serve = || {
+        let runs = Arc::clone(&runs);
+        move |server: &mut Server| {
+            let run = |request: &[u8]| {
+                *runs.lock().unwrap().entry(request.to_vec()).or_default() += 1;
+                request.to_vec()
+            };
+            server.serve(run).unwrap();
+        }
+    };
+    let mut server = start_with(&any_port(), options(16), serve());
+    let address = server.address;
+    let patient = ClientOptions { timeout: WATCHDOG, connect_timeout: WATCHDOG, ..ClientOptions::default() };
+    let is_done = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for name in 0..6_u32 {
+            let (patient, is_done) = (&patient, &is_done);
+            scope.spawn(move || {
+                let request = |call: u32| [name.to_le_bytes(), call.to_le_bytes()].concat();
+                if name < 4 {
+                    let mut client = Client::with_options(address, patient).unwrap();
+                    (0..CALLS).for_each(|call| assert_eq!(client.call(&request(call)).unwrap(), request(call)));
+                } else {
+                    let client = block_on(AsyncClient::with_options(address, patient)).unwrap();
+                    for first in (0..CALLS).step_by(8) {
+                        let calls: Vec<_> = (first..first + 8).map(|call| (call, client.call(request(call)))).collect();
+                        calls.into_iter().for_each(|(call, made)| assert_eq!(block_on(made).unwrap(), request(call)));
+                    }
+                }
+                is_done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        for stops in 0.. {
+            thread::sleep(Duration::from_millis(5));
+            let is_last = is_done.load(Ordering::Relaxed) == 6;
+            server.stop();
+            if is_last {
+                assert!(stops > 1, "{stops} servers stopped");
+                break;
+            }
+            server = start_with(&address.to_string(), options(16), serve());
+        }
+    });
+    let runs = runs.lock().unwrap();
+    assert_eq!((runs.len() as u32, runs.values().copied().max()), (6 * CALLS, Some(1)));
+}
+
+/// A server that stops while a worker has a request: the other client is told at once, and the worker has `stop_timeout`.
+#[test]
+fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells_the_others_at_once() {
+    for answers in [true, false] {
+        let (keep, kept) = mpsc::channel::<HeldRequest>();
+        let stop_timeout = if answers { WATCHDOG } else { Duration::from_millis(200) };
+        let server = start_with(&any_port(), ServerOptions { stop_timeout, ..options(4) }, |server| {
+            let mut handlers = Handlers::new(server.max_payload());
+            handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
+            server.serve_types(&mut handlers).unwrap();
+        });
+        let (address, stop) = (server.address, server.stop.clone());
+        let mut other = Client::connect(address).unwrap();
+        assert!(matches!(other.call_type(9, &[]), Err(ClientError::Call(SyncCallError::Failure(CallFailure::UnknownType)))));
+        let waiting = thread::spawn(move || Client::connect(address).unwrap().call_within(b"hold", WATCHDOG));
+        let request = kept.recv_timeout(WATCHDOG).unwrap();
+        assert!(request.is_wanted());
+        stop.stop();
+        // Its call finds that the server goes, and no other server.
+        let start = Instant::now();
+        while !matches!(other.rdma().state(), State::Closed(CloseReason::ServerStopped)) {
+            other.rdma().poll();
+            assert!(start.elapsed() < WATCHDOG, "it is not told");
+        }
+        let refused = other.call_within(&[1], Duration::from_millis(50)).unwrap_err();
+        assert!(refused.is_retryable() && !refused.may_have_executed(), "{refused}");
+        let ended = if answers {
+            assert!(!server.thread.is_finished());
+            request.reply(*b"held").unwrap();
+            waiting.join().unwrap()
+        } else {
+            let ended = waiting.join().unwrap();
+            // The answer comes too late for anybody.
+            request.reply(*b"late").unwrap();
+            ended
+        };
+        match ended {
+            Ok(reply) => assert!(answers && reply == b"held"),
+            Err(ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))) => assert!(!answers),
+            Err(error) => panic!("{error}"),
+        }
+        server.stop();
+    }
+}
+
+/// A worker learns when the caller's time ends, and that the client has left.
+#[test]
+fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
+    let (keep, kept) = mpsc::channel::<HeldRequest>();
+    let server = start_with(&any_port(), options(4), |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
+        server.serve_types(&mut handlers).unwrap();
+    });
+    let mut client = Client::connect(server.address).unwrap();
+    let timeout = Duration::from_millis(300);
+    // Method 1, with 300 ms left.
+    let began = Instant::now();
+    let request = [&1_u32.to_le_bytes()[..], &300_u32.to_le_bytes()].concat();
+    scalerpc::methods::Caller::call(&mut client, &request, Some(timeout)).unwrap_err();
+    let held = kept.recv_timeout(WATCHDOG).unwrap();
+    let deadline = held.deadline().unwrap();
+    assert!(deadline >= began + timeout && deadline <= Instant::now() + timeout);
+    assert!(held.is_wanted(), "its client is there");
+    client.call_within(&[9], Duration::from_millis(10)).unwrap_err();
+    assert_eq!(kept.recv_timeout(WATCHDOG).unwrap().deadline(), None, "no method");
+    drop(client);
+    let start = Instant::now();
+    while held.is_wanted() {
+        assert!(start.elapsed() < WATCHDOG);
+        thread::sleep(Duration::from_millis(1));
+    }
+    held.reply([]).unwrap();
+    server.stop();
+}
+
 /// Three servers, each in a thread: every client belongs to one, none has all clients, and one handle ends them.
 #[test]
 fn servers_that_share_an_address_share_the_clients() {
@@ -528,7 +657,7 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     let mut half_way = connect(&hello);
     read_offer(&mut half_way).unwrap();
     half_way.write_all(&[0xa5; Accept::BYTES]).unwrap();
-    let mut refusal = [0; 56];
+    let mut refusal = [0; Admission::BYTES];
     half_way.read_exact(&mut refusal).unwrap();
     assert_eq!(refusal[12], 2, "it is told");
     drop(half_way);

@@ -2,35 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use rendezvous::GracePeriod;
+
 use super::Inner;
 use crate::connection::{Connection, Outcome};
 
 /// Maximum time for which a context that is dropped waits for its posted messages. A peer's device takes them without a program, so only a
 /// peer that is gone needs this long.
 pub(crate) const LINGER: Duration = Duration::from_millis(20);
-/// Maximum time that one poll is charged, so that a thread which the system suspended meanwhile does not give up after one poll.
-const PER_POLL: Duration = Duration::from_millis(1);
-
-/// The rest of a time to wait.
-pub(crate) struct GracePeriod {
-    left: Duration,
-    last: Instant,
-}
-
-impl GracePeriod {
-    pub(crate) const fn new(left: Duration, now: Instant) -> Self {
-        Self { left, last: now }
-    }
-
-    /// Charges one more poll. Returns whether the time is over at `now`.
-    pub(crate) fn is_over(&mut self, now: Instant) -> bool {
-        let charge = now.saturating_duration_since(self.last).min(PER_POLL);
-        self.last = now;
-        self.left = self.left.saturating_sub(charge);
-        self.left.is_zero()
-    }
-}
-
 impl<U> Inner<U> {
     /// Ends all connections. Their messages have the context's time to arrive: a queue pair loses
     /// everything under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
@@ -49,22 +28,5 @@ impl<U> Inner<U> {
             std::thread::yield_now();
         }
         connections.iter().for_each(Connection::abort);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_grace_period_lasts_its_time_of_polls_and_not_the_time_that_a_thread_was_suspended() {
-        let polls = |every: Duration| {
-            let start = Instant::now();
-            let mut grace = GracePeriod::new(LINGER, start);
-            (1..).find(|&poll| grace.is_over(start + every * poll)).unwrap()
-        };
-        assert_eq!(polls(Duration::from_micros(10)), 2_000);
-        assert_eq!(polls(PER_POLL), 20);
-        assert_eq!(polls(Duration::from_secs(1)), 20);
     }
 }

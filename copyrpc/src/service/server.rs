@@ -10,13 +10,13 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, Incoming, Lifelines};
+use rendezvous::{Gate, GracePeriod, Incoming, Lifelines};
 use thiserror::Error;
 
 use super::{SPINS, default_device};
 use crate::config::EndpointConfig;
 use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, Handshake, Refusal};
-use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, GracePeriod, LINGER, PollError};
+use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
 use crate::endpoint::Endpoint;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;

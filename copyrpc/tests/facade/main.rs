@@ -12,7 +12,6 @@
 mod channel;
 mod fork;
 mod raw;
-mod typed;
 mod wait;
 
 use std::time::{Duration, Instant};

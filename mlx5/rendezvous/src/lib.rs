@@ -4,6 +4,7 @@
 //! - `reach`: a client that waits for its server;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
+//! - `grace`: the time that a server takes for its end;
 //! - [`calls`]: calls as futures, over a connection that a thread owns;
 //! - `posting`: their way from any thread to that one;
 //! - [`oneshot`]: one value from a thread to a future.
@@ -29,6 +30,7 @@
 
 pub mod calls;
 mod gate;
+mod grace;
 mod lifelines;
 pub mod oneshot;
 mod posting;
@@ -36,6 +38,7 @@ mod reach;
 pub mod record;
 
 pub use gate::{Gate, Incoming, Outgoing};
+pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
 pub use reach::{name_of, reach, stream_has_ended};
 

@@ -20,16 +20,6 @@ pub const MAX_DEPTH: u32 = 64;
 /// Maximum number of clients of a server.
 pub const MAX_CLIENTS: u32 = 32_768;
 
-/// The transport of responses to the client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReplyMode {
-    /// The server WRITEs them.
-    #[default]
-    ServerWrites,
-    /// The client READs them. Costs the server `depth * slot_bytes` of memory for each client.
-    ClientReads,
-}
-
 /// Whether clients take turns in groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Grouping {
@@ -66,8 +56,6 @@ pub struct ServerConfig {
     pub response_buffers: u32,
     /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at least a slice.
     pub drain_ns: u64,
-    /// The transport of responses to the client.
-    pub reply_mode: ReplyMode,
 }
 
 impl Default for ServerConfig {
@@ -83,7 +71,6 @@ impl Default for ServerConfig {
             max_rotation_ns: DEFAULT_MAX_ROTATION_NS,
             response_buffers: 512,
             drain_ns: DEFAULT_TIMEOUT_NS,
-            reply_mode: ReplyMode::ServerWrites,
         }
     }
 }
@@ -141,7 +128,6 @@ impl ServerConfig {
             depth: self.depth as usize,
             slot_bytes: self.slot_bytes as usize,
             zones: (self.largest_group() + self.spare_zones) as usize,
-            reply_mode: self.reply_mode,
         })
     }
 
@@ -168,14 +154,10 @@ impl ServerConfig {
         self.max_clients as usize * ENTRY_BYTES
     }
 
-    /// Returns the bytes of the response buffers, or of the area that clients READ.
+    /// Returns the bytes of the response buffers.
     #[must_use]
     pub const fn responses_bytes(&self) -> usize {
-        let slots = match self.reply_mode {
-            ReplyMode::ServerWrites => self.response_buffers as usize,
-            ReplyMode::ClientReads => self.max_clients as usize * self.depth as usize,
-        };
-        slots * self.slot_bytes as usize
+        self.response_buffers as usize * self.slot_bytes as usize
     }
 }
 
@@ -188,8 +170,6 @@ pub struct Layout {
     pub slot_bytes: usize,
     /// Zones of a pool.
     pub zones: usize,
-    /// The transport of responses to the client.
-    pub reply_mode: ReplyMode,
 }
 
 impl Layout {
@@ -258,19 +238,16 @@ impl Layout {
         self.zone_bytes() + EVENT_SLOT_BYTES
     }
 
-    /// Returns the offset at which the trailer of a response that a client READs lands, in its responses.
+    /// Returns the offset of the event slot for the server's end, in a client's responses.
     #[must_use]
-    pub const fn read_trailer(&self, slot: usize) -> usize {
-        self.zone_bytes() + 2 * EVENT_SLOT_BYTES + slot * TRAILER_BYTES
+    pub const fn close_slot(&self) -> usize {
+        self.zone_bytes() + 2 * EVENT_SLOT_BYTES
     }
 
-    /// Returns the bytes of a client's responses, event slots, and, if it READs, landed trailers.
+    /// Returns the bytes of a client's responses and event slots.
     #[must_use]
     pub const fn client_responses_bytes(&self) -> usize {
-        match self.reply_mode {
-            ReplyMode::ServerWrites => self.read_trailer(0),
-            ReplyMode::ClientReads => self.read_trailer(self.depth),
-        }
+        self.zone_bytes() + 3 * EVENT_SLOT_BYTES
     }
 }
 
@@ -291,13 +268,11 @@ mod tests {
         let layout = config.layout().unwrap();
         assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
         assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
-        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 128));
+        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 192));
         let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
         assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
-        let large = ServerConfig { depth: 64, ..config.clone() };
+        let large = ServerConfig { depth: 64, ..config };
         assert_eq!(large.layout().unwrap().pools_bytes(), 8192 * 4096);
-        let reads = ServerConfig { reply_mode: ReplyMode::ClientReads, ..config };
-        assert_eq!((reads.responses_bytes(), reads.layout().unwrap().client_responses_bytes()), (1024 * 8 * 4096, 8 * 4096 + 128 + 64));
         assert_eq!(layout.pool_slot(ZoneId { pool: 1, zone: 2 }, 3), (64 + 2) * 8 * 4096 + 3 * 4096);
     }
 

@@ -14,6 +14,9 @@ pub enum CloseReason {
     /// This end's device reported that it, a queue or the queue pair broke down.
     #[error("this end's device, or a queue of it, broke down; connect again")]
     Device,
+    /// The server stopped. It answered the requests that it had taken; no handler got another one, and none will.
+    #[error("the server stopped; connect to the next one")]
+    ServerStopped,
     /// This end was closed.
     #[error("this end was closed")]
     ClosedHere,
@@ -46,9 +49,6 @@ pub enum CallError {
     /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
     #[error("no free slot now: poll, take completions, then retry")]
     NoSlot,
-    /// The client may not write into the pool now. Returned only by [`RdmaClient::try_activate`](crate::RdmaClient::try_activate).
-    #[error("the server serves another group now: retry, or make an ordinary call, which waits at the client")]
-    NotActive,
     /// The payload is larger than a slot.
     #[error("payload of {len} bytes, the limit is {max}: split it, or give the server larger slots")]
     PayloadTooLarge {
@@ -66,7 +66,7 @@ impl CallError {
     /// Returns whether the same call can succeed on this connection, after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::NoSlot | Self::NotActive)
+        matches!(self, Self::NoSlot)
     }
 
     /// Returns `false`: the call was not made. See [`Ending::may_have_executed`](calls::Ending::may_have_executed).
@@ -139,7 +139,6 @@ mod tests {
         }
         let errors = [
             (CallError::NoSlot, true),
-            (CallError::NotActive, true),
             (CallError::PayloadTooLarge { len: 2, max: 1 }, false),
             (CallError::Closed(CloseReason::Device), false),
         ];

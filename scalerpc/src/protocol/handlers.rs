@@ -1,14 +1,18 @@
 //! The worker: takes requests, runs the handlers of their types, answers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Instant;
 
+use calls::methods::Header;
 use thiserror::Error;
 
 use crate::protocol::memory::Memory;
-use crate::protocol::request::Request;
+use crate::protocol::request::{ClientId, Request};
 use crate::protocol::server::{Server, ServerOp};
 use crate::protocol::wire::Status;
 
@@ -47,16 +51,30 @@ pub struct ReplyTooLarge {
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
-    request: Option<Request>,
+    /// `None` once it is answered.
+    id: Option<HeldId>,
     payload: Vec<u8>,
     max_payload: usize,
+    arrived: Instant,
+    has_left: Arc<AtomicBool>,
     answers: Sender<Answer>,
+}
+
+/// The name of a held request: client, generation, slot.
+type HeldId = (ClientId, u32, u8);
+
+/// The server's side of a held request.
+#[derive(Debug)]
+struct Held {
+    request: Request,
+    /// The client has left. Shared with the request.
+    has_left: Arc<AtomicBool>,
 }
 
 /// The answer to a held request.
 #[derive(Debug)]
 struct Answer {
-    request: Request,
+    id: HeldId,
     outcome: Result<Vec<u8>, Status>,
 }
 
@@ -71,6 +89,21 @@ impl HeldRequest {
     #[must_use]
     pub const fn max_response(&self) -> usize {
         self.max_payload
+    }
+
+    /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
+    /// It is counted from the time at which the server took the request, so the caller's time is over by then. The bytes of another request
+    /// may look like the header of a method: ask only in a server of methods.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.arrived.checked_add(Header::read(&self.payload)?.0.left?)
+    }
+
+    /// Returns whether the client is connected, as far as the server knew in its last step. A client that gave up a single call does not say
+    /// so.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        !self.has_left.load(Ordering::Relaxed)
     }
 
     /// Answers the request. The response is sent with the server's next step. A client that has left gets none.
@@ -89,9 +122,9 @@ impl HeldRequest {
     }
 
     fn end(&mut self, outcome: Result<Vec<u8>, Status>) {
-        if let Some(request) = self.request.take() {
+        if let Some(id) = self.id.take() {
             // If the handlers are gone, no one sends the answer.
-            let _sent = self.answers.send(Answer { request, outcome });
+            let _sent = self.answers.send(Answer { id, outcome });
         }
     }
 }
@@ -146,8 +179,10 @@ pub struct Handlers<'h> {
     answers: (Sender<Answer>, Receiver<Answer>),
     /// An answer for which no response buffer was free.
     late: Option<Answer>,
-    /// Number of held requests that are not answered.
-    held: usize,
+    /// The held requests that are not answered.
+    held: BTreeMap<HeldId, Held>,
+    /// Number of clients that had left when the requests of clients that left were last dropped.
+    left: u64,
     /// The legacy lane: requests of types whose handlers take longer than a slice, with their payloads. They are copied out of the pool, so
     /// they pin no zone, and run when a step finds no other request.
     long: VecDeque<(Request, Vec<u8>)>,
@@ -159,7 +194,7 @@ impl fmt::Debug for Handlers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handlers")
             .field("types", &Vec::from_iter(self.table.iter().map(|entry| entry.rpc_type)))
-            .field("held", &self.held)
+            .field("held", &self.held.len())
             .finish_non_exhaustive()
     }
 }
@@ -200,7 +235,8 @@ impl<'h> Handlers<'h> {
             response: vec![0; max_payload],
             answers: mpsc::channel(),
             late: None,
-            held: 0,
+            held: BTreeMap::new(),
+            left: 0,
             long: VecDeque::new(),
             measured_ns: 0,
         }
@@ -227,8 +263,26 @@ impl<'h> Handlers<'h> {
 
     /// Returns the number of held requests that are not answered.
     #[must_use]
-    pub const fn held(&self) -> usize {
-        self.held
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Returns whether a request of this client is held, or waits in the legacy lane.
+    pub(crate) fn has_any_of(&self, client: ClientId) -> bool {
+        let is_held = self.held.range((client, 0, 0)..=(client, u32::MAX, u8::MAX)).next().is_some();
+        is_held || self.long.iter().any(|(request, _)| request.client == client)
+    }
+
+    /// Gives up the requests that were taken: held ones end as dropped, and their answers are discarded; those of the legacy lane do not run.
+    pub(crate) fn give_up<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) {
+        self.long.clear();
+        self.held.retain(|_, held| {
+            let is_answered = server.resume(&mut held.request);
+            if is_answered {
+                server.reply(&held.request, Err(Status::Dropped), now_ns, out);
+            }
+            !is_answered
+        });
     }
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
@@ -244,7 +298,7 @@ impl<'h> Handlers<'h> {
         clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let is_idle = self.held == 0 && self.long.is_empty() && server.queued() == 0;
+        let is_idle = self.held.is_empty() && self.long.is_empty() && server.queued() == 0;
         if is_idle { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
     }
 
@@ -257,7 +311,7 @@ impl<'h> Handlers<'h> {
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let held = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
+        let held = if !self.held.is_empty() { self.answer_held(server, now_ns, out) } else { 0 };
         let mut done = held;
         self.measured_ns = 0;
         while done < budget {
@@ -279,16 +333,27 @@ impl<'h> Handlers<'h> {
     /// Answers the held requests that have their answer by now, as long as response buffers are free. Returns their number.
     #[cold]
     fn answer_held<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) -> usize {
-        let before = self.held;
-        while let Some(mut answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
-            if !server.resume(&mut answer.request) {
+        if self.left != server.left() {
+            self.left = server.left();
+            self.held.retain(|_, held| {
+                let is_here = server.is_here(&held.request);
+                held.has_left.store(!is_here, Ordering::Relaxed);
+                is_here
+            });
+        }
+        let mut answered = 0;
+        while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
+            // A request without a place is of a client that has left, or was given up.
+            let Some(held) = self.held.get_mut(&answer.id) else { continue };
+            if !server.resume(&mut held.request) {
                 self.late = Some(answer);
                 break;
             }
-            self.held -= 1;
-            server.reply(&answer.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
+            server.reply(&held.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
+            self.held.remove(&answer.id);
+            answered += 1;
         }
-        before - self.held
+        answered
     }
 
     /// Answers one request of the legacy lane. Returns whether there was one, and a response buffer for it.
@@ -336,8 +401,9 @@ impl<'h> Handlers<'h> {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
                 server.hold(&mut request);
-                self.held += 1;
-                give(take, request, &self.request[..len], self.response.len(), &self.answers.0);
+                let (id, has_left) = ((request.client, request.generation, request.id.slot), Arc::<AtomicBool>::default());
+                self.held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
+                give(take, id, has_left, &self.request[..len], self.response.len(), &self.answers.0);
                 return true;
             }
         };
@@ -366,6 +432,14 @@ fn failure(outcome: Result<usize, HandlerError>) -> Status {
 /// Gives a request away, to be answered later.
 #[cold]
 #[inline(never)]
-fn give(take: &mut dyn FnMut(HeldRequest), request: Request, payload: &[u8], max_payload: usize, answers: &Sender<Answer>) {
-    take(HeldRequest { request: Some(request), payload: payload.to_vec(), max_payload, answers: answers.clone() });
+fn give(
+    take: &mut dyn FnMut(HeldRequest),
+    id: HeldId,
+    has_left: Arc<AtomicBool>,
+    payload: &[u8],
+    max_payload: usize,
+    answers: &Sender<Answer>,
+) {
+    let (id, payload, arrived, answers) = (Some(id), payload.to_vec(), Instant::now(), answers.clone());
+    take(HeldRequest { id, payload, max_payload, arrived, has_left, answers });
 }

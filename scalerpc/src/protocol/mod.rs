@@ -3,7 +3,6 @@
 
 mod buffers;
 pub mod client;
-pub mod clock_sync;
 mod config;
 mod error;
 pub mod groups;
@@ -20,7 +19,7 @@ pub mod wire;
 pub use client::{CallToken, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State};
 pub use config::{
     ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout,
-    MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerConfig,
+    MAX_CLIENTS, MAX_DEPTH, ServerConfig,
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};

@@ -34,7 +34,7 @@ pub struct Request {
     pub(crate) id: ReqId,
     pub(crate) rpc_type: u16,
     pub(crate) len: u32,
-    /// Buffer of its response; `None` if clients READ, or while the request is held.
+    /// Buffer of its response; `None` while the request is held.
     pub(crate) buffer: Option<Buffer>,
 }
 

@@ -177,6 +177,8 @@ pub enum Event {
         /// Epoch of the slice.
         epoch: u64,
     },
+    /// The server goes: its last message to the client (S27).
+    Close,
 }
 
 /// The header at the start of every response. A bare event is a response header with `req_id` 0.
@@ -201,6 +203,7 @@ impl ResponseHeader {
             None => (0_u16, 0, 0),
             Some(Event::Activate { epoch, zone }) => (1, epoch, zone),
             Some(Event::Switch { epoch }) => (2, epoch, 0),
+            Some(Event::Close) => (3, 0, 0),
         };
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, 0, &RESPONSE_MAGIC.to_le_bytes());
@@ -231,6 +234,7 @@ impl ResponseHeader {
             0 => None,
             1 => Some(Event::Activate { epoch, zone: le_u16(bytes, 22) }),
             2 => Some(Event::Switch { epoch }),
+            3 => Some(Event::Close),
             _ => return None,
         };
         let status = Status::from_wire(le_u32(bytes, 4))?;

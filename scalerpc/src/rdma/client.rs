@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use mlx5::{Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
-    ReplyMode, State,
+    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout, State,
 };
 
-/// The user word of a WRITE; that of a READ is its slot.
-const WRITE: u64 = u64::MAX;
+/// The user word of an operation: completions only make room.
+const WRITE: u64 = 0;
 
 /// The reason why [`RdmaClient::call_sync`] has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -75,12 +74,9 @@ impl PendingClient {
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = offer.layout;
-        if options.sleeps && layout.reply_mode == ReplyMode::ClientReads {
-            return Err(SetupError::CannotWake);
-        }
-        // A response for each slot and two events can be under way, and as many be taken before their completions arrive.
+        // A response for each slot and three events can be under way, and as many be taken before their completions arrive.
         // S23
-        let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
+        let receives = if options.sleeps { 2 * (layout.depth as u32 + 3) } else { 0 };
         let port = Port::on(device, device.create_cq(options.send_queue_size.saturating_mul(2).saturating_add(receives))?, options)?;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
@@ -116,22 +112,6 @@ impl PendingClient {
     }
 }
 
-/// The right to write straight into the server's pool. While a permit lives the client takes no events, so it does not leave its slice.
-/// Dropping the permit gives the right back.
-#[derive(Debug)]
-#[doc(alias = "ConnectionGuard")]
-pub struct Permit<'a>(&'a mut RdmaClient);
-
-impl Permit<'_> {
-    /// Like [`RdmaClient::call`]; the request needs no READ by the server.
-    ///
-    /// # Errors
-    /// Like [`RdmaClient::call`].
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallError> {
-        self.0.call(rpc_type, payload)
-    }
-}
-
 /// A client on a device. It belongs to one thread.
 #[derive(Debug)]
 #[doc(alias("RpcClient", "DoorbellBatcher"))]
@@ -156,15 +136,6 @@ impl RdmaClient {
         self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
-    /// Returns the right to write straight into the server's pool, if the server serves this client now. Does not wait.
-    ///
-    /// # Errors
-    /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
-    pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
-        self.core.try_activate(&mut self.ops)?;
-        Ok(Permit(self))
-    }
-
     /// One bounded step: takes completions and arrivals, posts.
     pub fn poll(&mut self) {
         let is_broken = self.port.cq.progress() && !self.take_completions();
@@ -175,11 +146,10 @@ impl RdmaClient {
         }
     }
 
-    /// Takes completions: of READs, each of which gives one; of WRITEs, which only make room; of receives. Returns whether the connection
-    /// goes on.
+    /// Takes completions: of WRITEs, which only make room, and of receives. Returns whether the connection goes on.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
-        let Self { port, qp, core, ops, .. } = self;
+        let Self { port, qp, .. } = self;
         let (mut is_broken, mut received) = (false, 0);
         port.cq.poll(COMPLETION_BATCH, |cqe| {
             is_broken |= cqe.result().is_err();
@@ -190,9 +160,7 @@ impl RdmaClient {
                 received += 1;
                 return;
             }
-            if let Some(word) = qp.complete(&cqe).filter(|word| *word != WRITE) {
-                core.on_read_done(word as u8, ops);
-            }
+            let _made_room = qp.complete(&cqe);
         });
         // Post before the poll that follows can bring more.
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
@@ -389,10 +357,6 @@ fn post_op(qp: &mut RcQp, memory: &ClientMemory<Mr>, op: &ClientOp) -> Result<()
         }
         ClientOp::WriteEntry { addr, rkey, ref bytes, len } => {
             qp.post(&Write { addr, rkey, payload: Inline(&bytes[..usize::from(len)]) }, Signal::Reclaim, WRITE)
-        }
-        ClientOp::Read { addr, rkey, into, len, slot } => {
-            let into = Sge { addr: memory.responses.addr() + into as u64, len, lkey: memory.responses.lkey() };
-            qp.post(&Read { addr, rkey, into }, Signal::Always, slot.into())
         }
     }
 }

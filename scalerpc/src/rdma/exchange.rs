@@ -9,9 +9,9 @@ use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
 pub use rendezvous::record::{RecordError, Refusal};
 
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
-use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
+use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ServerRegions};
 
-const VERSION: u16 = 6;
+const VERSION: u16 = 7;
 /// Maximum number of zones of a legal configuration: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
@@ -91,14 +91,13 @@ impl Offer {
     pub const BYTES: usize = 72;
     const KIND: Kind = Kind { name: "scalerpc offer", magic: *b"scaleOFR", version: VERSION };
 
-    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool, 1 if clients READ (u32 each), address of the queue
-    /// pair.
+    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool (u32 each), 4 bytes of zeros, address of the
+    /// queue pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let Layout { depth, slot_bytes, zones, reply_mode } = self.layout;
-        let reads = usize::from(reply_mode == ReplyMode::ClientReads);
+        let Layout { depth, slot_bytes, zones } = self.layout;
         let mut bytes = Self::KIND.begin();
-        put_u32s(&mut bytes, HEAD_BYTES, [depth, slot_bytes, zones, reads].map(|number| number as u32));
+        put_u32s(&mut bytes, HEAD_BYTES, [depth, slot_bytes, zones].map(|number| number as u32));
         put(&mut bytes, 32, &self.address.to_bytes());
         bytes
     }
@@ -123,9 +122,7 @@ impl Offer {
         let is_slot = |bytes: u64| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
         let slot_bytes = number(20, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
         let zones = number(24, "zones", |zones| (1..=u64::from(MAX_ZONES)).contains(&zones), "1..=33792")?;
-        let reads = number(28, "reply mode", |reads| reads <= 1, "0 or 1")?;
-        let reply_mode = if reads == 1 { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
-        Ok(Self { address: address(bytes, 32)?, layout: Layout { depth, slot_bytes, zones, reply_mode } })
+        Ok(Self { address: address(bytes, 32)?, layout: Layout { depth, slot_bytes, zones } })
     }
 }
 
@@ -163,16 +160,16 @@ impl Accept {
 
 impl Admission {
     /// Bytes of the record.
-    pub const BYTES: usize = 56;
+    pub const BYTES: usize = 48;
     const KIND: Kind = Kind { name: "scalerpc admission", magic: *b"scaleADM", version: VERSION };
 
-    /// Returns the record's bytes: head, addresses of pools, entry and responses (u64 each), their keys, client (u32 each).
+    /// Returns the record's bytes: head, addresses of pools and entry (u64 each), their keys, client (u32 each), 4 bytes of zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey } = self.0;
+        let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey } = self.0;
         let mut bytes = Self::KIND.begin();
-        put_u64s(&mut bytes, 16, [pools_addr, entry_addr, responses_addr]);
-        put_u32s(&mut bytes, 40, [pools_rkey, entry_rkey, responses_rkey, client.0.into()]);
+        put_u64s(&mut bytes, 16, [pools_addr, entry_addr]);
+        put_u32s(&mut bytes, 32, [pools_rkey, entry_rkey, client.0.into()]);
         bytes
     }
 
@@ -188,11 +185,11 @@ impl Admission {
     /// [`SetupError`]: the field that is wrong, or the peer's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
-        let [pools_addr, entry_addr, responses_addr] = u64s(bytes, 16);
-        let [pools_rkey, entry_rkey, responses_rkey, client] = u32s(bytes, 40);
+        let [pools_addr, entry_addr] = u64s(bytes, 16);
+        let [pools_rkey, entry_rkey, client] = u32s(bytes, 32);
         require("client", client, "0..=65535", |client| client <= u64::from(u16::MAX))?;
         let client = ClientId(client as u16);
-        Ok(Self(ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey }))
+        Ok(Self(ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey }))
     }
 }
 
@@ -263,11 +260,11 @@ mod tests {
 
     #[test]
     fn records_survive_the_way_and_wrong_ones_are_refused_by_field() {
-        let layout = Layout { depth: 8, slot_bytes: 4096, zones: 64, reply_mode: ReplyMode::ClientReads };
+        let layout = Layout { depth: 8, slot_bytes: 4096, zones: 64 };
         let offer = Offer { address: QpAddress::soft(1, 2, 3), layout };
         let bytes = offer.encode();
         assert_eq!(Offer::decode(&bytes).unwrap(), offer);
-        for (at, name) in [(16, "depth"), (20, "slot_bytes"), (25, "zones"), (28, "reply mode")] {
+        for (at, name) in [(16, "depth"), (20, "slot_bytes"), (25, "zones")] {
             let mut bad = bytes;
             bad[at] = 0xff;
             let refused = Offer::decode(&bad).unwrap_err();
@@ -276,7 +273,7 @@ mod tests {
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 6, .. })));
+        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 7, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
         assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
         let mut bad = bytes;
@@ -291,18 +288,10 @@ mod tests {
         let mut bad = accept.encode();
         bad[80] = 2;
         assert!(matches!(Accept::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "sleeps", .. }))));
-        let regions = ServerRegions {
-            client: ClientId(7),
-            pools_addr: 1,
-            pools_rkey: 2,
-            entry_addr: 3,
-            entry_rkey: 4,
-            responses_addr: 5,
-            responses_rkey: 6,
-        };
+        let regions = ServerRegions { client: ClientId(7), pools_addr: 1, pools_rkey: 2, entry_addr: 3, entry_rkey: 4 };
         assert_eq!(Admission::decode(&Admission(regions).encode()).unwrap(), Admission(regions));
         let mut bad = Admission(regions).encode();
-        bad[54] = 1;
+        bad[42] = 1;
         assert!(matches!(Admission::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "client", .. }))));
     }
 }

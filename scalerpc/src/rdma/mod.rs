@@ -1,11 +1,10 @@
 //! The binding to `mlx5`: each client and server has a reliable-connected queue pair, to which the operations of the core are posted.
 //!
 //! [`exchange`] has the records by which two ends connect, `port` the part of a device that both ends need, `server` and `client` the
-//! ends. `follower` keeps a server's slices in step with those of other servers.
+//! ends.
 
 mod client;
 pub mod exchange;
-mod follower;
 mod port;
 mod server;
 
@@ -16,8 +15,7 @@ use rendezvous::record::RecordError;
 use shm::cache::copy;
 use thiserror::Error;
 
-pub use client::{PendingClient, Permit, RdmaClient, SyncCallError};
-pub use follower::TimeFollower;
+pub use client::{PendingClient, RdmaClient, SyncCallError};
 pub use server::{PendingPeer, RdmaServer};
 
 use crate::protocol::wire::HEADER_BYTES;
@@ -70,11 +68,6 @@ pub enum SetupError {
     /// The record has no valid address of a queue pair.
     #[error("the record has no valid address of a queue pair")]
     Address,
-    /// The client asked to sleep, and the server's clients READ their responses.
-    #[error(
-        "clients of this server READ their responses, which wakes nobody: connect without RdmaOptions::sleeps, or set ReplyMode::ServerWrites"
-    )]
-    CannotWake,
 }
 
 /// Options of the queues of an end.
@@ -89,8 +82,7 @@ pub struct RdmaOptions {
     /// queue is as large as its send queue needs. Default 4096.
     pub cq_size: u32,
     /// For a client: responses and events are WRITEs with immediate, for which the client posts receives. Their completions end the sleep
-    /// of [`RdmaClient::wait`]. Servers ignore this option. A server whose clients READ their responses cannot wake a client. Default:
-    /// no.
+    /// of [`RdmaClient::wait`]. Servers ignore this option. Default: no.
     pub sleeps: bool,
 }
 

@@ -10,7 +10,7 @@ use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
-use crate::protocol::{ClientId, Handlers, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
+use crate::protocol::{ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
 /// Four counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
 /// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
@@ -145,11 +145,10 @@ impl RdmaServer {
         let layout = config.layout()?;
         let port = Port::on(device, device.create_mono_cq(options.cq_size)?, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
         let memory = ServerMemory {
             entries: port.alloc(config.entries_bytes(), written)?,
             pools: port.alloc_huge(layout.pools_bytes(), written)?,
-            responses: port.alloc(config.responses_bytes(), responses)?,
+            responses: port.alloc(config.responses_bytes(), Access::empty())?,
         };
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
@@ -185,20 +184,13 @@ impl RdmaServer {
         let mut qp = pending.qp;
         self.port.connect(&mut qp, &accept.address)?;
         let client = self.core.join(accept.regions).ok_or_else(|| self.full())?;
-        let layout = self.core.layout();
         let memory = self.core.memory();
-        let responses_addr = match layout.reply_mode {
-            ReplyMode::ServerWrites => 0,
-            ReplyMode::ClientReads => memory.responses.addr() + (client.index() * layout.zone_bytes()) as u64,
-        };
         let regions = ServerRegions {
             client,
             pools_addr: memory.pools.addr(),
             pools_rkey: memory.pools.rkey(),
             entry_addr: memory.entries.addr() + (client.index() * ENTRY_BYTES) as u64,
             entry_rkey: memory.entries.rkey(),
-            responses_addr,
-            responses_rkey: memory.responses.rkey(),
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
@@ -212,13 +204,7 @@ impl RdmaServer {
     /// and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
-        let Self { port, peers, core, unserved, under_way, .. } = self;
-        let found = port.cq.progress();
-        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
-        if completions < COMPLETION_BATCH {
-            // The queue is empty, so it holds nothing of the queue pairs that are gone.
-            self.under_way -= std::mem::take(&mut self.orphaned);
-        }
+        let completions = self.take(now_ns);
         let Self { core, port, ops, .. } = self;
         core.poll(now_ns, ops);
         let answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
@@ -227,6 +213,48 @@ impl RdmaServer {
             self.probe_next(now_ns);
         }
         completions + answered
+    }
+
+    /// Takes completions. Returns their number.
+    #[inline(always)]
+    fn take(&mut self, now_ns: u64) -> usize {
+        let Self { port, peers, core, unserved, under_way, .. } = self;
+        let found = port.cq.progress();
+        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
+        if completions < COMPLETION_BATCH {
+            // The queue is empty, so it holds nothing of the queue pairs that are gone.
+            self.under_way -= std::mem::take(&mut self.orphaned);
+        }
+        completions
+    }
+
+    /// Begins the end: accepts the requests that have arrived, and none from now on. [`step_to_end`](Self::step_to_end) follows in place of
+    /// [`step`](Self::step).
+    pub fn close(&mut self) {
+        self.core.close();
+        self.settle();
+    }
+
+    /// One bounded step after [`close`](Self::close): answers at most `budget` of the requests that were accepted, and tells each client whose
+    /// requests are all answered that the server goes. That client ends its other calls as [`CallFailure::NotSent`]: no handler got them
+    /// (S27). If the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted ones that no handler got as not sent.
+    /// Returns whether all clients were told, and all messages have arrived.
+    ///
+    /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
+    /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
+    pub fn step_to_end(&mut self, handlers: &mut Handlers<'_>, budget: usize, gives_up: bool) -> bool {
+        let now_ns = self.port.now_ns();
+        self.take(now_ns);
+        let Self { core, port, ops, .. } = self;
+        if gives_up {
+            core.drop_queued();
+            handlers.give_up(core, now_ns, ops);
+        } else {
+            handlers.step(core, budget, now_ns, || port.now_ns(), ops);
+        }
+        core.dismiss(|client| handlers.has_any_of(client), ops);
+        self.post();
+        self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
     }
 
     /// Takes an event of its [`device`](Self::device), which no completion reports: removes the client whose queue pair broke down. Returns
@@ -279,7 +307,7 @@ impl RdmaServer {
     }
 
     /// Makes slices end at multiples of their length in global time, which is the time of [`device`](Self::device) plus this offset.
-    /// `None` ends that. A [`TimeFollower`](super::TimeFollower) calls this.
+    /// `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }

@@ -351,7 +351,6 @@ mod tests {
             (ClientError::Connect(SetupError::Channel(io())), later),
             (ClientError::NoCredit { given_up: 1 }, later),
             (call(CallError::NoSlot), later),
-            (call(CallError::NotActive), later),
             (call(CallError::PayloadTooLarge { len: 2, max: 1 }), never),
             (call(CallError::Closed(CloseReason::ClosedHere)), later),
             (failure(CallFailure::UnknownType), never),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, Incoming, Lifelines, Outgoing};
+use rendezvous::{Gate, GracePeriod, Incoming, Lifelines, Outgoing};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -22,7 +22,9 @@ const BUDGET: usize = 64;
 const STEPS_PER_CHECK: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Maximum time that a stopped server waits for its last responses to arrive.
+/// Default of [`ServerOptions::stop_timeout`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum time for the last messages of a server that gave up.
 const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MAX_OFFERED: usize = 64;
@@ -49,11 +51,18 @@ pub struct ServerOptions {
     pub config: ServerConfig,
     /// Options of its queues.
     pub rdma: RdmaOptions,
+    /// Maximum time for the end of a stopped server: until the requests that it took are answered, held ones too, and its messages have
+    /// arrived at all clients' devices. Held requests that are not answered by then end as [`CallFailure::Dropped`]. Time in which its thread
+    /// is suspended does not count. Default: 1 s.
+    ///
+    /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
+    pub stop_timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { device: default_device(), config: ServerConfig::default(), rdma: RdmaOptions::default() }
+        let (device, config, rdma) = (default_device(), ServerConfig::default(), RdmaOptions::default());
+        Self { device, config, rdma, stop_timeout: STOP_TIMEOUT }
     }
 }
 
@@ -82,10 +91,7 @@ pub enum ServerError {
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Ends the server's loop: within a millisecond if the server sleeps, within 20 ms while clients keep calling. The server answers the
-    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server ends its
-    /// connections: the unanswered calls end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients
-    /// that connect find the next server at the address.
+    /// [Closes](Server::close) the server at the end of its step, and so ends [`Server::serve`].
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -113,7 +119,8 @@ pub struct SharedAddress {
 /// ```
 pub struct Server {
     rdma: RdmaServer,
-    gate: Gate<Connecting>,
+    /// `None` once the server takes no more clients.
+    gate: Option<Gate<Connecting>>,
     lifelines: Lifelines,
     /// The time of the last probe of all clients without a socket.
     probed: Option<Instant>,
@@ -211,7 +218,7 @@ impl Server {
     pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
         let SharedAddress { listener, options, stop } = other;
         let mut server = Self::at(Gate::over(listener, CONNECT_TIME), options, stop)?;
-        server.gate.accept_at_most(SHARED_PEERS_PER_CHECK);
+        server.gate.iter_mut().for_each(|gate| gate.accept_at_most(SHARED_PEERS_PER_CHECK));
         server.rdma.synchronise(SAME_CLOCK);
         Ok(server)
     }
@@ -220,16 +227,27 @@ impl Server {
         let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
         let lifelines = Lifelines::new().map_err(|source| ServerError::Listen { address: address(), source })?;
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
-        Ok(Self { rdma, gate, lifelines, probed: None, options, stop, breakdown: None, steps_to_check: 0, idle: Idle::default() })
+        Ok(Self {
+            rdma,
+            gate: Some(gate),
+            lifelines,
+            probed: None,
+            options,
+            stop,
+            breakdown: None,
+            steps_to_check: 0,
+            idle: Idle::default(),
+        })
     }
 
     /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
     ///
     /// # Errors
-    /// No descriptor is free.
+    /// No descriptor is free, or the server was closed.
     pub fn share(&mut self) -> io::Result<SharedAddress> {
-        let listener = self.gate.listener()?;
-        self.gate.accept_at_most(SHARED_PEERS_PER_CHECK);
+        let gate = self.gate.as_mut().ok_or_else(closed)?;
+        let listener = gate.listener()?;
+        gate.accept_at_most(SHARED_PEERS_PER_CHECK);
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
     }
@@ -237,9 +255,9 @@ impl Server {
     /// Returns the address at which it listens.
     ///
     /// # Errors
-    /// The system does not return the address.
+    /// The system does not return the address, or the server was closed.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.local_addr()
+        self.gate.as_ref().ok_or_else(closed)?.local_addr()
     }
 
     /// Returns the number of connected clients.
@@ -301,12 +319,26 @@ impl Server {
         while !self.stop.0.load(Ordering::Acquire) {
             self.step(handlers)?;
         }
-        // The last responses must arrive before the queue pairs are destroyed.
-        self.rdma.settle();
-        let end = Instant::now() + LINGER;
-        // Clients that keep calling do not delay the end.
-        while (self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0) && Instant::now() < end {}
+        self.close(handlers);
         Ok(())
+    }
+
+    /// Takes no more clients and no more requests, answers those that have arrived, and tells each client to go when its requests are
+    /// answered. Waits for that, held requests included, at most for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any other
+    /// request: a `Client` makes that call again at the next server of its addresses, or ends it as
+    /// [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable. [`serve`](Self::serve) closes the server at its end; call
+    /// this after a loop of your own, and then drop the server.
+    pub fn close(&mut self, handlers: &mut Handlers<'_>) {
+        if self.gate.take().is_none() {
+            return;
+        }
+        self.rdma.close();
+        for (time, gives_up) in [(self.options.stop_timeout, false), (LINGER, true)] {
+            let (mut grace, mut idle) = (GracePeriod::new(time, Instant::now()), Idle::default());
+            while !self.rdma.step_to_end(handlers, BUDGET, gives_up) && !grace.is_over(Instant::now()) {
+                idle.pass();
+            }
+        }
     }
 
     /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond if there was nothing to do for a while.
@@ -347,6 +379,7 @@ impl Server {
 
     fn check_sockets(&mut self) {
         let Self { rdma, gate, lifelines, .. } = self;
+        let Some(gate) = gate else { return };
         let mut offered = gate.connecting().filter(|connecting| matches!(connecting, Connecting::Offered(_))).count();
         let (mut is_full, mut arrived) = (false, Vec::new());
         gate.poll(
@@ -370,6 +403,10 @@ impl Server {
             rdma.probe_unheard();
         }
     }
+}
+
+fn closed() -> io::Error {
+    ErrorKind::NotConnected.into()
 }
 
 #[cfg(test)]

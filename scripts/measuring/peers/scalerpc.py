@@ -1,4 +1,4 @@
-"""Compares ScaleRPC with copyrpc, SEND on reliable connections and SEND on datagrams, and its READs of replies with its WRITEs.
+"""Compares ScaleRPC with copyrpc, SEND on reliable connections and SEND on datagrams.
 
 Two processes pinned to two cores, on the software HCA, all by scalerpc_bench, under one and the same load, every payload checked. Round trips
 are medians of blocks of 64 calls; rates are means over 0.4 s. With 8 clients ScaleRPC has one group, which never switches; with 64 two, which
@@ -10,7 +10,7 @@ from .. import tools
 from . import at, figures, row
 
 LOADS = ["round_trip", "rate_8x8", "rate_64x8"]
-RIVALS = ["scalerpc-read", "copyrpc", "rc-send", "ud-send"]
+RIVALS = ["copyrpc", "rc-send", "ud-send"]
 
 
 def measure(bench):

@@ -17,8 +17,6 @@ use serde::Serialize;
 pub(crate) enum Kind {
     /// ScaleRPC: groups and time slices; the server WRITEs replies.
     Scalerpc,
-    /// ScaleRPC; clients READ replies.
-    ScalerpcRead,
     /// ScaleRPC without groups: all clients at once.
     ScalerpcOff,
     /// WRITE with immediate into a ring for each client, several messages in one.
@@ -30,7 +28,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 6] = [Self::Scalerpc, Self::ScalerpcRead, Self::ScalerpcOff, Self::Copyrpc, Self::RcSend, Self::UdSend];
+    pub(crate) const ALL: [Self; 5] = [Self::Scalerpc, Self::ScalerpcOff, Self::Copyrpc, Self::RcSend, Self::UdSend];
 
     /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the software HCA keeps the datagrams of only
     /// one session from one device to another without loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
@@ -165,7 +163,7 @@ mod tests {
 
     #[test]
     fn each_contestant_has_a_name_and_says_what_it_is() {
-        assert_eq!(Kind::ALL.map(|kind| kind.to_string()), ["scalerpc", "scalerpc-read", "scalerpc-off", "copyrpc", "rc-send", "ud-send"]);
+        assert_eq!(Kind::ALL.map(|kind| kind.to_string()), ["scalerpc", "scalerpc-off", "copyrpc", "rc-send", "ud-send"]);
         assert!(Kind::ALL.iter().all(|kind| !kind.what().is_empty()));
         assert!(Kind::UdSend.what().ends_with("not eRPC"));
     }

@@ -61,7 +61,7 @@ pub(crate) fn call_all(
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let outcome = match kind {
-            Kind::Scalerpc | Kind::ScalerpcRead | Kind::ScalerpcOff => call::<ScaleClient>(job, &case, &pace, exchange),
+            Kind::Scalerpc | Kind::ScalerpcOff => call::<ScaleClient>(job, &case, &pace, exchange),
             Kind::Copyrpc => call::<CopyClient>(job, &case, &pace, exchange),
             Kind::RcSend => call::<SendClient<RcPort>>(job, &case, &pace, exchange),
             Kind::UdSend => call::<SendClient<UdPort>>(job, &case, &pace, exchange),
@@ -76,7 +76,7 @@ pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Fa
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let served = match kind {
-            Kind::Scalerpc | Kind::ScalerpcRead | Kind::ScalerpcOff => serve::<ScaleServer>(job, &case, exchange),
+            Kind::Scalerpc | Kind::ScalerpcOff => serve::<ScaleServer>(job, &case, exchange),
             Kind::Copyrpc => serve::<CopyServer>(job, &case, exchange),
             Kind::RcSend => serve::<SendServer<RcPort>>(job, &case, exchange),
             Kind::UdSend => serve::<SendServer<UdPort>>(job, &case, exchange),

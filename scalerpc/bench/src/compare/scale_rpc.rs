@@ -1,4 +1,4 @@
-//! ScaleRPC as a contestant, with either transport of the reply.
+//! ScaleRPC as a contestant.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use scalerpc::protocol::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
 use scalerpc::rdma::{PendingClient, PendingPeer, RdmaOptions};
-use scalerpc::{CallToken, Grouping, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+use scalerpc::{CallToken, Grouping, Handlers, RdmaClient, RdmaServer, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 
@@ -18,13 +18,11 @@ const BUDGET: usize = 64;
 
 /// Returns the server's configuration: slots no larger than needed, and scalerpc's defaults otherwise.
 pub(crate) fn config(case: &Case) -> ServerConfig {
-    let reply_mode = if case.kind == Kind::ScalerpcRead { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
     ServerConfig {
         max_clients: case.clients as u32,
         depth: case.depth as u32,
         slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES).next_multiple_of(64).max(128) as u32,
         group_size: case.group_size,
-        reply_mode,
         grouping: if case.kind == Kind::ScalerpcOff { Grouping::Off } else { Grouping::On },
         ..ServerConfig::default()
     }

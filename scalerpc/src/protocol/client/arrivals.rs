@@ -1,10 +1,8 @@
 //! Responses and events: found in memory that the server writes, checked, and processed.
 
-use super::fetch::Fetch;
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
-use crate::protocol::config::ReplyMode;
-use crate::protocol::error::{CallFailure, ProtocolError};
+use crate::protocol::error::{CallFailure, CloseReason, ProtocolError};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
@@ -13,6 +11,7 @@ use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, Respon
 struct Events {
     activate: Option<(u64, u16)>,
     switch: Option<u64>,
+    is_closed: bool,
 }
 
 impl Events {
@@ -25,6 +24,7 @@ impl Events {
         match event {
             Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => self.activate = Some((epoch, zone)),
             Some(Event::Switch { epoch }) if epoch > closed_epoch => self.switch = Some(epoch),
+            Some(Event::Close) => self.is_closed = true,
             _ => {}
         }
     }
@@ -38,27 +38,40 @@ impl<M: Memory> Client<M> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
         let unposted = if out.is_empty() { 0 } else { fresh };
-        for slot in bits(self.pending & !unposted) {
-            let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
-            let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
-            // Otherwise the response is of an earlier call of the slot, which has ended (S15).
-            if trailer.valid == valid(self.calls[slot].sequence) {
-                self.take_response(slot, trailer_at, trailer, &mut events)?;
-            }
-        }
-        let slots = [self.layout.switch_slot(), self.layout.activate_slot()];
-        let [switch, activate] = slots.map(|start| self.memory.responses.load(start + EVENT_SLOT_BYTES - TRAILER_BYTES));
-        if switch | activate == 0 && !events.are_any() {
+        self.take_responses(self.pending & !unposted, &mut events)?;
+        let slots = [self.layout.switch_slot(), self.layout.activate_slot(), self.layout.close_slot()];
+        let [switch, activate, close] = slots.map(|start| self.memory.responses.load(start + EVENT_SLOT_BYTES - TRAILER_BYTES));
+        if switch | activate | close == 0 && !events.are_any() {
             return Ok(());
         }
         self.take_events(slots, events, out)
     }
 
+    /// Takes the responses that are in these slots.
+    #[inline(always)]
+    fn take_responses(&mut self, slots: u64, events: &mut Events) -> Result<(), ProtocolError> {
+        for slot in bits(slots) {
+            let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
+            let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
+            // Otherwise the response is of an earlier call of the slot, which has ended (S15).
+            if trailer.valid == valid(self.calls[slot].sequence) {
+                self.take_response(slot, trailer_at, trailer, events)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes bare events. Processes them, and the events that responses carried.
     #[cold]
-    fn take_events(&mut self, slots: [usize; 2], mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
+    fn take_events(&mut self, slots: [usize; 3], mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         for start in slots {
             self.take_bare_event(start, &mut events)?;
+        }
+        if events.is_closed {
+            // S27: all responses that will ever come are here, also those that came since the slots were read.
+            self.take_responses(self.pending, &mut events)?;
+            self.close(CloseReason::ServerStopped);
+            return Ok(());
         }
         if let Some((epoch, zone)) = events.activate {
             if usize::from(zone) >= self.layout.zones {
@@ -88,10 +101,6 @@ impl<M: Memory> Client<M> {
 
     /// Takes the response of a slot whose trailer has arrived.
     fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
-        // A response that is READ is complete when its READ is, not when its trailer is seen.
-        if self.layout.reply_mode == ReplyMode::ClientReads && self.calls[slot].fetch != Fetch::Here {
-            return Ok(());
-        }
         let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
         let len = trailer.len as usize;
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
@@ -143,10 +152,12 @@ impl<M: Memory> Client<M> {
         let mut bytes = [0; HEADER_BYTES];
         self.memory.responses.read(trailer_at - HEADER_BYTES, &mut bytes);
         let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
-        let (Some(Event::Activate { epoch, .. } | Event::Switch { epoch }), 0) = (header.event, header.req_id) else {
-            return Err(ProtocolError::Malformed);
+        let epoch = match header.event {
+            Some(Event::Activate { epoch, .. } | Event::Switch { epoch }) => epoch,
+            Some(Event::Close) => 0,
+            None => return Err(ProtocolError::Malformed),
         };
-        if trailer.valid != valid(epoch as u32) {
+        if header.req_id != 0 || trailer.valid != valid(epoch as u32) {
             return Err(ProtocolError::Malformed);
         }
         events.add(header.event, self.closed_epoch);

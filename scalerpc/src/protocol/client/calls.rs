@@ -1,6 +1,5 @@
 //! Calls: how they are made and ended, and when their slots become free.
 
-use super::fetch::Fetch;
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
 use crate::protocol::error::{CallError, CallFailure, CloseReason};
@@ -29,7 +28,6 @@ pub(super) struct Call {
     /// The call was announced or written, so the server may have it.
     pub(super) is_offered: bool,
     pub(super) deadline_ns: u64,
-    pub(super) fetch: Fetch,
 }
 
 impl<M: Memory> Client<M> {
@@ -56,7 +54,7 @@ impl<M: Memory> Client<M> {
         let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
         let deadline_ns = now_ns.saturating_add(self.timeout_ns);
         let is_offered = matches!(self.state, State::Process { .. });
-        *call = Call { sequence, len, is_offered, deadline_ns, fetch: Fetch::Unasked };
+        *call = Call { sequence, len, is_offered, deadline_ns };
         let start = self.layout.client_slot(slot);
         let header = RequestHeader {
             rpc_type,
@@ -75,21 +73,6 @@ impl<M: Memory> Client<M> {
             out.push(self.write_request(start, len));
         }
         Ok(CallToken(id))
-    }
-
-    /// Ends a rest, and sends the calls that were made in it. Does not wait.
-    ///
-    /// # Errors
-    /// The client may not write straight into the pool: [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
-    pub fn try_activate(&mut self, out: &mut Vec<ClientOp>) -> Result<(), CallError> {
-        if self.state == State::Resting {
-            self.wake(out);
-        }
-        match self.state {
-            State::Process { .. } => Ok(()),
-            State::Closed(reason) => Err(CallError::Closed(reason)),
-            State::Idle | State::Warmup | State::Resting => Err(CallError::NotActive),
-        }
     }
 
     /// Takes the next call that has ended. Copies as much of its response's payload as fits to `into` (the paper's PollCompletion).
@@ -156,7 +139,9 @@ impl<M: Memory> Client<M> {
     /// Ends all calls. No slot is used again.
     pub(super) fn fail_all(&mut self, reason: CloseReason) {
         for slot in bits(std::mem::take(&mut self.pending) & !self.quarantined) {
-            let failure = if self.calls[slot].is_offered { CallFailure::Closed(reason) } else { CallFailure::NotSent };
+            // A server that stops has answered every request that a handler got (S27).
+            let may_have_run = self.calls[slot].is_offered && reason != CloseReason::ServerStopped;
+            let failure = if may_have_run { CallFailure::Closed(reason) } else { CallFailure::NotSent };
             self.push_ended(slot, Err(failure));
         }
     }
@@ -176,11 +161,6 @@ impl<M: Memory> Client<M> {
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        self.next_deadline_ns().into_iter().chain(self.next_fetch_ns()).min()
-    }
-
-    /// Returns the earliest deadline of a call, in ns.
-    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns).min()
     }
 }

@@ -1,11 +1,10 @@
 //! The client as a state machine. Inputs: responses and events in its memory, completions, and the time. Output: operations.
 //!
 //! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `rest`
-//! lets the server reclaim the zone of an idle client without a handshake, `fetch` READs responses where the server does not WRITE them.
+//! lets the server reclaim the zone of an idle client without a handshake.
 
 mod arrivals;
 mod calls;
-mod fetch;
 mod rest;
 #[cfg(test)]
 #[path = "../tests/client_state.rs"]
@@ -16,7 +15,7 @@ use std::collections::VecDeque;
 
 pub use calls::{CallToken, Completion};
 
-use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
+use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout};
 use crate::protocol::error::CloseReason;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::ClientId;
@@ -45,10 +44,6 @@ pub struct ServerRegions {
     pub entry_addr: u64,
     /// Key of the entry.
     pub entry_rkey: u32,
-    /// Address of this client's part of the area that clients READ; 0 if the server WRITEs.
-    pub responses_addr: u64,
-    /// Key of that area.
-    pub responses_rkey: u32,
 }
 
 /// An operation of the client. Operations are executed in the order given.
@@ -75,19 +70,6 @@ pub enum ClientOp {
         bytes: [u8; Release::BYTES + Announcement::BYTES],
         /// Number of bytes.
         len: u8,
-    },
-    /// READ `len` bytes at `addr` to byte `into` of the responses; then [`Client::on_read_done`].
-    Read {
-        /// Address in the server's memory.
-        addr: u64,
-        /// Key of that memory.
-        rkey: u32,
-        /// Offset in the responses.
-        into: usize,
-        /// Number of bytes.
-        len: u32,
-        /// Argument of the completion.
-        slot: u8,
     },
 }
 
@@ -135,7 +117,6 @@ pub struct Client<M> {
     responses_addr: u64,
     responses_rkey: u32,
     timeout_ns: u64,
-    next_read_ns: u64,
     state: State,
     /// While the client rests, its state apart from that.
     rested: State,
@@ -183,7 +164,6 @@ impl<M: Memory> Client<M> {
             responses_addr,
             responses_rkey,
             timeout_ns: DEFAULT_TIMEOUT_NS,
-            next_read_ns: 0,
             state: State::Idle,
             rested: State::Idle,
             closed_epoch: 0,
@@ -224,9 +204,6 @@ impl<M: Memory> Client<M> {
         }
         if self.state == State::Idle && self.pending != 0 {
             self.announce(None, out);
-        }
-        if self.layout.reply_mode == ReplyMode::ClientReads {
-            self.fetch(now_ns, out);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Requests: found in active zones, checked once, queued for the workers.
 
 use super::zones::ActiveZone;
-use super::{ReplyMode, Server, ServerStats};
+use super::{Server, ServerStats};
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientRegions, Request};
@@ -69,10 +69,7 @@ impl<M: Memory> Server<M> {
         if self.dispatch.is_empty() {
             return None;
         }
-        let buffer = match self.layout.reply_mode {
-            ReplyMode::ServerWrites => Some(self.buffers.allocate()?),
-            ReplyMode::ClientReads => None,
-        };
+        let buffer = Some(self.buffers.allocate()?);
         let Queued { request, zone, trailer_at } = self.dispatch.pop_front()?;
         let request = Request { buffer, ..request };
         let (payload, len) = (request.len(), request.len().min(into.len()));

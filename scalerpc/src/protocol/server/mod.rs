@@ -2,10 +2,11 @@
 //!
 //! [`Server::poll`] does everything except the requests: `entries` takes releases and announcements, `zones` warms, activates, ends and
 //! frees, `rests` takes the zones of clients that rest back, `intake` accepts requests from active zones. [`Server::take`] and
-//! [`Server::reply`] are the worker's side.
+//! [`Server::reply`] are the worker's side. `leaving` ends the server.
 
 mod entries;
 mod intake;
+mod leaving;
 mod replies;
 mod rests;
 #[cfg(test)]
@@ -16,10 +17,10 @@ mod zones;
 use std::collections::VecDeque;
 
 use crate::protocol::buffers::{Buffers, Chain};
-use crate::protocol::config::{ConfigError, Layout, ReplyMode, ServerConfig};
+use crate::protocol::config::{ConfigError, Layout, ServerConfig};
 use crate::protocol::groups::GroupManager;
 use crate::protocol::memory::Memory;
-use crate::protocol::request::{ClientId, ClientRegions};
+use crate::protocol::request::{ClientId, ClientRegions, Request};
 use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
@@ -36,7 +37,7 @@ pub struct ServerMemory<M> {
     pub entries: M,
     /// Both pools; clients WRITE.
     pub pools: M,
-    /// Response buffers, or the area that clients READ.
+    /// Response buffers.
     pub responses: M,
 }
 
@@ -155,6 +156,8 @@ struct ClientRecord {
     responses: Chain,
     /// Epoch of the zone that was taken back while the client rests. The client still releases it, when it wakes.
     taken_back: Option<u64>,
+    /// The client was told that the server goes.
+    is_dismissed: bool,
 }
 
 impl ClientRecord {
@@ -183,6 +186,8 @@ pub struct Server<M> {
     /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
     waiters: usize,
     generation: u32,
+    /// Number of clients that have left.
+    left: u64,
     /// Last accepted sequence number of each slot of each client (S4).
     accepted: Vec<u32>,
     groups: GroupManager,
@@ -227,6 +232,7 @@ impl<M: Memory> Server<M> {
             clients: vec![None; clients],
             waiters: 0,
             generation: 0,
+            left: 0,
             accepted: vec![0; clients * layout.depth],
             groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
@@ -239,7 +245,7 @@ impl<M: Memory> Server<M> {
             owed: 0,
             remind_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
-            buffers: Buffers::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers as u16 } else { 0 }),
+            buffers: Buffers::new(config.response_buffers as u16),
             sweep: 0,
             stats: ServerStats::default(),
             layout,
@@ -254,7 +260,6 @@ impl<M: Memory> Server<M> {
         self.generation = self.generation.wrapping_add(1);
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(0);
-        self.clear_response_area(client);
         let record = ClientRecord {
             regions,
             generation: self.generation,
@@ -264,6 +269,7 @@ impl<M: Memory> Server<M> {
             bytes: 0,
             responses: Chain::EMPTY,
             taken_back: None,
+            is_dismissed: false,
         };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
@@ -288,6 +294,17 @@ impl<M: Memory> Server<M> {
         let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.zone(*zone).client);
         self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
         self.free_ids.push(client.0);
+        self.left += 1;
+    }
+
+    /// Returns the number of clients that have left.
+    pub(crate) const fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Returns whether the client of a request is connected.
+    pub(crate) fn is_here(&self, request: &Request) -> bool {
+        self.client(request.client).is_some_and(|record| record.generation == request.generation)
     }
 
     /// One bounded step (S19). Appends operations to `out`.
@@ -375,7 +392,7 @@ impl<M: Memory> Server<M> {
         self.pools[0].len() + self.pools[1].len()
     }
 
-    /// Returns the number of free response buffers; 0 if clients READ.
+    /// Returns the number of free response buffers.
     #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.buffers.free()

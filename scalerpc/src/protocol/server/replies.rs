@@ -1,8 +1,7 @@
-//! Responses: written into a buffer, or to the place where the client READs them, with an event if one is due.
+//! Responses: written into a buffer, with an event if one is due.
 
 use super::{Server, ServerOp};
 use crate::protocol::buffers::place;
-use crate::protocol::config::ReplyMode;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions, Request};
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
@@ -53,33 +52,24 @@ impl<M: Memory> Server<M> {
         out: &mut Vec<ServerOp>,
     ) -> bool {
         let Request { client, id, buffer, .. } = *request;
+        // A request that is held has none.
+        let Some(buffer) = buffer else { return false };
         let record = self.clients.get_mut(client.index()).and_then(Option::as_mut);
         let Some(record) = record.filter(|record| record.generation == request.generation) else {
-            buffer.into_iter().for_each(|buffer| self.buffers.release(buffer));
+            self.buffers.release(buffer);
             return false;
         };
-        if let Some(buffer) = buffer {
-            self.buffers.append(&mut record.responses, buffer);
-        }
+        self.buffers.append(&mut record.responses, buffer);
         let ClientRegions { responses_addr, responses_rkey: rkey, .. } = record.regions;
         let event = event(self);
         let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
-        let slot = usize::from(id.slot);
-        let place = buffer.map_or(client.index() * self.layout.depth + slot, place);
-        let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
+        let trailer_at = place(buffer) * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
-        if buffer.is_none() {
-            // A client that READs must not find the old trailer after a new message.
-            self.memory.responses.store(trailer_at, 0);
-        }
         let trailer = Trailer { len: len as u32, valid: valid(id.sequence) };
         self.memory.responses.put_message(trailer_at, &header.encode(), payload, trailer.to_word());
-        if buffer.is_some() {
-            let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
-            let addr = responses_addr.wrapping_add(at as u64);
-            let len32 = (len + TRAILER_BYTES) as u32;
-            out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: len32 });
-        }
+        let at = self.layout.client_slot(usize::from(id.slot)) + self.layout.trailer_at() - len;
+        let addr = responses_addr.wrapping_add(at as u64);
+        out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: (len + TRAILER_BYTES) as u32 });
         true
     }
 
@@ -101,7 +91,7 @@ impl<M: Memory> Server<M> {
     /// written frees one.
     #[must_use]
     pub fn resume(&mut self, request: &mut Request) -> bool {
-        if request.buffer.is_none() && self.layout.reply_mode == ReplyMode::ServerWrites {
+        if request.buffer.is_none() {
             request.buffer = self.buffers.allocate();
             return request.buffer.is_some();
         }
@@ -113,16 +103,6 @@ impl<M: Memory> Server<M> {
     pub fn on_responses_done(&mut self, client: ClientId, count: u16) {
         if let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) {
             self.buffers.release_oldest(&mut record.responses, count);
-        }
-    }
-
-    /// Clears a client's part of the area: a new client must not find responses to an old one there.
-    pub(super) fn clear_response_area(&mut self, client: ClientId) {
-        if self.layout.reply_mode == ReplyMode::ClientReads {
-            for slot in 0..self.layout.depth {
-                let place = client.index() * self.layout.depth + slot;
-                self.memory.responses.store(place * self.layout.slot_bytes + self.layout.trailer_at(), 0);
-            }
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::{Server, ServerOp};
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
-use crate::protocol::request::ClientId;
-use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+use crate::protocol::request::{ClientId, ClientRegions};
+use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
 const EVENT_DIVISOR: u64 = 10;
@@ -294,17 +294,23 @@ impl<M: Memory> Server<M> {
         let Some(event) = self.event_for(client, now_ns) else { return };
         let Some(regions) = self.client(client).map(|record| record.regions) else { return };
         self.stats.bare_events += 1;
+        out.push(self.bare_event(client, regions, event));
+    }
+
+    /// Returns the WRITE of an event into the client's slot for it.
+    pub(super) fn bare_event(&self, client: ClientId, regions: ClientRegions, event: Event) -> ServerOp {
         let (slot, epoch) = match event {
             Event::Activate { epoch, .. } => (self.layout.activate_slot(), epoch),
             Event::Switch { epoch } => (self.layout.switch_slot(), epoch),
+            Event::Close => (self.layout.close_slot(), 0),
         };
         let header = ResponseHeader { status: Status::Ok, req_id: 0, payload_len: 0, event: Some(event) };
         let mut bytes = [0; HEADER_BYTES + TRAILER_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
         let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch as u32) };
         bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
-        let addr = regions.responses_addr.wrapping_add((slot + crate::protocol::wire::EVENT_SLOT_BYTES - bytes.len()) as u64);
-        out.push(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
+        let addr = regions.responses_addr.wrapping_add((slot + EVENT_SLOT_BYTES - bytes.len()) as u64);
+        ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes }
     }
 
     /// Takes a release: the client writes nothing more into the zone.

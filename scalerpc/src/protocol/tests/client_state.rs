@@ -25,7 +25,7 @@ impl Client<HeapMemory> {
             ..
         } = self;
         (state, rested, closed_epoch, announcements, free, pending, quarantined, fresh, lent, lent_free, ended).hash(hasher);
-        calls.iter().for_each(|call| (call.sequence, call.len, call.is_offered, call.fetch).hash(hasher));
+        calls.iter().for_each(|call| (call.sequence, call.len, call.is_offered).hash(hasher));
         memory.requests.words().chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }
 
@@ -43,7 +43,6 @@ impl Client<HeapMemory> {
 
     /// Makes `now_ns` the time 0, and all earlier times too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
-        self.next_read_ns = self.next_read_ns.saturating_sub(now_ns);
         self.calls.iter_mut().for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
         self.expire_ns = self.expire_ns.saturating_sub(now_ns);
     }

@@ -3,7 +3,7 @@
 use super::world::{Counters, World, next_of, responses_addr, small};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
-use crate::protocol::{CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, ReplyMode, ServerConfig, ServerOp, State};
+use crate::protocol::{CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, ServerConfig, ServerOp, State};
 
 /// Makes a world whose client 0 is in PROCESS, with nothing outstanding.
 pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {
@@ -294,34 +294,6 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     assert_eq!((world.sides[0].client.state(), &world.sides[0].ended[..]), (State::Idle, &[1][..]));
     assert!(matches!(world.sides[0].to_server.first(), Some(ClientOp::WriteEntry { len: 16, .. })), "it releases");
     assert_eq!(world.sides[0].client.stats().activations, 0);
-}
-
-/// While a READ is under way its bytes arrive in any order, so the trailer among them proves nothing.
-#[test]
-fn a_response_that_the_client_reads_is_not_taken_before_the_read_is_complete() {
-    let mut world = World::new(&ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() }, 1);
-    world.call(0).unwrap();
-    // Run until the next operation of the client is the READ of the message.
-    let is_next = |world: &World| matches!(world.sides[0].to_server.first(), Some(ClientOp::Read { into: 0..128, slot: 0, .. }));
-    while !is_next(&world) {
-        world.now_ns += 10_000;
-        world.poll_client(0);
-        while !is_next(&world) && world.deliver_to_server(0) {}
-        world.poll_server();
-        while world.take() && world.reply() {}
-        while world.deliver_to_client(0) {}
-    }
-    let trailer = Trailer { len: 36, valid: valid(1) };
-    world.sides[0].client.memory().responses.store(120, trailer.to_word());
-    world.poll_client(0);
-    assert_eq!(world.sides[0].ended, [0]);
-    assert!(
-        matches!(world.sides[0].client.state(), State::Idle | State::Warmup | State::Process { .. }),
-        "nor is it taken for a wrong one"
-    );
-    assert!(world.deliver_to_server(0));
-    world.poll_client(0);
-    assert_eq!(world.sides[0].ended, [1]);
 }
 
 /// No other group makes a switch happen, so a request that is not written at the activation would never be sent.

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::rc::Rc;
 
 use super::world::{Counters, World, small};
-use crate::protocol::{ReplyMode, ServerConfig};
+use crate::protocol::ServerConfig;
 
 /// A possible event. A client looks at its memory after each operation that reached it, or after all that wait. A client that does not
 /// look for a while is equivalent to operations that are held.
@@ -272,28 +272,11 @@ fn a_client_that_rests_while_it_is_warmed_loses_its_zone_and_nothing_else() {
 }
 
 #[test]
-fn a_client_that_rests_and_reads_its_responses_loses_its_zone_and_nothing_else() {
-    let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
-    let setup = Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: Some(0), slices: 3, keeps_requests: false };
-    explore("a client rests, clients READ", &config, setup);
-}
-
-#[test]
 fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
     explore(
         "a worker keeps requests",
         &small(),
         Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 3, keeps_requests: true },
-    );
-}
-
-#[test]
-fn responses_that_clients_read_are_neither_lost_nor_repeated() {
-    let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
-    explore(
-        "clients READ",
-        &config,
-        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 3, keeps_requests: false },
     );
 }
 

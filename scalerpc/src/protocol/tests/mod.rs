@@ -4,6 +4,7 @@ mod bounds;
 mod defects;
 mod explore;
 pub(crate) mod memory;
+mod stops;
 mod workers;
 mod world;
 mod worlds;

@@ -1,41 +1,11 @@
-//! Workers and callers: handlers that fail, panic or take long, buffers that run out, permits.
+//! Workers and callers: handlers that fail, panic or take long, buffers that run out.
 
 use std::cell::{Cell, RefCell};
 
 use super::defects::active_world;
 use super::world::{World, small};
 use crate::protocol::handlers::LONG_RUNS;
-use crate::protocol::{
-    CallError, CallFailure, ClientOp, CloseReason, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp,
-};
-
-#[test]
-fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
-    let mut world = World::new(&ServerConfig { depth: 2, ..small() }, 1);
-    assert_eq!(world.sides[0].client.try_activate(&mut Vec::new()).unwrap_err(), CallError::NotActive);
-    world.call(0).unwrap();
-    world.run(20);
-    let side = &mut world.sides[0];
-    side.client.try_activate(&mut side.to_server).unwrap();
-    side.client.call(7, &[0, 1, 0x5a, 0xa5], 0, &mut side.to_server).unwrap();
-    assert!(matches!(side.to_server.last(), Some(ClientOp::WriteRequest { .. })), "left at once");
-    side.client.close(CloseReason::ClosedHere);
-    assert_eq!(side.client.try_activate(&mut side.to_server).unwrap_err(), CallError::Closed(CloseReason::ClosedHere));
-}
-
-/// With one group no later slice takes the call along.
-#[test]
-fn a_call_that_was_made_in_a_rest_is_sent_by_the_permit_that_ends_the_rest() {
-    let mut world = active_world(&ServerConfig { depth: 2, ..small() }, 1);
-    assert!(world.rest(0));
-    world.call(0).unwrap();
-    let side = &mut world.sides[0];
-    assert!(side.client.try_activate(&mut side.to_server).is_ok());
-    assert!(side.client.try_activate(&mut side.to_server).is_ok());
-    assert_eq!(side.to_server.len(), 1, "sent once");
-    assert!(world.run(20) < 20);
-    assert_eq!((world.sides[0].ended.last(), world.server.stats().duplicates), (Some(&1), 0));
-}
+use crate::protocol::{CallFailure, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp};
 
 /// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock` as their time. Returns its outcome.
 fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, mut clock: impl FnMut() -> u64) -> Option<Result<usize, CallFailure>> {

@@ -15,10 +15,8 @@ use crate::protocol::{
 
 const POOLS: u64 = 0x1_0000_0000;
 const ENTRIES: u64 = 0x2_0000_0000;
-const AREA: u64 = 0x3_0000_0000;
 const POOLS_RKEY: u32 = 11;
 const ENTRIES_RKEY: u32 = 12;
-const AREA_RKEY: u32 = 13;
 
 pub(super) const fn requests_addr(client: usize) -> u64 {
     0x10_0000_0000 + ((client as u64) << 28)
@@ -147,8 +145,6 @@ impl World {
             pools_rkey: POOLS_RKEY,
             entry_addr: ENTRIES + u64::from(id.0) * 64,
             entry_rkey: ENTRIES_RKEY,
-            responses_addr: AREA + (usize::from(id.0) * layout.zone_bytes()) as u64,
-            responses_rkey: AREA_RKEY,
         };
         let memory = ClientMemory {
             requests: HeapMemory::new(layout.requests_bytes()),
@@ -232,6 +228,12 @@ impl World {
             }
             side.to_client.push_back(op);
         }
+    }
+
+    /// Lets a server that stops tell the clients of which no worker has a request.
+    pub(super) fn dismiss(&mut self) {
+        self.server.dismiss(|client| self.working.iter().any(|(request, _)| request.client() == client), &mut self.ops);
+        self.distribute();
     }
 
     /// Lets a worker take a request and run its handler. Returns whether there was a request.
@@ -318,7 +320,7 @@ impl World {
     pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
-        assert!(side.client.next_deadline_ns().is_none_or(|at_ns| at_ns > self.now_ns), "S14: a call did not end at its deadline");
+        assert!(side.client.next_event_ns().is_none_or(|at_ns| at_ns > self.now_ns), "S14: a call did not end at its deadline");
     }
 
     /// Lets a client look at its clock when the time of all its calls is over.
@@ -382,11 +384,6 @@ impl World {
                     }
                 }
                 self.server.memory().entries.write(at, &bytes[..usize::from(len)]);
-            }
-            ClientOp::Read { addr, rkey, into, len, slot } => {
-                assert_eq!(rkey, AREA_RKEY);
-                copy(&self.server.memory().responses, (addr - AREA) as usize, &side.client.memory().responses, into, len as usize);
-                side.client.on_read_done(slot, &mut side.to_server);
             }
         }
         true

@@ -1,12 +1,12 @@
-//! Worlds in which a seed decides the next event: many clients, both transports of the response, deep slots, counters at any value. With
-//! time: calls that run out of it, and a server and clients that are absent for longer than that. With deaths: of clients, whose numbers
-//! others get, and of workers that have requests.
+//! Worlds in which a seed decides the next event: many clients, deep slots, counters at any value. With time: calls that run out of it, and
+//! a server and clients that are absent for longer than that. With deaths: of clients, whose numbers others get, and of workers that have
+//! requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::world::{Counters, World, small};
-use crate::protocol::{Handlers, HeldRequest, ReplyMode, ServerConfig};
+use crate::protocol::{Handlers, HeldRequest, ServerConfig};
 
 const CLIENTS: usize = 12;
 /// Number of entries of some servers: several times as many as a poll looks at besides those of two groups.
@@ -38,13 +38,11 @@ struct Times {
 const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS, rest: 0 };
 
 fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
-    let reply_mode = if seed % 2 == 0 { ReplyMode::ServerWrites } else { ReplyMode::ClientReads };
     ServerConfig {
         max_clients: if seed % 5 == 0 { MANY_ENTRIES } else { CLIENTS } as u32,
         depth,
         group_size: 3,
         response_buffers: BUFFERS as u32,
-        reply_mode,
         drain_ns: times.drain,
         ..small()
     }
@@ -258,8 +256,7 @@ impl Sums {
         // The last responses, to clients that are gone, are answered too.
         world.settle(1);
         world.server.check_consistency();
-        let buffers = if seed % 2 == 0 { BUFFERS } else { 0 };
-        assert_eq!(world.server.free_buffers(), buffers, "seed {seed}: a response buffer is lost");
+        assert_eq!(world.server.free_buffers(), BUFFERS, "seed {seed}: a response buffer is lost");
         let stats = world.server.stats();
         assert_eq!(stats.garbage, 0, "seed {seed}: a correct client's message is garbage");
         for (nth, side) in world.sides.iter().enumerate() {
@@ -308,7 +305,7 @@ fn check_slots(world: &mut World, seed: u64) {
 }
 
 /// Returns the factor of the number of seeds: `COPYRPC_TEST_SCALE`.
-fn scale() -> u64 {
+pub(super) fn scale() -> u64 {
     number("COPYRPC_TEST_SCALE", 1)
 }
 
@@ -360,7 +357,7 @@ fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
     let (mut taken_back, seeds) = (0, 60 * scale());
     for seed in 0..seeds {
         let counters = if seed % 3 == 0 { Counters::before_wrap(32, seed as u32 % 8) } else { Counters::default() };
-        let times = Times { rest: [2_000, 20_000, 100_000][seed as usize / 3 % 3], drain: 20_000, ..ENDLESS };
+        let times = Times { rest: [2_000, 10_000, 100_000][seed as usize / 3 % 3], drain: 20_000, ..ENDLESS };
         let mut world = random_world(seed, times, counters);
         let stats = *world.server.stats();
         assert_eq!((stats.evictions, stats.garbage), (0, 0), "seed {seed}");
