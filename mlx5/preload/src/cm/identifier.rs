@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use mlx5_hca::Access;
 use zerocopy::{FromZeros, IntoBytes};
@@ -97,6 +98,8 @@ pub(crate) struct Id {
     /// Whether it has sent the request.
     is_active: bool,
     pub(crate) ack_timeout: u8,
+    /// The end of the time for the peer's answer, while it waits for one.
+    pub(crate) answer_until: Option<Instant>,
 }
 
 impl Id {
@@ -131,6 +134,7 @@ impl Id {
             peer: ConnParam::new_zeroed(),
             is_active: false,
             ack_timeout: ACK_TIMEOUT,
+            answer_until: None,
         })
     }
 

@@ -55,6 +55,8 @@ pub(crate) enum Heard {
     Message(Kind, i32),
     /// The end of the peer's id, or of its process.
     End,
+    /// No answer in time.
+    Silence,
 }
 
 /// Reasons of rejections (`enum ib_cm_rej_reason`), and for datagrams (`enum ib_cm_sidr_status`).
@@ -141,6 +143,11 @@ impl Machine {
         Ok(message)
     }
 
+    /// Returns whether it has sent a message that the peer must answer.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.state, State::Requesting | State::Replied | State::Disconnecting)
+    }
+
     /// Takes what comes from the peer. Returns the event and its status for the program.
     pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
         use State::*;
@@ -152,6 +159,8 @@ impl Machine {
             (Requesting | Replied | Answered, Heard::Message(Kind::Reject, reason)) => (Ended, Some((rejected, reason))),
             (Replied, Heard::Message(Kind::ReadyToUse, _)) => (Established, Some((Event::Established, 0))),
             (Established, Heard::Message(Kind::DisconnectRequest, _)) => (Disconnected, Some((Event::Disconnected, 0))),
+            (Requesting | Replied, Heard::Silence) => (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT))),
+            (Disconnecting, Heard::Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
             // The answer needs no peer any more.
             (Requested, Heard::End) if self.is_datagram => (Requested, None),
             // Everything else than the answer is the end: a peer that breaks the rules, ends, or disconnects at the same time.
@@ -244,6 +253,20 @@ mod tests {
         passive.take(Step::Disconnect).unwrap();
         assert_eq!(passive.hear(Heard::End), Some((Event::Disconnected, 0)));
         assert_eq!(passive.hear(Heard::End), None, "once");
+    }
+
+    #[test]
+    fn each_message_that_must_be_answered_has_an_event_if_it_is_not() {
+        let unreachable = Some((Event::Unreachable, -libc::ETIMEDOUT));
+        for (state, event) in [
+            (State::Requesting, unreachable),
+            (State::Replied, unreachable),
+            (State::Disconnecting, Some((Event::Disconnected, -libc::ETIMEDOUT))),
+        ] {
+            let mut end = machine(state);
+            assert!(end.waits());
+            assert_eq!((end.hear(Heard::Silence), end.waits(), end.state), (event, false, State::Ended));
+        }
     }
 
     #[test]

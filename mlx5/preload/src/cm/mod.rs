@@ -1,19 +1,22 @@
 //! `/dev/infiniband/rdma_cm`, the kernel's connection manager below librdmacm.
 //!
-//! The program's descriptor is that of an epoll instance. It watches the sockets of all ids, and an eventfd that says that there are events
-//! to read. So `poll` shows what the program expects, and no thread is needed: messages of peers are handled when the program asks for its
-//! next event. Each connection of an id with its peer is a socket of its own, whose end tells the one that the other is gone.
+//! The program's descriptor is that of an epoll instance. It watches the sockets of all ids, an eventfd that says that there are events to
+//! read, and the timer of the first answer that is missing. So `poll` shows what the program expects, and no thread is needed: messages of
+//! peers are handled before each command. Each connection of an id with its peer is a socket of its own, whose end tells the one that the other is gone.
 
 mod address;
 mod identifier;
 mod machine;
 mod message;
 mod service;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -35,8 +38,14 @@ const INVALID: Errno = Errno(libc::EINVAL);
 const LONGEST: usize = 512;
 /// The eventfd's number among the watched files; those of ids are their handles.
 const EVENTS: u64 = u64::MAX;
+/// The number of the timer.
+const TIMER: u64 = EVENTS - 1;
+/// Time for the answer of a peer: 16 times 4.096 us * 2^20, the kernel's.
+const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
+/// The shortest time of a timer.
+const AT_ONCE: Duration = Duration::from_nanos(1);
 /// Number of watched files that are looked at together.
-const AT_ONCE: usize = 64;
+const TOGETHER: usize = 64;
 
 /// A command: the header is the number, and the bytes that follow it and those of the response, 16 bits each.
 #[derive(Debug)]
@@ -86,6 +95,9 @@ pub(crate) struct Session {
     epoll: OwnedFd,
     /// Its value is not 0 while there are unread events.
     has_events: OwnedFd,
+    /// Expires with the first time for an answer.
+    timer: OwnedFd,
+    answer_time: Duration,
     ids: Mutex<Ids>,
 }
 
@@ -93,6 +105,10 @@ pub(crate) struct Session {
 struct Ids {
     by_handle: HashMap<u32, Id>,
     unread: VecDeque<Unread>,
+    /// The ends of the times for answers, with the handles of ids; also of those that have their answer, or are gone.
+    answers: BTreeSet<(Instant, u32)>,
+    /// A descriptor to be closed when there is no other one for a connection, which is then rejected.
+    spare: Option<OwnedFd>,
 }
 
 impl Ids {
@@ -121,15 +137,17 @@ impl Session {
     /// Opens the device. Returns the program's descriptor too.
     pub(crate) fn open(settings: &'static Settings) -> Result<(Self, OwnedFd), Errno> {
         // SAFETY: plain numbers. No other code has the new descriptors.
-        let (epoll, has_events) = unsafe {
+        let (epoll, has_events, timer) = unsafe {
             let epoll = service::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            (epoll, service::owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?)
+            let has_events = service::owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
+            (epoll, has_events, service::owned(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK))?)
         };
         // SAFETY: the same.
         let of_program =
             unsafe { OwnedFd::from_raw_fd(sys::checked(libc::fcntl(epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0).into())? as c_int) };
-        let session = Self { settings, epoll, has_events, ids: Mutex::default() };
+        let session = Self { settings, epoll, has_events, timer, answer_time: ANSWER_TIME, ids: Mutex::default() };
         session.watch(&session.has_events, EVENTS)?;
+        session.watch(&session.timer, TIMER)?;
         Ok((session, of_program))
     }
 
@@ -171,13 +189,21 @@ impl Session {
 
     fn dispatch(&self, call: &Call) -> Result<(), Errno> {
         let mut ids = self.ids();
+        // A kernel does not wait for the program to handle the messages of its peers.
+        self.progress(&mut ids);
         let done = self.carry_out(&mut ids, call);
         self.signal(&ids);
         done
     }
 
-    /// Shows the program whether there are events.
+    /// Shows the program whether there are events, or when there may be one without a message.
     fn signal(&self, ids: &Ids) {
+        let left = ids.answers.first().map_or(Duration::ZERO, |(at, _)| at.saturating_duration_since(Instant::now()).max(AT_ONCE));
+        // SAFETY: plain numbers.
+        let mut at: libc::itimerspec = unsafe { core::mem::zeroed() };
+        (at.it_value.tv_sec, at.it_value.tv_nsec) = (left.as_secs() as libc::time_t, left.subsec_nanos().into());
+        // SAFETY: a live descriptor and structure. A time of 0 stops the timer.
+        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const at, core::ptr::null_mut()) };
         let mut old = 0;
         // SAFETY: a live descriptor that does not block, and a place for its value.
         unsafe {
@@ -207,6 +233,7 @@ impl Session {
             }
             let listens = id.port.as_ref().filter(|_| id.machine.state == State::Listening).map(|port| &port.socket);
             id.socket.iter().chain(listens).try_for_each(|socket| self.watch(socket, id.handle.0.into()))?;
+            ids.answers.extend(id.answer_until.map(|until| (until, id.handle.0)));
             ids.by_handle.insert(id.handle.0, id);
         }
         self.signal(&ids);
@@ -288,7 +315,6 @@ impl Session {
             }
             number::GET_EVENT => {
                 let GetEvent { response } = call.request()?;
-                self.progress(ids);
                 self.deliver(ids, call, response)
             }
             number::SET_OPTION => {
@@ -320,7 +346,10 @@ impl Session {
         if let (Step::Connect, Some(socket)) = (step, &id.socket) {
             self.watch(socket, handle.into())?;
         }
+        id.answer_until = id.machine.waits().then(|| Instant::now() + self.answer_time);
+        let answer = id.answer_until.map(|until| (until, handle));
         self.settle(id);
+        ids.answers.extend(answer);
         failed.into_iter().for_each(|(event, status)| ids.push(handle, event, status, [0; 304]));
         Ok(())
     }
@@ -334,26 +363,50 @@ impl Session {
 
     /// Handles everything that has come from peers.
     fn progress(&self, ids: &mut Ids) {
-        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
+        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; TOGETHER];
         loop {
             // SAFETY: room for that many events.
-            let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), ready.as_mut_ptr(), AT_ONCE as c_int, 0) };
+            let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), ready.as_mut_ptr(), TOGETHER as c_int, 0) };
             let mut has_worked = false;
             for event in &ready[..count.max(0) as usize] {
                 let token = event.u64;
                 has_worked |= u32::try_from(token).is_ok_and(|handle| self.look(ids, handle));
             }
             if !has_worked {
-                return;
+                break;
             }
+        }
+        let now = Instant::now();
+        while let Some(&(until, handle)) = ids.answers.first() {
+            if ids.get(handle).is_ok_and(|id| id.answer_until == Some(until) && id.machine.waits()) {
+                if until > now {
+                    break;
+                }
+                log::refused(self.settings, format_args!("rdma_cm: the peer of id {handle} has not answered in {:?}", self.answer_time));
+                self.hear(ids, handle, Heard::Silence, None);
+            }
+            ids.answers.pop_first();
+        }
+        if ids.spare.is_none() {
+            // SAFETY: a live descriptor. No other code has the new one.
+            ids.spare = unsafe { service::owned(libc::fcntl(self.epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0)) }.ok();
         }
     }
 
     /// Takes a connection of a listener, or a message of a peer. Returns whether there was one.
     fn look(&self, ids: &mut Ids, handle: u32) -> bool {
-        let Ok(id) = ids.get(handle) else { return false };
+        let Ids { by_handle, spare, .. } = ids;
+        let Some(id) = by_handle.get_mut(&handle) else { return false };
         if let (State::Listening, Some(port)) = (id.machine.state, &id.port) {
-            let Ok(socket) = service::accept(&port.socket) else { return false };
+            let socket = match service::accept(&port.socket) {
+                Ok(socket) => socket,
+                Err(Errno(libc::EMFILE | libc::ENFILE)) if spare.take().is_some() => {
+                    let rejected = service::accept(&port.socket);
+                    log::refused(self.settings, format_args!("rdma_cm: a connection is rejected, as the process has no descriptor for it"));
+                    return rejected.is_ok();
+                }
+                Err(_) => return false,
+            };
             let Ok(taken) = Id::taken(id, socket) else { return true };
             if taken.socket.as_ref().is_some_and(|socket| self.watch(socket, taken.handle.0.into()).is_ok()) {
                 ids.by_handle.insert(taken.handle.0, taken);

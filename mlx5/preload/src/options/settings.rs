@@ -84,7 +84,7 @@ pub(crate) fn get() -> Option<&'static Settings> {
 
 impl Settings {
     /// Reads the variables. Returns `None` if one is missing, or has a value that no launcher sets.
-    fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
+    pub(crate) fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
         let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
         let faults = text(FAULTS).unwrap_or_default();
