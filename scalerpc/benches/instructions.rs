@@ -54,13 +54,13 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 }
 
 const KINDS: &[Kind] = &[
-    kind("scale_rpc", 1784, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
-    kind("scale_rpc_depth8", 1000, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
-    kind("scale_rpc_of_40", 3468, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
-    kind("scale_rpc_of_100", 3112, 100, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 99 IDLE clients"),
-    kind("scale_client_poll", 137, 1, 1, Work::ClientPolls, "scalerpc: a client's poll that finds nothing"),
-    kind("scale_server_step", 195, 1, 1, Work::ServerSteps, "scalerpc: a server's step that finds nothing, one client in PROCESS"),
-    kind("scale_server_step_of_40", 1816, 40, 40, Work::ServerSteps, "scalerpc: the same with 40"),
+    kind("scale_rpc", 1758, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
+    kind("scale_rpc_depth8", 982, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
+    kind("scale_rpc_of_40", 3432, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
+    kind("scale_rpc_of_100", 3083, 100, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 99 IDLE clients"),
+    kind("scale_client_poll", 132, 1, 1, Work::ClientPolls, "scalerpc: a client's poll that finds nothing"),
+    kind("scale_server_step", 194, 1, 1, Work::ServerSteps, "scalerpc: a server's step that finds nothing, one client in PROCESS"),
+    kind("scale_server_step_of_40", 1806, 40, 40, Work::ServerSteps, "scalerpc: the same with 40"),
     part("scale_call", 1, "part part_call", "scalerpc, of scale_rpc: RdmaClient::call"),
     part("scale_post", 1, "part part_post", "scalerpc, of scale_rpc: the client's poll that posts the request"),
     part("scale_serve", 1, "part part_serve", "scalerpc, of scale_rpc: the server's step"),

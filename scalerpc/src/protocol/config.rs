@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
-use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, REST_WORD_BYTES, TRAILER_BYTES, ZoneId};
+use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, EVENT_SLOTS, HEADER_BYTES, REST_WORD_BYTES, TRAILER_BYTES, ZoneId};
 
 /// Default length of a time slice, in ns.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
@@ -226,7 +226,7 @@ impl Layout {
         self.zone_bytes()
     }
 
-    /// Returns the offset of the event slot for activations, in a client's responses. The slot for switches follows it.
+    /// Returns the offset of the event slot for activations, in a client's responses. The slots for switches and for the server's end follow it.
     #[must_use]
     pub const fn activate_slot(&self) -> usize {
         self.zone_bytes()
@@ -247,7 +247,7 @@ impl Layout {
     /// Returns the bytes of a client's responses and event slots.
     #[must_use]
     pub const fn client_responses_bytes(&self) -> usize {
-        self.zone_bytes() + 3 * EVENT_SLOT_BYTES
+        self.zone_bytes() + EVENT_SLOTS * EVENT_SLOT_BYTES
     }
 }
 

@@ -11,6 +11,8 @@ pub const TRAILER_BYTES: usize = 8;
 pub const ENTRY_BYTES: usize = 64;
 /// Bytes of an event slot.
 pub const EVENT_SLOT_BYTES: usize = 64;
+/// Number of event slots of a client.
+pub const EVENT_SLOTS: usize = 3;
 /// Bytes of a client's rest word.
 pub const REST_WORD_BYTES: usize = 8;
 /// Offset in an endpoint entry of the place to which the server READs the client's rest word.

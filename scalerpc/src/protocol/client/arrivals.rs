@@ -4,7 +4,9 @@ use super::{Client, ClientOp, State};
 use crate::protocol::bits;
 use crate::protocol::error::{CallFailure, CloseReason, ProtocolError};
 use crate::protocol::memory::Memory;
-use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+use crate::protocol::wire::{
+    EVENT_SLOT_BYTES, EVENT_SLOTS, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid,
+};
 
 /// The newest events that one poll found.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,12 +41,11 @@ impl<M: Memory> Client<M> {
         let fresh = std::mem::take(&mut self.fresh);
         let unposted = if out.is_empty() { 0 } else { fresh };
         self.take_responses(self.pending & !unposted, &mut events)?;
-        let slots = [self.layout.switch_slot(), self.layout.activate_slot(), self.layout.close_slot()];
-        let [switch, activate, close] = slots.map(|start| self.memory.responses.load(start + EVENT_SLOT_BYTES - TRAILER_BYTES));
-        if switch | activate | close == 0 && !events.are_any() {
+        let trailers = [self.layout.activate_slot() + EVENT_SLOT_BYTES - TRAILER_BYTES];
+        if self.memory.responses.find(&trailers, EVENT_SLOT_BYTES, EVENT_SLOTS).is_none() && !events.are_any() {
             return Ok(());
         }
-        self.take_events(slots, events, out)
+        self.take_events(events, out)
     }
 
     /// Takes the responses that are in these slots.
@@ -63,8 +64,8 @@ impl<M: Memory> Client<M> {
 
     /// Takes bare events. Processes them, and the events that responses carried.
     #[cold]
-    fn take_events(&mut self, slots: [usize; 3], mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
-        for start in slots {
+    fn take_events(&mut self, mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
+        for start in [self.layout.switch_slot(), self.layout.activate_slot(), self.layout.close_slot()] {
             self.take_bare_event(start, &mut events)?;
         }
         if events.is_closed {
@@ -100,6 +101,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// Takes the response of a slot whose trailer has arrived.
+    #[inline(always)]
     fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
         let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
         let len = trailer.len as usize;

@@ -18,6 +18,7 @@ pub(super) struct Queued {
 
 impl<M: Memory> Server<M> {
     /// Accepts the requests that arrived in the zones of the slice.
+    #[inline(always)]
     pub(super) fn accept_active(&mut self) {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let mut first = 0;
@@ -64,7 +65,7 @@ impl<M: Memory> Server<M> {
     /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which should have
     /// [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no request, or no buffer for its response: a
     /// response that is written frees one.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
         if self.dispatch.is_empty() {
             return None;
