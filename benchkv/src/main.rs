@@ -4,7 +4,6 @@
 #[cfg(feature = "mpi")]
 mod mpi;
 
-use std::error::Error;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,12 +23,13 @@ use benchkv::trace::TraceOptions;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::values::HEAD_BYTES;
+use harness::Failure;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
 use harness::machine::allow_open_files;
 use harness::report::{JsonSink, bytes, rate, say, to_stdout};
-use launch::echo::{self, Echo, EchoError, EchoResult};
+use launch::echo::{self, Echo, EchoResult};
 use launch::exchange::{Exchange, ExchangeError};
 use launch::hosts::Hosts;
 use launch::launcher::{EXIT_FOLLOWS, Launch};
@@ -71,9 +71,9 @@ fn main() -> ExitCode {
             });
         }
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     };
-    ended.unwrap_or_else(|error: Box<dyn Error>| fail(EXIT_FAILED, &error))
+    ended.unwrap_or_else(|error: Failure| fail(EXIT_FAILED, &error))
 }
 
 /// Prints an error. A closed standard error does not change the exit status.
@@ -234,11 +234,7 @@ fn sweep(options: &Options) -> Result<(), String> {
 
 /// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal, measures the baselines first, and shows the
 /// result at the end.
-fn rank_process(
-    parsed: Result<Cli, clap::Error>,
-    exchange: &mut dyn Exchange,
-    library: Option<String>,
-) -> Result<ExitCode, Box<dyn Error>> {
+fn rank_process(parsed: Result<Cli, clap::Error>, exchange: &mut dyn Exchange, library: Option<String>) -> Result<ExitCode, Failure> {
     let rank = exchange.rank();
     let hosts = Hosts::gather(exchange, START_LIMIT)?;
     let legal = parsed.map_err(|error| error.to_string().trim_start_matches("error: ").trim_end().to_owned());
@@ -310,7 +306,7 @@ fn announce(options: &Options, rank: usize) {
 
 /// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket permits. It moves as many bytes as an
 /// operation, which has its value in one of its two messages.
-fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoError> {
+fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
     let (request_bytes, reply_bytes) = (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
     let mut depths = vec![1, options.job.queue_depth.min(echo::MAX_DEPTH).min(ECHO_BYTES / request_bytes)];

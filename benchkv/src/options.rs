@@ -12,21 +12,19 @@ use engine::carrier::name_of;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
 use engine::topology::{Carrier, Topology};
-use harness::affinity::{AffinityError, Plan, Threads, Usable};
+use harness::Failure;
+use harness::affinity::{Plan, Threads, Usable};
 use harness::range::{RangeError, range};
 use harness::report;
-use launch::device::AutoError;
-use launch::hosts::{Hosts, HostsError};
+use launch::hosts::Hosts;
 use mlx5::{DeviceSpec, SoftOptions};
 use shm::dir::Dir;
 use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
-use thiserror::Error;
 
 use crate::cli::{JobArgs, RingChoice};
-use crate::devices::Devices;
 use crate::launcher::Launcher;
-use crate::memory::{Memory, OverLimit};
+use crate::memory::Memory;
 use crate::port::PortOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
@@ -35,46 +33,6 @@ use engine::policy::PolicyOptions;
 const DEFAULT_RANKS: usize = 2;
 /// Minimum and maximum ring of a connection between ranks, those of copyrpc.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
-/// Why an option cannot be honoured.
-#[derive(Debug, Error)]
-pub enum OptionError {
-    /// A value is outside its range, or does not fit the others.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The cores cannot be used as given.
-    #[error("--pin: {0}")]
-    Pin(#[from] AffinityError),
-    /// The job would not fit into memory.
-    #[error(transparent)]
-    Memory(#[from] OverLimit),
-    /// The ranks' hosts cannot be determined.
-    #[error(transparent)]
-    Hosts(#[from] HostsError),
-    /// A launcher has started another number of ranks.
-    #[error("--ranks {given}: {started} were started; leave --ranks out, or have {given} started (mpirun -n {given})")]
-    Ranks {
-        /// Value of `--ranks`.
-        given: usize,
-        /// Number of ranks that were started.
-        started: usize,
-    },
-    /// The environment does not name a device for `auto`.
-    #[error(transparent)]
-    Device(#[from] AutoError),
-    /// The software device does not connect hosts.
-    #[error(
-        "--device {device}: it connects the processes of one host, and the ranks are on {}: {}; name a device, such as mlx5_0, or start all \
-         ranks on one host",
-        .hosts.len(), .hosts.join(", ")
-    )]
-    SeveralHosts {
-        /// The device.
-        device: Devices,
-        /// The hosts' names.
-        hosts: Vec<String>,
-    },
-}
-
 /// A job that can run: the options, and the values that follow from them on this host.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -99,7 +57,7 @@ impl Options {
     ///
     /// # Errors
     /// The first option that cannot be honoured.
-    pub fn resolve(asked: impl Into<JobArgs>) -> Result<Self, OptionError> {
+    pub fn resolve(asked: impl Into<JobArgs>) -> Result<Self, Failure> {
         let asked = asked.into();
         let ranks = asked.ranks.unwrap_or(DEFAULT_RANKS);
         asked.check(ranks)?;
@@ -110,10 +68,11 @@ impl Options {
     ///
     /// # Errors
     /// The first option that cannot be honoured.
-    pub fn resolve_on(asked: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
+    pub fn resolve_on(asked: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, Failure> {
         let (mut asked, ranks) = (asked.into(), hosts.ranks());
         if let Some(given) = asked.ranks.filter(|given| *given != ranks) {
-            return Err(OptionError::Ranks { given, started: ranks });
+            let either = format!("leave --ranks out, or have {given} started (mpirun -n {given})");
+            return Err(format!("--ranks {given}: {ranks} were started; {either}").into());
         }
         asked.check(ranks)?;
         asked.settle(ranks);
@@ -139,7 +98,10 @@ impl Options {
             return Err(range("--mlx5", name_of(feature), "the carrier has no use for it", legal).into());
         }
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
-            return Err(OptionError::SeveralHosts { device: asked.device, hosts: launcher.hosts });
+            let (device, hosts, names) = (&asked.device, launcher.hosts.len(), launcher.hosts.join(", "));
+            let where_to = "name a device, such as mlx5_0, or start all ranks on one host";
+            let what = format!("it connects the processes of one host, and the ranks are on {hosts}: {names}");
+            return Err(format!("--device {device}: {what}; {where_to}").into());
         }
         asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
         let topology = Topology { backend, carrier, ranks, daemons: asked.server_threads, clients: asked.client_threads };
@@ -167,7 +129,7 @@ impl Options {
         let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
         let near = asked.device.cores();
         let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
-        let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads)?.beside_device(&near);
+        let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads).map_err(|why| format!("--pin: {why}"))?.beside_device(&near);
         let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.at_once));
         asked.wait = wait.into();
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })

@@ -228,7 +228,7 @@ impl<W: Workers> Rank<'_, W> {
         if let Some(trace) = &options.asked.traced {
             // The measurement does not depend on it.
             let written = trace.write(self.rank, series.iter().flatten().map(Recorder::series));
-            written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
+            written.unwrap_or_else(|failure| report.add_trace_failure(&*failure));
         }
         Ok(report)
     }

@@ -31,8 +31,7 @@ mod rows;
 mod table;
 
 pub use open_loop::OpenLoop;
-pub use read::ReadError;
-pub use reduce::{Conditions, Course, RankReport, ReduceError};
+pub use reduce::{Conditions, Course, RankReport};
 pub use rows::csv;
 
 /// The value of [`JobResult::schema`].

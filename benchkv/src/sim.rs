@@ -1,19 +1,18 @@
 //! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
 
 use engine::drive::faults::{At, Faults};
-use engine::drive::simulated::{Simulated, SimulationError, World};
+use engine::drive::simulated::{Simulated, World};
+use harness::Failure;
 use harness::clock::ClockSource;
 use harness::environment::Environment;
-use harness::range::RangeError;
 use launch::device::{DeviceChoice, SoftDevice};
 use shm::wait::WaitStrategy;
-use thiserror::Error;
 
 use self::options::{Named, Nic, SimulationRecord};
 use crate::cli::{JobArgs, SimArgs, WaitChoice};
 use crate::memory::Memory;
-use crate::options::{OptionError, Options};
-use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
+use crate::options::Options;
+use crate::result::{Conditions, Course, JobResult, RankReport};
 
 pub mod calibrate;
 pub mod course;
@@ -22,31 +21,11 @@ pub mod options;
 /// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
 const ACCESSES: usize = 4096;
 
-/// Why there is no result.
-#[derive(Debug, Error)]
-pub enum SimError {
-    /// The job cannot be run.
-    #[error(transparent)]
-    Options(#[from] OptionError),
-    /// An option has no meaning in virtual time.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The simulation ended early.
-    #[error(transparent)]
-    Failed(#[from] SimulationError),
-    /// A report cannot be encoded.
-    #[error("a report cannot be encoded: {0}")]
-    Encode(#[from] serde_json::Error),
-    /// The reports do not fit together.
-    #[error(transparent)]
-    Reduce(#[from] ReduceError),
-}
-
 /// Returns the job in virtual time, and checks whether it fits into memory.
 ///
 /// # Errors
 /// The first option that cannot be honoured.
-pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
+pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
     // The memory that `Options::resolve` checks is that of processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let runs = args.course.runs().unwrap_or(args.job.runs);
@@ -55,15 +34,15 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     options.job.is_frugal = true;
     args.course.check(&args.job, &options.job)?;
     options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
-    options.memory.check(args.job.memory_limit).map_err(OptionError::from)?;
+    options.memory.check(args.job.memory_limit)?;
     Ok(options)
 }
 
 /// Runs the job. Equal options give equal results, except for [`JobResult::environment`].
 ///
 /// # Errors
-/// [`SimError`].
-pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
+/// The simulation ended early, or a report cannot be encoded.
+pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
     let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
     let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
     let trace_interval = options.asked.traced.as_ref().map(|trace| trace.interval);
@@ -83,7 +62,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
         let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.asked.traced {
             let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::series));
-            written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
+            written.unwrap_or_else(|failure| report.add_trace_failure(&*failure));
         }
         parts.push(serde_json::to_vec(&report)?);
     }

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use csv::StringRecord;
 use engine::trace::{Sample, Series};
+use harness::Failure;
 use harness::range::whole;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// Interval between samples, in rounds.
 const INTERVALS: RangeInclusive<u64> = 1..=1_000_000_000;
@@ -67,59 +67,6 @@ impl TraceArgs {
     }
 }
 
-/// Why a trace cannot be written or read.
-#[derive(Debug, Error)]
-pub enum TraceError {
-    /// The system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The directory has series of another job, which would be taken for those of this one.
-    #[error("{} has the traces of another job: name another directory, or remove them", dir.display())]
-    Occupied {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// The file is not a trace, or a trace of another version.
-    #[error("{} is not a trace of this version: line 1 is {found:?}, not {:?}", path.display(), columns(&[]))]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// Its first line.
-        found: String,
-    },
-    /// A line has too few or too many fields.
-    #[error("{}, line {line}: {found} fields, not {wanted}", path.display())]
-    Fields {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// Number of fields in the line.
-        found: usize,
-        /// Number of columns.
-        wanted: usize,
-    },
-    /// A field is not a value of its column.
-    #[error("{}, line {line}, column {column}: {found:?} is not a number from 0 to {most}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The column.
-        column: String,
-        /// The field's text.
-        found: String,
-        /// The largest legal value.
-        most: u64,
-    },
-}
-
 /// A file with the time series of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TraceFile {
@@ -141,9 +88,9 @@ impl TraceFile {
     /// Returns the files in `dir`, by rank and daemon.
     ///
     /// # Errors
-    /// [`TraceError::Io`] if it cannot be listed.
-    pub fn all_in(dir: &Path) -> Result<Vec<Self>, TraceError> {
-        let failed = |source| TraceError::Io { path: dir.to_owned(), source };
+    /// It cannot be listed.
+    pub fn all_in(dir: &Path) -> Result<Vec<Self>, Failure> {
+        let failed = |why| failed(dir, &why);
         let mut files = Vec::new();
         for entry in fs::read_dir(dir).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -166,42 +113,45 @@ impl TraceFile {
     /// Writes a series.
     ///
     /// # Errors
-    /// [`TraceError::Io`]; a part of the file may be left.
-    pub fn write(&self, series: &Series) -> Result<(), TraceError> {
+    /// The system's reason; a part of the file may be left.
+    pub fn write(&self, series: &Series) -> Result<(), Failure> {
         let write = || -> csv::Result<()> {
             let mut out = csv::WriterBuilder::new().has_headers(false).from_path(&self.path)?;
             out.write_record(columns(&series.endpoints).split(','))?;
             series.rows().try_for_each(|row| out.serialize(row))?;
             Ok(out.flush()?)
         };
-        write().map_err(|source| self.failed(source.into()))
+        write().map_err(|why| failed(&self.path, &why.into()))
     }
 
     /// Reads the series back. The file may have any content, and nothing in it is trusted.
     ///
     /// # Errors
-    /// [`TraceError`] names the file, the line and the column.
-    pub fn read(&self) -> Result<Series, TraceError> {
-        let mut lines = BufReader::new(File::open(&self.path).map_err(|source| self.failed(source))?).lines();
-        let header = lines.next().transpose().map_err(|source| self.failed(source))?.unwrap_or_default();
+    /// The file, the line and the column of the first field that is not a value.
+    pub fn read(&self) -> Result<Series, Failure> {
+        let mut lines = BufReader::new(File::open(&self.path).map_err(|why| failed(&self.path, &why))?).lines();
+        let header = lines.next().transpose().map_err(|why| failed(&self.path, &why))?.unwrap_or_default();
         let endpoints = header.split(',').filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok()).collect();
         let mut series = Series { endpoints, ..Series::default() };
         if header != columns(&series.endpoints) {
-            return Err(TraceError::Header { path: self.path.clone(), found: header.chars().take(200).collect() });
+            let found: String = header.chars().take(200).collect();
+            let what = format!("line 1 is {found:?}, not {:?}", columns(&[]));
+            return Err(format!("{} is not a trace of this version: {what}", self.path.display()).into());
         }
         let names = header.split(',').collect();
         for (at, line) in lines.enumerate() {
-            let Row(sample, by_endpoint) = self.parse(at + 2, &line.map_err(|source| self.failed(source))?, &names)?;
+            let Row(sample, by_endpoint) = self.parse(at + 2, &line.map_err(|why| failed(&self.path, &why))?, &names)?;
             series.samples.push(sample);
             series.by_endpoint.extend(by_endpoint);
         }
         Ok(series)
     }
 
-    fn parse(&self, line: usize, text: &str, names: &StringRecord) -> Result<Row, TraceError> {
+    fn parse(&self, line: usize, text: &str, names: &StringRecord) -> Result<Row, Failure> {
         let fields: StringRecord = text.split(',').collect();
         if fields.len() != names.len() {
-            return Err(TraceError::Fields { path: self.path.clone(), line, found: fields.len(), wanted: names.len() });
+            let (found, wanted) = (fields.len(), names.len());
+            return Err(format!("{}, line {line}: {found} fields, not {wanted}", self.path.display()).into());
         }
         fields.deserialize(None).map_err(|error| {
             let at = match error.kind() {
@@ -215,27 +165,29 @@ impl TraceFile {
                 name if name.starts_with(ENDPOINT) => u64::from(u32::MAX),
                 _ => u64::MAX,
             };
-            TraceError::Value { path: self.path.clone(), line, found: text(&fields), column, most }
+            let (path, found) = (self.path.display(), text(&fields));
+            format!("{path}, line {line}, column {column}: {found:?} is not a number from 0 to {most}").into()
         })
     }
+}
 
-    fn failed(&self, source: io::Error) -> TraceError {
-        TraceError::Io { path: self.path.clone(), source }
-    }
+/// Makes the failure of a file or directory.
+fn failed(path: &Path, why: &io::Error) -> Failure {
+    format!("{}: {why}", path.display()).into()
 }
 
 impl TraceOptions {
     /// Checks before a long run whether files can be created in the directory, or the directory itself. Changes nothing.
     ///
     /// # Errors
-    /// [`TraceError`] if they cannot, or if there are series already.
-    pub fn check(&self) -> Result<(), TraceError> {
-        let failed = |source| TraceError::Io { path: self.dir.clone(), source };
+    /// They cannot, or there are series already.
+    pub fn check(&self) -> Result<(), Failure> {
+        let failed = |why| failed(&self.dir, &why);
         let there = self.dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
         let probe = there.join(format!(".benchkv-{}", std::process::id()));
         File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
         if there == self.dir && !TraceFile::all_in(there)?.is_empty() {
-            return Err(TraceError::Occupied { dir: self.dir.clone() });
+            return Err(format!("{} has the traces of another job: name another directory, or remove them", self.dir.display()).into());
         }
         Ok(())
     }
@@ -244,8 +196,8 @@ impl TraceOptions {
     ///
     /// # Errors
     /// The error of the first file that could not be written.
-    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a Series>) -> Result<(), TraceError> {
-        fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
+    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a Series>) -> Result<(), Failure> {
+        fs::create_dir_all(&self.dir).map_err(|why| failed(&self.dir, &why))?;
         series.enumerate().try_for_each(|(daemon, series)| TraceFile::new(&self.dir, rank, daemon).write(series))
     }
 }

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+pub use harness::Failure;
 use harness::affinity::{pin_current_thread, usable_cores};
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
 
 /// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
 pub type Payload = [u64; 4];
-/// The failure of a measurement, which is over.
-pub type Failure = Box<dyn Error + Send + Sync>;
 
 /// First word of a request that ends the answerer's loop.
 const STOP: u64 = u64::MAX;

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use harness::hist::{HistogramError, LatencyHistogram};
+use harness::Failure;
+use harness::hist::LatencyHistogram;
 use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
@@ -71,7 +72,7 @@ impl RoundTrips {
     ///
     /// # Errors
     /// The histograms of `other` were decoded from bytes with a larger range.
-    pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
+    pub fn merge(&mut self, other: &Self) -> Result<(), Failure> {
         self.gets.merge(&other.gets)?;
         self.puts.merge(&other.puts)
     }

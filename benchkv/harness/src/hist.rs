@@ -7,7 +7,8 @@ use std::fmt;
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
+
+use crate::Failure;
 
 /// Maximum latency in ns. A longer latency counts as this.
 pub const MAX_NS: u64 = 60_000_000_000;
@@ -41,20 +42,6 @@ pub struct LatencySummary {
     pub p999: u64,
     /// Largest value.
     pub max: u64,
-}
-
-/// The reason why a histogram could not be encoded or decoded.
-#[derive(Debug, Error)]
-pub enum HistogramError {
-    /// Bytes that another rank sent are not a histogram.
-    #[error("the bytes are not a V2 HdrHistogram: {0}")]
-    Malformed(String),
-    /// The histogram could not be serialised.
-    #[error("the histogram could not be serialised: {0}")]
-    Unserialisable(String),
-    /// The other histogram holds values that this one cannot count.
-    #[error("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)")]
-    Range,
 }
 
 impl LatencyHistogram {
@@ -102,9 +89,9 @@ impl LatencyHistogram {
     /// Adds all values of `other`.
     ///
     /// # Errors
-    /// [`HistogramError::Range`] if `other` was decoded from bytes with a larger range.
-    pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
-        self.0.add(&other.0).map_err(|_| HistogramError::Range)
+    /// `other` was decoded from bytes with a larger range.
+    pub fn merge(&mut self, other: &Self) -> Result<(), Failure> {
+        self.0.add(&other.0).map_err(|_| format!("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)").into())
     }
 
     /// Returns mean, percentiles and maximum.
@@ -133,19 +120,20 @@ impl LatencyHistogram {
     /// Returns the compressed HdrHistogram V2 encoding, which the tools of other languages read.
     ///
     /// # Errors
-    /// [`HistogramError::Unserialisable`] with the encoder's reason.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, HistogramError> {
+    /// The encoder's reason.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Failure> {
         let mut bytes = Vec::new();
-        V2DeflateSerializer::new().serialize(&self.0, &mut bytes).map_err(|error| HistogramError::Unserialisable(error.to_string()))?;
+        V2DeflateSerializer::new().serialize(&self.0, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// [`HistogramError::Malformed`] for any other bytes.
-    pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, HistogramError> {
-        Deserializer::new().deserialize(&mut bytes).map(Self).map_err(|error| HistogramError::Malformed(error.to_string()))
+    /// These are any other bytes.
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, Failure> {
+        let decoded = Deserializer::new().deserialize(&mut bytes);
+        decoded.map(Self).map_err(|why| format!("the bytes are not a V2 HdrHistogram: {why}").into())
     }
 }
 

@@ -27,3 +27,6 @@ pub mod report;
 pub mod units;
 #[cfg(feature = "copyrpc")]
 pub mod window;
+
+/// The reason why a program has no result: a sentence for its user, or the typed error of a library.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;

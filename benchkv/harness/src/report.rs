@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Serialize;
-use thiserror::Error;
 
+use crate::Failure;
 use crate::file::{self, WriteError};
 
 /// Columns under a header: the first is aligned to the left, the others to the right.
@@ -138,20 +138,6 @@ pub enum JsonSink {
     File(PathBuf),
 }
 
-/// The reason why the JSON document cannot be written.
-#[derive(Debug, Error)]
-pub enum JsonError {
-    /// The file could not be written.
-    #[error("the JSON result: {0}, or -")]
-    File(#[from] WriteError),
-    /// Standard output could not be written.
-    #[error("the JSON result cannot be written to standard output: {0}")]
-    Stdout(#[source] io::Error),
-    /// The value has no JSON form.
-    #[error("the result has no JSON form: {0}")]
-    Encode(#[from] serde_json::Error),
-}
-
 impl FromStr for JsonSink {
     type Err = std::convert::Infallible;
 
@@ -164,11 +150,11 @@ impl JsonSink {
     /// Checks before a long run whether the result can be written at its end. Changes nothing.
     ///
     /// # Errors
-    /// [`JsonError::File`] with the system's reason.
-    pub fn check(&self) -> Result<(), JsonError> {
+    /// The system's reason.
+    pub fn check(&self) -> Result<(), Failure> {
         match self {
             Self::Stdout => Ok(()),
-            Self::File(path) => Ok(file::check(path)?),
+            Self::File(path) => file::check(path).map_err(of_file),
         }
     }
 
@@ -176,14 +162,18 @@ impl JsonSink {
     ///
     /// # Errors
     /// The destination's reason; a partly written file is not left behind.
-    pub fn write(&self, value: &impl Serialize) -> Result<(), JsonError> {
-        let mut text = serde_json::to_vec_pretty(value)?;
+    pub fn write(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let mut text = serde_json::to_vec_pretty(value).map_err(|why| format!("the result has no JSON form: {why}"))?;
         text.push(b'\n');
         match self {
-            Self::Stdout => to_stdout(&text).map_err(JsonError::Stdout),
-            Self::File(path) => Ok(file::write(path, &text)?),
+            Self::Stdout => to_stdout(&text).map_err(|why| format!("the JSON result cannot be written to standard output: {why}").into()),
+            Self::File(path) => file::write(path, &text).map_err(of_file),
         }
     }
+}
+
+fn of_file(why: WriteError) -> Failure {
+    format!("the JSON result: {why}, or -").into()
 }
 
 #[cfg(test)]

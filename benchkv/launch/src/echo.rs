@@ -11,12 +11,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::child::OwnChild;
 pub use crate::role_text::MAX_MESSAGE_BYTES;
 use crate::role_text::RoleText;
 use crate::sys;
+use harness::Failure;
 use harness::clock::Clock;
 use harness::hist::{LatencyHistogram, LatencySummary};
 
@@ -50,31 +50,16 @@ pub struct EchoResult {
     pub latency_ns: LatencySummary,
 }
 
-/// The reason why the baseline could not be measured.
-#[derive(Debug, Error)]
-pub enum EchoError {
-    /// A parameter is outside its range.
-    #[error("{what} is {given}; legal are 1 to {limit}")]
-    Range {
-        /// The parameter.
-        what: &'static str,
-        /// Its value.
-        given: usize,
-        /// The largest legal value.
-        limit: usize,
-    },
-    /// The server process or its socket failed.
-    #[error("the echo baseline failed: {0}")]
-    System(#[from] io::Error),
-}
-
 impl Echo {
     /// Starts the server process, runs the loop from this thread, ends the server.
     ///
     /// # Errors
-    /// [`EchoError`]; no process is left in either case.
-    pub fn measure(&self, clock: &Clock) -> Result<EchoResult, EchoError> {
-        let within = |what, given, limit| if (1..=limit).contains(&given) { Ok(()) } else { Err(EchoError::Range { what, given, limit }) };
+    /// A parameter is outside its range, or the server or its socket failed; no process is left in either case.
+    pub fn measure(&self, clock: &Clock) -> Result<EchoResult, Failure> {
+        let within = |what, given, limit| match (1..=limit).contains(&given) {
+            true => Ok(()),
+            false => Err(format!("{what} is {given}; legal are 1 to {limit}")),
+        };
         within("the depth", self.depth, MAX_DEPTH)?;
         within("the request size", self.request_bytes, MAX_MESSAGE_BYTES)?;
         within("the reply size", self.reply_bytes, MAX_MESSAGE_BYTES)?;
@@ -85,7 +70,7 @@ impl Echo {
         let server = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(socket, clock);
         drop(server);
-        Ok(result?)
+        result.map_err(|why| format!("the echo baseline failed: {why}").into())
     }
 
     fn run(&self, mut socket: UnixStream, clock: &Clock) -> io::Result<EchoResult> {

@@ -3,14 +3,14 @@
 //! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of a host. Ranks that read the same boot id
 //! are on one host, whatever the host's name is.
 
+use std::fs;
 use std::time::Duration;
-use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::exchange::{Exchange, ExchangeError};
-use harness::affinity::{AffinityError, allowed_cores, by_node, later_threads, usable_cores};
+use crate::exchange::Exchange;
+use harness::Failure;
+use harness::affinity::{allowed_cores, by_node, later_threads, usable_cores};
 
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,47 +31,20 @@ struct Place {
     allowed: usize,
 }
 
-/// The reason why the hosts of the ranks cannot be determined.
-#[derive(Debug, Error)]
-pub enum HostsError {
-    /// The boot id, or the host's name, cannot be read.
-    #[error("{path} cannot be read: {source}")]
-    Unnamed {
-        /// The file that was read.
-        path: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The affinity mask of this rank could not be read.
-    #[error(transparent)]
-    Affinity(#[from] AffinityError),
-    /// The exchange failed.
-    #[error(transparent)]
-    Exchange(#[from] ExchangeError),
-    /// The record of a rank is malformed.
-    #[error("rank {rank} does not say where it is: {source}")]
-    Malformed {
-        /// The rank.
-        rank: usize,
-        /// The error.
-        source: serde_json::Error,
-    },
-}
-
 /// Returns the name of this host.
 ///
 /// # Errors
-/// [`HostsError::Unnamed`].
-pub fn host_name() -> Result<String, HostsError> {
+/// The file that cannot be read.
+pub fn host_name() -> Result<String, Failure> {
     kernel_says("/proc/sys/kernel/hostname")
 }
 
-fn kernel_says(path: &'static str) -> Result<String, HostsError> {
-    fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|source| HostsError::Unnamed { path, source })
+fn kernel_says(path: &'static str) -> Result<String, Failure> {
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|why| format!("{path} cannot be read: {why}").into())
 }
 
 impl Place {
-    fn mine() -> Result<Self, HostsError> {
+    fn mine() -> Result<Self, Failure> {
         let (cores, allowed) = (usable_cores()?, allowed_cores()?);
         Ok(Self { boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?, host: host_name()?, cores, allowed })
     }
@@ -82,18 +55,19 @@ impl Hosts {
     ///
     /// # Errors
     /// This host cannot be identified.
-    pub fn one(ranks: usize) -> Result<Self, HostsError> {
+    pub fn one(ranks: usize) -> Result<Self, Failure> {
         Ok(Self { places: vec![Place::mine()?; ranks], rank: 0 })
     }
 
     /// Gathers the place of every rank. A collective operation.
     ///
     /// # Errors
-    /// [`HostsError`]; an error of the exchange if a rank has not called within `within` of the first.
-    pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, HostsError> {
-        let part = serde_json::to_vec(&Place::mine()?).map_err(|source| HostsError::Malformed { rank: exchange.rank(), source })?;
+    /// Why a rank cannot say where it is; an error of the exchange if a rank has not called within `within` of the first.
+    pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, Failure> {
+        let silent = |rank: usize, why| format!("rank {rank} does not say where it is: {why}");
+        let part = serde_json::to_vec(&Place::mine()?).map_err(|why| silent(exchange.rank(), why))?;
         let parts = exchange.all_gather(&part, within, &|| false)?;
-        let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| HostsError::Malformed { rank, source });
+        let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|why| silent(rank, why));
         Ok(Self { places: parts.iter().enumerate().map(read).collect::<Result<_, _>>()?, rank: exchange.rank() })
     }
 

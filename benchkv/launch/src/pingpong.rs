@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shm::memfd::{Memfd, MemfdId};
-use thiserror::Error;
 
 use crate::child::OwnChild;
 use crate::role_text::RoleText;
+use harness::Failure;
 use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
 use harness::hist::{LatencyHistogram, LatencySummary};
@@ -53,17 +53,6 @@ pub struct PingPongResult {
     pub lines: u64,
     /// Round-trip times; each value is the mean of 64 trips.
     pub latency_ns: LatencySummary,
-}
-
-/// The reason why the baseline could not be measured.
-#[derive(Debug, Error)]
-pub enum PingPongError {
-    /// The other process or the memory between the two failed.
-    #[error("the ping-pong baseline failed: {0}")]
-    System(#[from] io::Error),
-    /// The other process does not answer.
-    #[error("the other process of the ping-pong baseline {0}")]
-    Silent(&'static str),
 }
 
 /// A line, padded so that the processor's prefetcher does not load the next one.
@@ -140,13 +129,14 @@ impl PingPong {
     /// Starts the other process, measures from this thread, ends the process; once for each of the two modes.
     ///
     /// # Errors
-    /// [`PingPongError`]; no process is left in either case.
-    pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, PingPongError> {
-        let (fixed, rotating) = (self.measure_lines(1, clock)?, self.measure_lines(ROTATING_LINES, clock)?);
+    /// The other process, or the memory between the two, failed; no process is left in either case.
+    pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, Failure> {
+        let measure = |lines| self.measure_lines(lines, clock).map_err(|why| format!("the ping-pong baseline failed: {why}"));
+        let (fixed, rotating) = (measure(1)?, measure(ROTATING_LINES)?);
         Ok(if rotating.latency_ns.p50 < fixed.latency_ns.p50 { rotating } else { fixed })
     }
 
-    fn measure_lines(&self, lines: u64, clock: &Clock) -> Result<PingPongResult, PingPongError> {
+    fn measure_lines(&self, lines: u64, clock: &Clock) -> Result<PingPongResult, Failure> {
         let memory = Memfd::create("ping-pong", SHARED_BYTES).map_err(io::Error::other)?;
         memory.commit(0..SHARED_BYTES).map_err(io::Error::other)?;
         let shared = shared(&memory);
@@ -160,7 +150,7 @@ impl PingPong {
         result
     }
 
-    fn run(&self, shared: &Shared, peer: &mut OwnChild, clock: &Clock) -> Result<PingPongResult, PingPongError> {
+    fn run(&self, shared: &Shared, peer: &mut OwnChild, clock: &Clock) -> Result<PingPongResult, Failure> {
         let duration_ns = self.duration.as_nanos() as u64 / 2;
         let start_ns = clock.now_ns() + duration_ns / 4;
         let lines = shared.lines();
@@ -184,17 +174,18 @@ impl PingPong {
     }
 
     #[inline(always)]
-    fn wait(&self, (pong, last): (&Line, u64), sequence: u64, peer: &mut OwnChild, clock: &Clock) -> Result<(), PingPongError> {
+    fn wait(&self, (pong, last): (&Line, u64), sequence: u64, peer: &mut OwnChild, clock: &Clock) -> Result<(), Failure> {
+        let silent = |how| Err(format!("the other process {how}").into());
         let mut since_ns = None;
         loop {
             match pong.receive(last, self.cores.is_none()) {
                 Some(answer) if answer == sequence && pong.is_whole(sequence) => return Ok(()),
-                Some(_) => return Err(PingPongError::Silent("answered something else")),
-                None if peer.ended()?.is_some() => return Err(PingPongError::Silent("has ended")),
+                Some(_) => return silent("answered something else"),
+                None if peer.ended()?.is_some() => return silent("has ended"),
                 None => {
                     let now_ns = clock.now_ns();
                     if now_ns - *since_ns.get_or_insert(now_ns) > ANSWER_LIMIT_NS {
-                        return Err(PingPongError::Silent("does not answer"));
+                        return silent("does not answer");
                     }
                 }
             }

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use thiserror::Error;
 
+use harness::Failure;
+
 use crate::child::ROLE_VARIABLE;
 use crate::echo::EchoServer;
 use crate::exchange::SocketExchange;
@@ -45,23 +47,6 @@ impl BaselinePeer {
             Peer::PingPong(peer) => peer.serve(),
         }
     }
-}
-
-/// The reason why the process cannot take its role.
-#[derive(Debug, Error)]
-pub enum RoleError {
-    /// The variable has a value that no launcher writes.
-    #[error("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job")]
-    Unknown {
-        /// The value found.
-        value: String,
-    },
-    /// Standard input is not the socket of a launcher.
-    #[error("{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({source}); unset it to start a job")]
-    Socket {
-        /// The system's reason.
-        source: io::Error,
-    },
 }
 
 /// An environment of another launcher.
@@ -119,20 +104,20 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
 /// Returns the role of this process. Call it once: a rank's socket is its standard input.
 ///
 /// # Errors
-/// [`RoleError`] if the environment names a role that the process was not started for.
-pub fn role() -> Result<Role, RoleError> {
+/// The environment names a role that the process was not started for.
+pub fn role() -> Result<Role, Failure> {
     let Some(value) = std::env::var_os(ROLE_VARIABLE) else {
         return Ok(Role::Launcher);
     };
     let value = value.to_string_lossy().into_owned();
     let Some(text) = RoleText::decode(&value) else {
-        return Err(RoleError::Unknown { value });
+        return Err(format!("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job").into());
     };
-    let socket = launcher_socket().map_err(|source| RoleError::Socket { source })?;
+    let no_socket =
+        |why| format!("{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({why}); unset it to start a job");
+    let socket = launcher_socket().map_err(no_socket)?;
     match text {
-        RoleText::Rank { rank, size } => {
-            SocketExchange::new(socket, rank, size).map(Role::Rank).map_err(|source| RoleError::Socket { source })
-        }
+        RoleText::Rank { rank, size } => Ok(Role::Rank(SocketExchange::new(socket, rank, size).map_err(no_socket)?)),
         RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(EchoServer::new(socket, reply_bytes))))),
         RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(PingPongPeer::new(memory, core))))),
     }

@@ -86,7 +86,7 @@ fn main() -> ExitCode {
         Ok(Role::Launcher) => launch(&Cli::parse()),
         Ok(Role::Rank(mut exchange)) => rank(&Cli::parse(), &mut exchange),
         Ok(Role::Baseline(peer)) => peer.serve().map_err(Into::into),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

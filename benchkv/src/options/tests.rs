@@ -6,6 +6,7 @@ use launch::exchange::{Exchange, ExchangeError};
 
 use super::*;
 use crate::cli::Cli;
+use crate::devices::Devices;
 
 fn resolve(args: &str) -> Result<Options, String> {
     let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).map_err(|error| error.to_string())?;
@@ -34,11 +35,11 @@ impl Exchange for Places {
 }
 
 /// Resolves options as rank 2 of ranks on these hosts. Each rank is bound to four of 64 cores, rank 0 to the first four.
-fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
+fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, Failure> {
     resolve_started_by(Some("an MPI"), hosts, args)
 }
 
-fn resolve_started_by(library: Option<&str>, hosts: &[&str], args: &str) -> Result<Options, OptionError> {
+fn resolve_started_by(library: Option<&str>, hosts: &[&str], args: &str) -> Result<Options, Failure> {
     let place = |(rank, host): (usize, &&str)| {
         let cores: Vec<usize> = (4 * rank..4 * rank + 4).collect();
         serde_json::json!({"boot_id": host, "host": host, "cores": cores, "allowed": 64}).to_string().into_bytes()

@@ -5,17 +5,17 @@
 //! - `traces`: the charts over time.
 //! - `page`: the HTML around them.
 
-use std::io;
+use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use harness::Failure;
 use harness::report::{nanos, plural, rate, to_stdout};
-use thiserror::Error;
 
 use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
-use crate::result::{JobResult, ReadError};
-use crate::trace::{TraceError, TraceFile};
+use crate::result::JobResult;
+use crate::trace::TraceFile;
 use compare::Comparison;
 use figures::Measurements;
 use page::{Cell, Page};
@@ -31,49 +31,24 @@ const WIDE_SPREAD: f64 = 0.2;
 /// Maximum deviation of Little's law without a warning.
 const LAW_LIMIT: f64 = 0.05;
 
-/// Why there is no page.
-#[derive(Debug, Error)]
-pub enum ReportError {
-    /// A result cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// With `--check`: a job was interrupted, so its result is incomplete.
-    #[error("{} is of a job that was interrupted; repeat it", path.display())]
-    Interrupted {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A time series cannot be read.
-    #[error("--trace: {0}")]
-    Trace(#[from] TraceError),
-    /// The directory has no time series.
-    #[error("--trace: {} has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote", dir.display())]
-    NoTrace {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// The page would replace one of its own sources.
-    #[error("--output: {} is read for the page; name another file", path.display())]
-    Overwrites {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Standard output refused the page.
-    #[error("the page cannot be written to standard output: {0}")]
-    Stdout(#[source] io::Error),
-    /// The page cannot be written.
-    #[error("--output: {0}")]
-    Write(#[from] harness::file::WriteError),
+/// Names the option that a failure concerns.
+fn of_output(why: impl Display) -> Failure {
+    format!("--output: {why}").into()
+}
+
+/// Likewise.
+fn of_trace(why: impl Display) -> Failure {
+    format!("--trace: {why}").into()
 }
 
 /// Checks whether the page may be written to `page`.
-fn check_page(args: &ReportArgs, page: &Path) -> Result<(), ReportError> {
+fn check_page(args: &ReportArgs, page: &Path) -> Result<(), Failure> {
     let is_page = |file: &PathBuf| is_same_file(file, page);
-    let series = args.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in)?;
+    let series = args.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in).map_err(of_trace)?;
     if args.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
-        return Err(ReportError::Overwrites { path: page.to_owned() });
+        return Err(format!("--output: {} is read for the page; name another file", page.display()).into());
     }
-    Ok(harness::file::check(page)?)
+    harness::file::check(page).map_err(of_output)
 }
 
 /// Returns whether both names lead to the same existing file.
@@ -86,11 +61,11 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 ///
 /// # Errors
 /// The first file that is not a result of this version, or the system's reason why the page cannot be written.
-pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
+pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
     if args.check {
         let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
-        return cut.map_or(Ok(()), |(path, _)| Err(ReportError::Interrupted { path: path.clone() }));
+        return cut.map_or(Ok(()), |(path, _)| Err(format!("{} is of a job that was interrupted; repeat it", path.display()).into()));
     }
     args.page().map_or(Ok(()), |page| check_page(args, page))?;
     let results = read()?;
@@ -98,14 +73,18 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
     let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
     let content = page(&names, &results, &traces);
     match args.page() {
-        Some(file) => Ok(harness::file::write(file, content.as_bytes())?),
-        None => to_stdout(content.as_bytes()).map_err(ReportError::Stdout),
+        Some(file) => harness::file::write(file, content.as_bytes()).map_err(of_output),
+        None => to_stdout(content.as_bytes()).map_err(|why| format!("the page cannot be written to standard output: {why}").into()),
     }
 }
 
-fn read_traces(dir: &Path) -> Result<Vec<Trace>, ReportError> {
-    let traces: Vec<Trace> = TraceFile::all_in(dir)?.iter().map(Trace::read).collect::<Result<_, _>>()?;
-    if traces.is_empty() { Err(ReportError::NoTrace { dir: dir.to_owned() }) } else { Ok(traces) }
+fn read_traces(dir: &Path) -> Result<Vec<Trace>, Failure> {
+    let files = TraceFile::all_in(dir).map_err(of_trace)?;
+    if files.is_empty() {
+        let there = "has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote";
+        return Err(of_trace(format!("{} {there}", dir.display())));
+    }
+    files.iter().map(Trace::read).collect::<Result<_, _>>().map_err(of_trace)
 }
 
 /// Returns the page about `results`, which were read from files of these names.

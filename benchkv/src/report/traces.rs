@@ -1,8 +1,9 @@
 //! Time series of daemons, as `--trace` writes them. Each is reduced to as many bins as a chart can show.
 
 use super::page::Cell;
-use crate::trace::{TraceError, TraceFile};
+use crate::trace::TraceFile;
 use engine::trace::{Sample, Series};
+use harness::Failure;
 use harness::chart::axis::Axis;
 use harness::chart::{self, Lines, Point};
 use harness::report::nanos;
@@ -123,7 +124,7 @@ impl Bin {
 
 impl Trace {
     /// Reads a file.
-    pub(super) fn read(file: &TraceFile) -> Result<Self, TraceError> {
+    pub(super) fn read(file: &TraceFile) -> Result<Self, Failure> {
         let (name, series) = (format!("rank {}, daemon {}", file.rank, file.daemon), file.read()?);
         Ok(Self { endpoints: Self::by_endpoint(&name, &series), ..Self::new(name, &series.samples) })
     }

@@ -2,104 +2,48 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use harness::Failure;
 use harness::hist::LatencySummary;
 use serde_json::Value;
-use thiserror::Error;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
 
-/// Why a file cannot be read as a result.
-#[derive(Debug, Error)]
-pub enum ReadError {
-    /// The system refused to read it.
-    #[error("{} cannot be read: {source}; name a file that `benchkv --json FILE` wrote", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// It is not JSON, or only the beginning of it.
-    #[error("{} is not JSON ({source}); name a file that `benchkv --json FILE` wrote, or repeat the job if this is a part of one", path.display())]
-    NotJson {
-        /// The file.
-        path: PathBuf,
-        /// The position at which it is not JSON any more.
-        source: serde_json::Error,
-    },
-    /// It is JSON of another schema.
-    #[error("{} is {found}, not {SCHEMA:?} of version {SCHEMA_VERSION}; name a file that `benchkv --json FILE` wrote", path.display())]
-    OtherSchema {
-        /// The file.
-        path: PathBuf,
-        /// Its schema, in words.
-        found: String,
-    },
-    /// It is a result of another version.
-    #[error(
-        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
-         repeat the job, or use the benchkv that wrote it",
-        path.display()
-    )]
-    OtherVersion {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u64,
-        /// Version of benchkv that wrote it.
-        writer: String,
-    },
-    /// Its values contradict each other.
-    #[error("{} contradicts itself: {what}; repeat the job", path.display())]
-    Impossible {
-        /// The file.
-        path: PathBuf,
-        /// The contradiction.
-        what: &'static str,
-    },
-    /// It has the right schema and version, but not their fields.
-    #[error("{} is a malformed result of schema version {SCHEMA_VERSION}: {source}; repeat the job", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The member, and what is wrong with it.
-        source: serde_path_to_error::Error<serde_json::Error>,
-    },
-}
+/// The remedy for a file that is no result.
+const NAME_A_RESULT: &str = "name a file that `benchkv --json FILE` wrote";
 
 impl JobResult {
     /// Reads a document that `--json` wrote.
     ///
     /// # Errors
-    /// [`ReadError`] says what the file is, what is expected, and what to do.
-    pub fn read(path: &Path) -> Result<Self, ReadError> {
-        let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
-        Self::parse(path, file)
+    /// A sentence says what the file is, what is expected, and what to do.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let text = File::open(path).map_err(|why| unreadable(&why));
+        let result = text.and_then(Self::parse);
+        result.map_err(|what| format!("{} {what}", path.display()).into())
     }
 
-    fn parse(path: &Path, text: impl Read) -> Result<Self, ReadError> {
-        let path = || path.to_owned();
-        let document: Value = serde_json::from_reader(BufReader::new(text)).map_err(|source| match source.io_error_kind() {
-            Some(_) => ReadError::Io { path: path(), source: source.into() },
-            None => ReadError::NotJson { path: path(), source },
+    fn parse(text: impl Read) -> Result<Self, String> {
+        let document: Value = serde_json::from_reader(BufReader::new(text)).map_err(|why| match why.io_error_kind() {
+            Some(_) => unreadable(&why.into()),
+            None => format!("is not JSON ({why}); {NAME_A_RESULT}, or repeat the job if this is a part of one"),
         })?;
-        let Some(found) = document["schema_version"].as_u64() else {
-            return Err(ReadError::OtherSchema { path: path(), found: "JSON without a schema version".to_owned() });
-        };
+        let other = |found: &str| format!("is JSON {found}, not {SCHEMA:?} of version {SCHEMA_VERSION}; {NAME_A_RESULT}");
+        let found = document["schema_version"].as_u64().ok_or_else(|| other("without a schema version"))?;
         let schema = &document["schema"];
         // Version 1 had no schema name yet, but this member.
         if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
-            let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
-            return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
+            return Err(other(&schema.as_str().map_or("without a schema name".to_owned(), |name| format!("of the schema {name:?}"))));
         }
         if found != u64::from(SCHEMA_VERSION) {
-            let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
-            return Err(ReadError::OtherVersion { path: path(), found, writer });
+            let writer = document["benchkv_version"].as_str().unwrap_or("unknown");
+            let versions = format!("schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}");
+            return Err(format!("is a result of {versions}; repeat the job, or use the benchkv that wrote it"));
         }
-        let result: Self = serde_path_to_error::deserialize(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
-        result.contradiction().map_or(Ok(()), |what| Err(ReadError::Impossible { path: path(), what }))?;
+        let malformed = |why| format!("is a malformed result of schema version {SCHEMA_VERSION}: {why}; repeat the job");
+        let result: Self = serde_path_to_error::deserialize(document).map_err(malformed)?;
+        result.contradiction().map_or(Ok(()), |what| Err(format!("contradicts itself: {what}; repeat the job")))?;
         Ok(result)
     }
 
@@ -128,12 +72,17 @@ impl JobResult {
     }
 }
 
+/// Returns why the system did not read a file.
+fn unreadable(why: &io::Error) -> String {
+    format!("cannot be read: {why}; {NAME_A_RESULT}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn refused(text: &str) -> String {
-        JobResult::parse(Path::new("some.json"), text.as_bytes()).unwrap_err().to_string()
+        JobResult::parse(text.as_bytes()).unwrap_err()
     }
 
     #[test]
@@ -155,7 +104,6 @@ mod tests {
             ),
         ] {
             let error = refused(text);
-            assert!(error.starts_with("some.json "), "{error}");
             for part in parts {
                 assert!(error.contains(part), "{part:?} is missing: {error}");
             }
@@ -165,7 +113,8 @@ mod tests {
     #[test]
     fn what_cannot_be_opened_or_is_no_json_is_refused() {
         let error = |path| JobResult::read(Path::new(path)).unwrap_err().to_string();
-        assert!(error("/nonexistent/x.json").contains("No such file"));
+        let missing = error("/nonexistent/x.json");
+        assert!(missing.starts_with("/nonexistent/x.json cannot be read: ") && missing.contains("No such file"), "{missing}");
         assert!(error("/").contains("cannot be read"));
         assert!(error("/dev/zero").contains("is not JSON"), "as soon as that is known");
     }

@@ -1,14 +1,15 @@
 //! From the reports of all ranks to one result.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 
+use harness::Failure;
 use harness::clock::ClockSource;
 use harness::counters::PortCounters;
 use harness::environment::{Environment, peak_rss_bytes};
-use harness::hist::{HistogramError, LatencyHistogram};
+use harness::hist::LatencyHistogram;
 use launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use super::open_loop::OpenTally;
 use super::{
@@ -17,7 +18,6 @@ use super::{
 };
 use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
-use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
@@ -132,7 +132,7 @@ impl RankReport {
     }
 
     /// Records that the series of this rank's daemons could not be written.
-    pub fn add_trace_failure(&mut self, failure: &TraceError) {
+    pub fn add_trace_failure(&mut self, failure: &dyn Error) {
         self.trace_failure = Some(format!("rank {}: {failure}", self.rank));
     }
 
@@ -149,7 +149,7 @@ impl RankReport {
         self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
     }
 
-    fn result(&self) -> Result<RankResult, HistogramError> {
+    fn result(&self) -> Result<RankResult, Failure> {
         let activity = activity_of(&[self], None);
         Ok(RankResult {
             rank: self.rank,
@@ -209,7 +209,7 @@ impl Sums {
     }
 
     /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which measure at the same time.
-    fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, HistogramError> {
+    fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, Failure> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {
             sum.local_rps += weight * tally.local_rps;
@@ -231,7 +231,7 @@ impl Sums {
         self.local.count() + self.remote.count()
     }
 
-    fn measured(self, activity: ActivityRates) -> Result<Measured, HistogramError> {
+    fn measured(self, activity: ActivityRates) -> Result<Measured, Failure> {
         let both = |one: &LatencyHistogram, other: &LatencyHistogram| {
             let mut all = one.clone();
             all.merge(other).map(|()| all)
@@ -274,25 +274,6 @@ impl SpreadOverRuns {
     }
 }
 
-/// Why the reports cannot be combined.
-#[derive(Debug, Error)]
-pub enum ReduceError {
-    /// A rank's report cannot be read.
-    #[error("the report of rank {rank} cannot be read: {source}")]
-    Malformed {
-        /// The rank.
-        rank: usize,
-        /// The reason.
-        source: serde_json::Error,
-    },
-    /// The options cannot be recorded.
-    #[error("the options cannot be recorded: {0}")]
-    Options(#[from] serde_json::Error),
-    /// A rank's histograms cannot be merged.
-    #[error("a histogram of some rank cannot be merged: {0}")]
-    Histogram(#[from] HistogramError),
-}
-
 /// The conditions of the measurement.
 #[derive(Debug, Clone)]
 pub struct Conditions {
@@ -308,10 +289,11 @@ impl JobResult {
     /// Reduces the encoded reports of all ranks.
     ///
     /// # Errors
-    /// [`ReduceError`] names the rank with the malformed report.
-    pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
-        let decode =
-            |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
+    /// A rank whose report is malformed, or histograms that cannot be merged.
+    pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, Failure> {
+        let decode = |(rank, part): (usize, &Vec<u8>)| {
+            serde_json::from_slice(part).map_err(|why| format!("the report of rank {rank} cannot be read: {why}"))
+        };
         let mut reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
         let count = complete(&reports);
         reports.iter_mut().for_each(|report| report.truncate(count));
@@ -324,13 +306,13 @@ impl JobResult {
             let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
             Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
         };
-        let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
+        let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, Failure>>()?;
         let all = Sums::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
         let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
         let measured_ops = measured.local_ops + measured.remote_ops;
-        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
+        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, Failure>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let mut fate = Counts::default();
         reports.iter().for_each(|report| fate.add(&report.fate));

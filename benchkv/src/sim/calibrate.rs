@@ -15,19 +15,18 @@ use clap::Parser;
 use engine::backend::composed::Composed;
 use engine::backend::{BackendError, Daemon, Endpoints, Workers};
 use engine::client::{Client, Step};
-use engine::drive::simulated::{Cpu, Simulated, SimulationError, World};
+use engine::drive::simulated::{Cpu, Simulated, World};
 use engine::job::Job;
 use engine::phase::Phase;
-use harness::affinity::{AffinityError, pin_current_thread};
+use harness::Failure;
+use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::file::WriteError;
 use harness::hist::LatencyHistogram;
-use thiserror::Error;
 
 use super::options::Named;
-use super::{SimError, resolve};
+use super::resolve;
 use crate::cli::{Cli, SimArgs};
-use crate::options::{OptionError, Options};
+use crate::options::Options;
 
 /// Number of turns of each of the two threads.
 const TURNS: usize = 4001;
@@ -44,43 +43,6 @@ const JOBS: usize = 5;
 /// The job of one client that is measured, real and simulated.
 const JOB: &str = "-n 1 --server-threads 1 --client-threads 1 --no-verify";
 
-/// Why there is no model.
-#[derive(Debug, Error)]
-pub enum CalibrateError {
-    /// The job to measure cannot be run.
-    #[error(transparent)]
-    Job(#[from] SimError),
-    /// A daemon or client failed.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// The real job cannot be run.
-    #[error(transparent)]
-    Options(#[from] OptionError),
-    /// A thread cannot have a core of its own.
-    #[error(transparent)]
-    Pin(#[from] AffinityError),
-    /// Two cores are needed.
-    #[error("calibration needs two cores, and this process may use {0}: give it two")]
-    Cores(usize),
-    /// The simulation of the job failed.
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
-    /// This program could not be started again for a real job.
-    #[error("cannot start a job: {0}")]
-    Start(#[from] std::io::Error),
-    /// A real job has no result.
-    #[error("the job `{command}` has no result: {said}")]
-    NoResult {
-        /// Its command line.
-        command: String,
-        /// Output of the job.
-        said: String,
-    },
-    /// The file cannot be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
 #[derive(Debug, Parser)]
 struct Args {
     #[command(flatten)]
@@ -93,7 +55,7 @@ fn arguments(depth: usize) -> impl Iterator<Item = String> {
 }
 
 /// Returns the job with one operation outstanding, for virtual time.
-fn job() -> Result<Job, SimError> {
+fn job() -> Result<Job, Failure> {
     let args = Args::try_parse_from(arguments(1)).unwrap_or_else(|error| unreachable!("{error}"));
     Ok(resolve(&args.sim)?.job)
 }
@@ -101,8 +63,8 @@ fn job() -> Result<Job, SimError> {
 /// Measures this machine, and writes its model to `file`. Returns the text of the file.
 ///
 /// # Errors
-/// [`CalibrateError`].
-pub fn calibrate(file: &Path) -> Result<String, CalibrateError> {
+/// A thread cannot have a core of its own, a job fails, or the file cannot be written.
+pub fn calibrate(file: &Path) -> Result<String, Failure> {
     harness::file::check(file)?;
     let job = job()?;
     let cpu = steps()?;
@@ -138,7 +100,7 @@ struct Timed {
 }
 
 /// Measures the costs of the steps of a daemon and its client.
-fn steps() -> Result<Cpu, CalibrateError> {
+fn steps() -> Result<Cpu, Failure> {
     let [[one_client, one_daemon], [many_client, many_daemon]] = [turns(1)?, turns(MANY)?];
     // The cost of a message, and of a turn of any number of them that is not an empty turn's.
     let of = |one: &Timed, many: &Timed| {
@@ -201,11 +163,13 @@ impl Drop for Leaves<'_> {
 }
 
 /// Lets a client with so many operations outstanding and its daemon take turns. Returns those of the client, and of the daemon.
-fn turns(depth: usize) -> Result<[Timed; 2], CalibrateError> {
+fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     let asked = Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
     let options = Options::resolve(asked)?;
     let cores = harness::affinity::usable_cores()?;
-    let [of_daemon, of_client, ..] = cores[..] else { return Err(CalibrateError::Cores(cores.len())) };
+    let [of_daemon, of_client, ..] = cores[..] else {
+        return Err(format!("calibration needs two cores, and this process may use {}: give it two", cores.len()).into());
+    };
     let backend = Composed::new(&options.job, options.site(0)?)?;
     let (baton, clock) = (Baton(AtomicU8::new(DAEMON)), Clock::detect());
     let now_ns = || clock.now_ns();
@@ -249,7 +213,7 @@ fn take_turns(
     own: u8,
     now_ns: impl Fn() -> u64,
     mut step: impl FnMut() -> Result<usize, BackendError>,
-) -> Result<Timed, CalibrateError> {
+) -> Result<Timed, Failure> {
     let (mut timed, mut spoilt, mut passed_ns) = (Vec::with_capacity(TURNS), 0, now_ns());
     while timed.len() < TURNS && spoilt < MOST_SPOILT && baton.wait(own) {
         let begin = now_ns();
@@ -283,7 +247,7 @@ impl Timed {
 }
 
 /// Returns the delay between cores with which the simulated job has the median latency of the real one, in ns.
-fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, CalibrateError> {
+fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
     let (mut enough, mut short) = (real_ns as u64, 0);
     // The longer the delay, the longer the latency; a short one passes while threads are busy.
     while short + 1 < enough {
@@ -300,21 +264,19 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Returns the median latency of the job, run in real time in processes of its own, in ns.
-fn real_latency_ns() -> Result<f64, CalibrateError> {
+fn real_latency_ns() -> Result<f64, Failure> {
     let args = arguments(1).skip(1).chain("-t 0.2 --warmup 0.05 --wait busy --json -".split(' ').map(ToOwned::to_owned));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).stdin(Stdio::null());
     let done = command.output()?;
     let document: Option<serde_json::Value> = serde_json::from_slice(&done.stdout).ok();
     let median = document.and_then(|document| document["latency_ns"]["p50"].as_f64()).filter(|_| done.status.success());
-    median.ok_or_else(|| CalibrateError::NoResult {
-        command: format!("{command:?}"),
-        said: String::from_utf8_lossy(&done.stderr).trim_end().to_owned(),
-    })
+    let said = String::from_utf8_lossy(&done.stderr);
+    median.ok_or_else(|| format!("the job `{command:?}` has no result: {}", said.trim_end()).into())
 }
 
 /// Returns the median latency of the job in virtual time, in ns.
-fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, CalibrateError> {
+fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
     let world = World { cpu, ..World::default() };
     let (ranks, _) = Simulated::new(job, &world)?.run(Duration::from_micros(100), Duration::from_millis(1), 1)?;
     let mut all = LatencyHistogram::new();
@@ -336,7 +298,7 @@ mod tests {
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
         let mut cpu = Cpu { line_ns: 77, ..Cpu::default() };
         if harness::affinity::usable_cores().unwrap().len() == 1 {
-            assert!(matches!(steps(), Err(CalibrateError::Cores(1))));
+            assert!(steps().unwrap_err().to_string().contains("this process may use 1: give it two"));
         } else {
             cpu = Cpu { line_ns: 77, ..steps().unwrap() };
             assert!(cpu.named().iter().all(|(_, ns)| **ns > 0), "{cpu:?}");

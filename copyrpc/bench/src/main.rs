@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             .and_then(|options| rank_process(&options, &mut exchange))
             .map_err(|error| format!("rank {}: {error}", exchange.rank()).into()),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     };
     ended.unwrap_or_else(|error: Failure| PROGRAM.fail(1, &error))
 }

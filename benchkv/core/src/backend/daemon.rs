@@ -16,7 +16,7 @@ use super::{BackendError, Daemon, Endpoints, Restful};
 use crate::counters::Round;
 use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
-use crate::policy::{Policy, PolicyReport};
+use crate::policy::{Found, Policy, PolicyReport, RoundState};
 use crate::store::{Shard, owner_of};
 use crate::topology::Worker;
 use crate::trace::Sample;
@@ -112,6 +112,7 @@ impl KvDaemon {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
             remote.suspend_windows(!acts);
+            remote.open_links(usize::MAX);
         }
         self.pass_held();
     }
@@ -136,10 +137,11 @@ impl KvDaemon {
         if round.is_part {
             return Ok(round);
         }
-        if self.policy.takes_requests() {
+        let plan = self.policy.plan();
+        if plan.takes_requests {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if self.policy.polls_clients() {
+            if plan.polls_clients {
                 let found = self.serve_clients()?;
                 self.policy.polled_clients(found);
                 round.moved += found;
@@ -163,13 +165,8 @@ impl KvDaemon {
         let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, own_wait, polls, .. } = self else {
             return Ok(Round::default());
         };
-        if *polls == 0 {
-            if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
-                remote.open_links(open);
-            }
-        }
-        let (mut round, mut passed, mut served) = (Round::default(), 0, 0);
-        let serves = policy.takes_requests() && !*own_wait;
+        let (mut round, mut passed, mut served, permitted) = (Round::default(), 0, 0, policy.plan());
+        let serves = permitted.takes_requests && !*own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
             let is_here = request.rank() as usize == plan.rank && owner_of(request.key(), plan.topology.daemons) == *daemon;
             *own_wait |= is_here && !serves;
@@ -182,7 +179,7 @@ impl KvDaemon {
             if !tail.is_empty() {
                 plan.values.write(whom.place(), tail);
             }
-            if policy.keeps_answer() {
+            if permitted.keeps_answers {
                 held.push((whom, response));
             } else {
                 passed += 1;
@@ -191,12 +188,12 @@ impl KvDaemon {
         };
         let polled = remote.poll(answer, serve)?;
         *polls += 1;
-        if polled.cqes == 0 && *polls <= policy.extra_polls() {
+        if polled.cqes == 0 && *polls <= permitted.extra_polls {
             return Ok(Round { is_part: true, ..round });
         }
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
-        let polls = std::mem::take(polls);
-        if policy.releases(polls, round.cqes, passed) {
+        let found = Found { polls: std::mem::take(polls), cqes: round.cqes, passed, held: held.len() };
+        if policy.releases(found) {
             round.moved += self.pass_held();
         }
         Ok(round)
@@ -435,7 +432,14 @@ impl Restful for KvDaemon {
 impl Daemon for KvDaemon {
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
         if self.polls == 0 {
-            self.policy.begin(now_ns, self.outstanding());
+            let Self { policy, remote, .. } = self;
+            let round = || {
+                let round = RoundState { now_ns: now_ns(), ..RoundState::default() };
+                remote.as_ref().map_or(round, |remote| remote.state(round))
+            };
+            if let (Some(open), Some(remote)) = (policy.begin(round), remote) {
+                remote.open_links(open);
+            }
         }
         self.round()
     }

@@ -5,7 +5,7 @@ use harness::range::{RangeError, decimal};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, RoundState, Rule, TIMES_US, nanos, needs_exchange};
+use super::rule::{Asked, RoundPlan, RoundState, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of coalescing.
@@ -56,8 +56,8 @@ impl Coalesce {
 }
 
 impl Rule for Coalesce {
-    fn takes_requests(&mut self, round: &RoundState) -> bool {
-        !self.gathers(round.now_ns, round.outstanding)
+    fn begin(&mut self, round: &RoundState, plan: &mut RoundPlan) {
+        plan.takes_requests = !self.gathers(round.now_ns, round.outstanding);
     }
 
     fn sent(&mut self, now_ns: u64) {

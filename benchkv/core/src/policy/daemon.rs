@@ -1,13 +1,11 @@
 //! [`Policy`]: all rules of one daemon.
 
 use super::rtt::RttProbe;
-use super::rule::{Found, Limits, RoundState, Rule};
+use super::rule::{Found, RoundPlan, RoundState, Rule};
 use super::{PolicyOptions, PolicyReport, Sample};
 
-/// The rules that a job asks for, as one policy of a daemon. A daemon asks its questions in the order of these methods; each answer is
-/// bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
-///
-/// Every rule is asked each question, as each counts its answers, except where no rule has a say (`Limits`).
+/// The rules that a job asks for, as one policy of a daemon. A round begins with their [`plan`](Self::plan), and ends with what it found; each
+/// restriction is bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
 #[derive(Debug)]
 pub struct Policy {
     rules: Vec<Box<dyn Rule>>,
@@ -15,9 +13,7 @@ pub struct Policy {
     resting: Vec<Box<dyn Rule>>,
     rtt: Option<RttProbe>,
     round: RoundState,
-    /// The questions that the acting rules answer.
-    limits: Limits,
-    takes_requests: bool,
+    plan: RoundPlan,
     /// Requests sent up to the last flush.
     sent: u64,
 }
@@ -28,62 +24,40 @@ impl Policy {
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
         let rules = options.rules(ranks);
         let rtt = rules.iter().filter_map(|rule| rule.rtt_weight()).min_by(f64::total_cmp).map(RttProbe::new);
-        let limits = limits_of(&rules);
-        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), limits, takes_requests: true, sent: 0 }
+        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), plan: RoundPlan::default(), sent: 0 }
     }
 
     /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that are held.
     pub fn act(&mut self, acts: bool) {
         if acts != self.resting.is_empty() {
             std::mem::swap(&mut self.rules, &mut self.resting);
-            self.limits = limits_of(&self.rules);
-            self.takes_requests = true;
+            self.plan = RoundPlan::default();
         }
     }
 
-    /// Begins a round, with `outstanding` requests in flight to other ranks. Reads the time only if there are rules.
+    /// Begins a round: makes its plan. Asks for its state only if there are rules; returns the connections that may send, if so.
     #[inline]
-    pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
-        if !self.rules.is_empty() {
-            self.begin_at(now_ns(), outstanding);
-        }
-    }
-
-    fn begin_at(&mut self, now_ns: u64, outstanding: usize) {
-        let Self { rules, round, .. } = self;
-        (round.now_ns, round.outstanding) = (now_ns, outstanding);
-        self.takes_requests = rules.iter_mut().fold(true, |takes, rule| takes & rule.takes_requests(round));
-    }
-
-    /// Returns the number of connections that may send, of `links`; `None` if it has not changed. `has_work`: a request waits, or was sent.
-    #[inline]
-    pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
-        let Self { rules, round, limits, .. } = self;
-        if !limits.links {
+    pub fn begin(&mut self, state: impl FnOnce() -> RoundState) -> Option<usize> {
+        if self.rules.is_empty() {
             return None;
         }
-        rules.iter_mut().filter_map(|rule| rule.open_links(round, links, has_work)).min()
+        let Self { rules, round, plan, .. } = self;
+        (*round, *plan) = (RoundState { rtt_ns: round.rtt_ns, ..state() }, RoundPlan::default());
+        rules.iter_mut().for_each(|rule| rule.begin(round, plan));
+        Some(plan.open_links)
     }
 
-    /// Returns the number of polls to add while they find nothing.
+    /// Returns the plan of the round.
     #[inline]
     #[must_use]
-    pub fn extra_polls(&self) -> u32 {
-        self.rules.iter().map(|rule| rule.extra_polls()).sum()
+    pub const fn plan(&self) -> RoundPlan {
+        self.plan
     }
 
-    /// Returns whether to hold back an answer that a poll brings, until [`releases`](Self::releases).
+    /// Notes what the round's polls found. Returns whether to deliver the held answers now.
     #[inline]
-    pub fn keeps_answer(&mut self) -> bool {
-        let Self { rules, round, limits, .. } = self;
-        limits.answers && rules.iter_mut().fold(false, |keeps, rule| keeps | rule.keeps_answer(round))
-    }
-
-    /// Notes that the round made `polls` polls, which found `cqes` completions, and that `passed` answers were not held. Returns whether to
-    /// deliver the held answers now.
-    #[inline]
-    pub fn releases(&mut self, polls: u32, cqes: usize, passed: usize) -> bool {
-        !self.rules.is_empty() && self.releases_after(Found { polls, cqes, passed })
+    pub fn releases(&mut self, found: Found) -> bool {
+        !self.rules.is_empty() && self.releases_after(found)
     }
 
     fn releases_after(&mut self, found: Found) -> bool {
@@ -92,31 +66,13 @@ impl Policy {
             rtt.completed(round.now_ns);
             round.rtt_ns = rtt.rtt_ns();
         }
-        rules.iter_mut().fold(false, |releases, rule| {
-            rule.polled(round, found);
-            releases | rule.releases(round)
-        })
+        rules.iter_mut().fold(false, |releases, rule| releases | rule.polled(round, found))
     }
 
-    /// Returns whether this round takes requests.
-    #[inline]
-    #[must_use]
-    pub const fn takes_requests(&self) -> bool {
-        self.takes_requests
-    }
-
-    /// Returns whether this round polls the clients that call through ipc.
-    #[inline]
-    pub fn polls_clients(&mut self) -> bool {
-        !self.limits.clients || self.rules.iter_mut().fold(true, |polls, rule| polls & rule.polls_clients())
-    }
-
-    /// Notes the number of requests that this poll found.
+    /// Notes the number of requests that a poll of the clients found.
     #[inline]
     pub fn polled_clients(&mut self, found: usize) {
-        if self.limits.clients {
-            self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
-        }
+        self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
     }
 
     /// Returns whether this round flushes. `has_moved`: it moved a message.
@@ -164,15 +120,6 @@ impl Policy {
     }
 }
 
-/// Returns what at least one of the rules may limit.
-fn limits_of(rules: &[Box<dyn Rule>]) -> Limits {
-    rules.iter().map(|rule| rule.limits()).fold(Limits::default(), |all, of| Limits {
-        answers: all.answers | of.answers,
-        links: all.links | of.links,
-        clients: all.clients | of.clients,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +131,12 @@ mod tests {
         Policy::new(&options, 4)
     }
 
+    fn begin(policy: &mut Policy, now_ns: u64, outstanding: usize) {
+        policy.begin(|| RoundState { now_ns, outstanding, ..RoundState::default() });
+    }
+
+    const ONE_POLL: Found = Found { polls: 1, cqes: 0, passed: 0, held: 0 };
+
     fn hold(choice: &str) -> Policy {
         policy(|options| options.hold.hold = choice.parse().unwrap())
     }
@@ -192,11 +145,11 @@ mod tests {
     fn what_is_not_asked_for_restricts_nothing() {
         assert!(Policy::new(&PolicyOptions::default(), 4).report().is_none());
         let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Fixed(3));
-        policy.begin(|| 100, 7);
-        assert_eq!((policy.open_links(3, true), policy.extra_polls()), (None, 3));
-        assert!(!policy.keeps_answer() && policy.takes_requests());
-        assert!(policy.polls_clients() && policy.flushes(true));
-        assert!(!policy.releases(4, 1, 1));
+        begin(&mut policy, 100, 7);
+        let RoundPlan { open_links, extra_polls, keeps_answers, takes_requests, polls_clients } = policy.plan();
+        assert_eq!((open_links, extra_polls), (usize::MAX, 3));
+        assert!(!keeps_answers && takes_requests && polls_clients && policy.flushes(true));
+        assert!(!policy.releases(Found { polls: 4, cqes: 1, passed: 1, held: 0 }));
         let report = policy.report().unwrap();
         assert_eq!(report, PolicyReport { extra_polls: 3, poll_budget: 3, poll_budget_peak: 3, ..PolicyReport::default() });
     }
@@ -216,8 +169,8 @@ mod tests {
         let mut policy = hold("rtt:2");
         assert_eq!(policy.report().unwrap().hold_ns, 10_000, "before one is known");
         for (now_ns, sent, cqes) in [(1_000, 0, 0), (2_000, 5, 0), (4_000, 5, 0), (6_000, 5, 3)] {
-            policy.begin(|| now_ns, 5);
-            policy.releases(1, cqes, 0);
+            begin(&mut policy, now_ns, 5);
+            policy.releases(Found { cqes, ..ONE_POLL });
             policy.flushed(sent);
         }
         assert_eq!((policy.rtt_ns(), policy.report().unwrap().hold_ns), (4_000, 8_000));
@@ -227,13 +180,13 @@ mod tests {
     fn the_budget_learns_only_from_rounds_that_wait_for_something() {
         let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Adaptive(0));
         for round in 0..2_000 {
-            policy.begin(|| round * 100, 0);
-            policy.releases(1, 0, 0);
+            begin(&mut policy, round * 100, 0);
+            policy.releases(ONE_POLL);
         }
-        assert_eq!(policy.extra_polls(), 0);
+        assert_eq!(policy.plan().extra_polls, 0);
         for round in 2_000..4_000 {
-            policy.begin(|| round * 100, 1);
-            policy.releases(1, 0, 0);
+            begin(&mut policy, round * 100, 1);
+            policy.releases(ONE_POLL);
         }
         assert_eq!(policy.report().unwrap().poll_budget_peak, 8, "it has collapsed, and no round trip is known");
     }
@@ -244,10 +197,11 @@ mod tests {
         let adaptive = |choice| {
             let mut policy = hold(choice);
             let initial_ns = policy.report().unwrap().hold_ns;
-            policy.begin(|| 1_000, 1);
-            assert!(policy.keeps_answer());
-            policy.begin(|| 1_000_000, 1);
-            assert!(policy.releases(1, 0, 0));
+            let one_held = Found { held: 1, ..ONE_POLL };
+            begin(&mut policy, 1_000, 1);
+            assert!(policy.plan().keeps_answers && !policy.releases(one_held));
+            begin(&mut policy, 1_000_000, 1);
+            assert!(policy.releases(one_held));
             (initial_ns, policy.report().unwrap().hold_ns > initial_ns, policy.report().unwrap().late_releases)
         };
         assert_eq!(adaptive("adaptive"), (10_000, true, 1));
@@ -257,10 +211,8 @@ mod tests {
     #[test]
     fn staggering_ends_when_all_may_send() {
         let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));
-        let opened = [(0, false), (500, true), (1_500, true), (2_500, true), (2_600, true)].map(|(now_ns, has_work)| {
-            policy.begin(|| now_ns, 0);
-            policy.open_links(3, has_work)
-        });
-        assert_eq!(opened, [Some(1), Some(1), Some(2), Some(3), None]);
+        let opened = [(0, false), (500, true), (1_500, true), (2_500, true), (2_600, true)]
+            .map(|(now_ns, has_work)| policy.begin(|| RoundState { now_ns, links: 3, has_work, ..RoundState::default() }));
+        assert_eq!(opened, [1, 1, 2, 3, usize::MAX].map(Some));
     }
 }

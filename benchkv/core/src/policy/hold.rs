@@ -11,7 +11,7 @@ use harness::units;
 use serde::{Deserialize, Serialize};
 
 use super::ewma::Ewma;
-use super::rule::{Asked, Found, Limits, RoundState, Rule, needs_exchange};
+use super::rule::{Asked, Found, RoundPlan, RoundState, Rule, needs_exchange};
 use super::{PolicyReport, Sample};
 use crate::topology::Topology;
 
@@ -163,17 +163,13 @@ impl Hold {
         Self { rule, target, hold_ns, rate, is_on: true, count: 0, since_ns: 0, done: HoldCounts::default() }
     }
 
-    /// Returns whether to hold an answer that arrives now, and counts it if so.
-    #[inline]
-    fn keeps(&mut self, now_ns: u64) -> bool {
-        if self.is_on {
-            if self.count == 0 {
-                self.since_ns = now_ns;
-            }
-            self.count += 1;
-            self.done.held += 1;
+    /// Notes that `count` answers are held now.
+    fn holds(&mut self, count: usize, now_ns: u64) {
+        if self.count == 0 {
+            self.since_ns = now_ns;
         }
-        self.is_on
+        self.done.held += count.saturating_sub(self.count) as u64;
+        self.count = count;
     }
 
     /// Returns why to deliver the held answers now, and counts them as delivered; `None` to hold them longer.
@@ -234,22 +230,16 @@ impl Rule for Hold {
         matches!(self.rule, HoldRule::Rtt(_)).then_some(RTT_ALPHA)
     }
 
-    fn limits(&self) -> Limits {
-        Limits { answers: true, ..Limits::default() }
+    fn begin(&mut self, _round: &RoundState, plan: &mut RoundPlan) {
+        plan.keeps_answers = self.is_on;
     }
 
-    fn keeps_answer(&mut self, round: &RoundState) -> bool {
-        self.keeps(round.now_ns)
-    }
-
-    fn polled(&mut self, round: &RoundState, found: Found) {
+    fn polled(&mut self, round: &RoundState, found: Found) -> bool {
+        self.holds(found.held, round.now_ns);
         if let Some(rtt_ns) = round.rtt_ns.filter(|_| found.cqes > 0) {
             self.set_rtt(rtt_ns);
         }
         self.passed(found.passed);
-    }
-
-    fn releases(&mut self, round: &RoundState) -> bool {
         self.release(round.now_ns).is_some()
     }
 
@@ -290,6 +280,14 @@ mod tests {
         }
     }
 
+    /// Lets an answer arrive. Returns whether it is held.
+    fn keeps(hold: &mut Hold, now_ns: u64) -> bool {
+        if hold.is_on {
+            hold.holds(hold.count + 1, now_ns);
+        }
+        hold.is_on
+    }
+
     /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for which the last was held.
     fn batches(hold: &mut Hold, gap_ns: u64, count: usize) -> u64 {
         let (mut now_ns, mut released, mut since_ns) = (1_000_000, 0, 0);
@@ -298,7 +296,7 @@ mod tests {
             if hold.count == 0 {
                 since_ns = now_ns;
             }
-            if !hold.keeps(now_ns) {
+            if !keeps(hold, now_ns) {
                 hold.passed(1);
                 continue;
             }
@@ -316,7 +314,7 @@ mod tests {
         let mut hold = Hold::new(HoldRule::Fixed, 3, 10_000.0);
         assert_eq!(hold.release(50_000_000), None, "nothing is held");
         for now_ns in [100, 200] {
-            assert!(hold.keeps(now_ns));
+            assert!(keeps(&mut hold, now_ns));
             assert_eq!(hold.release(now_ns), None);
         }
         assert_eq!(hold.release(10_099), None);
@@ -324,7 +322,7 @@ mod tests {
         assert_eq!(hold.release(10_100), None);
         for now_ns in [20_000, 20_001, 20_002] {
             assert_eq!(hold.release(now_ns), None);
-            assert!(hold.keeps(now_ns));
+            assert!(keeps(&mut hold, now_ns));
         }
         assert_eq!(hold.release(20_002), Some(Release::Full));
     }
@@ -333,14 +331,14 @@ mod tests {
     fn a_fixed_hold_ends_with_a_full_batch_and_begins_with_a_small_one() {
         let mut hold = Hold::new(HoldRule::Fixed, 2, 10_000.0);
         assert_eq!(hold.hold_ns(), 10_000);
-        (0..5).for_each(|now_ns| assert!(hold.keeps(now_ns)));
+        (0..5).for_each(|now_ns| assert!(keeps(&mut hold, now_ns)));
         assert_eq!((hold.release(5), hold.hold_ns()), (Some(Release::Full), 0));
         for passed in [2, 7, 0] {
-            assert!(!hold.keeps(6));
+            assert!(!keeps(&mut hold, 6));
             hold.passed(passed);
         }
         hold.passed(1);
-        assert!(hold.keeps(7));
+        assert!(keeps(&mut hold, 7));
         assert_eq!((hold.release(20_000), hold.hold_ns()), (Some(Release::Late), 10_000), "a late batch was too small");
     }
 
@@ -394,12 +392,12 @@ mod tests {
     fn time_that_stands_still_or_goes_back_spoils_nothing() {
         let mut hold = Hold::new(HoldRule::Adaptive, 2, 10_000.0);
         for now_ns in [1_000, 1_000, 500, 2_000] {
-            assert!(hold.keeps(now_ns));
+            assert!(keeps(&mut hold, now_ns));
             hold.release(0);
         }
         assert!((500..=100_000).contains(&hold.hold_ns()));
         let mut alone = Hold::new(HoldRule::Adaptive, 0, f64::MAX);
         assert_eq!(alone.hold_ns(), 100_000);
-        assert!(alone.keeps(0) && alone.release(0) == Some(Release::Full));
+        assert!(keeps(&mut alone, 0) && alone.release(0) == Some(Release::Full));
     }
 }

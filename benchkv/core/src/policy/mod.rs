@@ -34,6 +34,7 @@ pub use daemon::Policy;
 pub use flush::FlushArgs;
 pub use hold::{HoldArgs, HoldChoice};
 pub use polls::{PollArgs, PollChoice};
+pub use rule::{Found, RoundPlan, RoundState};
 pub use skip_idle::SkipIdleArgs;
 pub use stagger::StaggerArgs;
 pub use window::WindowArgs;

@@ -8,7 +8,7 @@ use harness::range::RangeError;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{BudgetController, Observed};
-use super::rule::{Asked, Found, RoundState, Rule, needs_exchange};
+use super::rule::{Asked, Found, RoundPlan, RoundState, Rule, needs_exchange};
 use super::{PolicyReport, Sample};
 use crate::topology::Topology;
 
@@ -101,19 +101,25 @@ enum Budget {
     Adaptive(BudgetController),
 }
 
-impl Rule for ExtraPolls {
-    fn rtt_weight(&self) -> Option<f64> {
-        matches!(self.budget, Budget::Adaptive(_)).then_some(RTT_ALPHA)
-    }
-
-    fn extra_polls(&self) -> u32 {
+impl ExtraPolls {
+    const fn extra_polls(&self) -> u32 {
         match &self.budget {
             Budget::Fixed(polls) => *polls,
             Budget::Adaptive(controller) => controller.polls(),
         }
     }
+}
 
-    fn polled(&mut self, round: &RoundState, found: Found) {
+impl Rule for ExtraPolls {
+    fn rtt_weight(&self) -> Option<f64> {
+        matches!(self.budget, Budget::Adaptive(_)).then_some(RTT_ALPHA)
+    }
+
+    fn begin(&mut self, _round: &RoundState, plan: &mut RoundPlan) {
+        plan.extra_polls += self.extra_polls();
+    }
+
+    fn polled(&mut self, round: &RoundState, found: Found) -> bool {
         self.added += u64::from(found.polls.saturating_sub(1));
         let last_ns = self.last_ns.replace(round.now_ns);
         if let (Budget::Adaptive(controller), Some(last_ns)) = (&mut self.budget, last_ns.filter(|_| round.outstanding > 0)) {
@@ -121,6 +127,7 @@ impl Rule for ExtraPolls {
             controller.note(Observed { cqes: found.cqes, round_ns, rtt_ns: round.rtt_ns });
         }
         self.peak = self.peak.max(self.extra_polls().into());
+        false
     }
 
     fn report(&self, report: &mut PolicyReport) {

@@ -34,86 +34,71 @@ pub(super) trait Asked {
     fn rule(&self, ranks: usize) -> Option<Box<dyn Rule>>;
 }
 
-/// The state of a daemon's round that rules may read.
-#[derive(Debug, Default)]
-pub(super) struct RoundState {
-    /// Time of its begin, in ns.
+/// The state of a daemon at the beginning of a round.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RoundState {
+    /// The time, in ns.
     pub now_ns: u64,
-    /// Requests in flight at its begin.
+    /// Requests in flight.
     pub outstanding: usize,
+    /// Connections to other ranks.
+    pub links: usize,
+    /// A request for them waits, or was sent.
+    pub has_work: bool,
     /// Smoothed round trip, in ns, if a rule has it measured and it is known.
     pub rtt_ns: Option<f64>,
 }
 
-/// The result of a round's polls.
+/// The permissions of a round: all of them, unless a rule takes one away.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
+pub struct RoundPlan {
+    /// Number of the connections that may send: the first ones.
+    pub open_links: usize,
+    /// Number of polls to add while they find nothing.
+    pub extra_polls: u32,
+    /// The daemon holds the answers that polls bring, until [`Policy::releases`](super::Policy::releases).
+    pub keeps_answers: bool,
+    /// The round takes requests.
+    pub takes_requests: bool,
+    /// It polls the clients that call through ipc.
+    pub polls_clients: bool,
+}
+
+impl Default for RoundPlan {
+    fn default() -> Self {
+        Self { open_links: usize::MAX, extra_polls: 0, keeps_answers: false, takes_requests: true, polls_clients: true }
+    }
+}
+
+/// The result of a round's polls.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Found {
     /// Number of polls.
     pub polls: u32,
     /// Completions.
     pub cqes: usize,
     /// Answers that were delivered at once.
     pub passed: usize,
+    /// Answers that are held, those of earlier rounds included.
+    pub held: usize,
 }
 
-/// The questions that only some rules answer. Where no rule does, a daemon asks none.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Limits {
-    /// [`Rule::keeps_answer`].
-    pub answers: bool,
-    /// [`Rule::open_links`].
-    pub links: bool,
-    /// [`Rule::polls_clients`] and [`Rule::polled_clients`].
-    pub clients: bool,
-}
-
-/// A controller of one daemon. It has no clock and no transport. A rule answers the questions that concern it; the default methods restrict
-/// nothing.
+/// A controller of one daemon. It has no clock and no transport. The default methods restrict nothing.
 pub(super) trait Rule: fmt::Debug + Send {
     /// Returns the weight of the newest sample in [`RoundState::rtt_ns`], if the rule needs the round trip. The smallest weight counts.
     fn rtt_weight(&self) -> Option<f64> {
         None
     }
 
-    /// Returns the number of connections that may send, of `links`; `None` without a limit. `has_work`: a request waits, or was sent.
-    fn open_links(&mut self, _round: &RoundState, _links: usize, _has_work: bool) -> Option<usize> {
-        None
-    }
+    /// Restricts the plan of a round that begins; other rules may have done so before.
+    fn begin(&mut self, _round: &RoundState, _plan: &mut RoundPlan) {}
 
-    /// Returns the number of polls to add to a round while they find nothing.
-    fn extra_polls(&self) -> u32 {
-        0
-    }
-
-    /// Returns the questions that it answers beyond those of every round.
-    fn limits(&self) -> Limits {
-        Limits::default()
-    }
-
-    /// Returns whether to hold back an answer until [`releases`](Self::releases).
-    fn keeps_answer(&mut self, _round: &RoundState) -> bool {
+    /// Notes the result of the round's polls. Returns whether to deliver the held answers now.
+    fn polled(&mut self, _round: &RoundState, _found: Found) -> bool {
         false
     }
 
-    /// Notes the result of the round's polls.
-    fn polled(&mut self, _round: &RoundState, _found: Found) {}
-
-    /// Returns whether to deliver the held answers now.
-    fn releases(&mut self, _round: &RoundState) -> bool {
-        false
-    }
-
-    /// Returns whether this round takes requests. Called at its begin.
-    fn takes_requests(&mut self, _round: &RoundState) -> bool {
-        true
-    }
-
-    /// Returns whether this round polls the clients that call through ipc.
-    fn polls_clients(&mut self) -> bool {
-        true
-    }
-
-    /// Notes the number of requests that this poll found.
+    /// Notes the number of requests that a poll of the clients found.
     fn polled_clients(&mut self, _found: usize) {}
 
     /// Returns whether this round flushes. `has_moved`: it moved a message.

@@ -7,7 +7,7 @@ use harness::range::{RangeError, whole};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, Limits, MAX_ROUNDS, Rule};
+use super::rule::{Asked, MAX_ROUNDS, RoundPlan, RoundState, Rule};
 use crate::topology::Topology;
 
 /// Number of rounds without a poll.
@@ -45,15 +45,13 @@ struct SkipIdle {
 }
 
 impl Rule for SkipIdle {
-    fn limits(&self) -> Limits {
-        Limits { clients: true, ..Limits::default() }
-    }
-
-    fn polls_clients(&mut self) -> bool {
-        let polls = self.left == 0;
-        self.left = self.left.saturating_sub(1);
-        self.skipped += u64::from(!polls);
-        polls
+    /// A round without requests does not poll clients anyway, and does not count.
+    fn begin(&mut self, _round: &RoundState, plan: &mut RoundPlan) {
+        if plan.takes_requests && self.left > 0 {
+            plan.polls_clients = false;
+            self.left -= 1;
+            self.skipped += 1;
+        }
     }
 
     fn polled_clients(&mut self, found: usize) {
@@ -75,11 +73,12 @@ mod tests {
     fn clients_are_not_polled_for_some_rounds_after_a_poll_that_found_nothing() {
         let mut policy = SkipIdle { rounds: 2, left: 0, skipped: 0 };
         let mut polls = |found| {
-            let polls = policy.polls_clients();
-            if polls {
+            let mut plan = RoundPlan::default();
+            policy.begin(&RoundState::default(), &mut plan);
+            if plan.polls_clients {
                 policy.polled_clients(found);
             }
-            polls
+            plan.polls_clients
         };
         let found = [3, 0, 9, 9, 1, 0, 0, 0, 0];
         assert_eq!(found.map(&mut polls), [true, true, false, false, true, true, false, false, true]);

@@ -7,7 +7,7 @@ use harness::range::{RangeError, decimal};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, Limits, RoundState, Rule, TIMES_US, nanos, needs_exchange};
+use super::rule::{Asked, RoundPlan, RoundState, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of the stagger.
@@ -63,18 +63,12 @@ impl Stagger {
 }
 
 impl Rule for Stagger {
-    fn limits(&self) -> Limits {
-        Limits { links: true, ..Limits::default() }
-    }
-
-    fn open_links(&mut self, round: &RoundState, links: usize, has_work: bool) -> Option<usize> {
-        if self.is_over {
-            return None;
+    fn begin(&mut self, round: &RoundState, plan: &mut RoundPlan) {
+        if !self.is_over {
+            plan.open_links = self.open(round.now_ns, round.has_work);
+            self.rounds += u64::from(round.has_work);
+            self.is_over = plan.open_links >= round.links;
         }
-        let open = self.open(round.now_ns, has_work);
-        self.rounds += u64::from(has_work);
-        self.is_over = open >= links;
-        Some(open)
     }
 
     fn report(&self, report: &mut PolicyReport) {

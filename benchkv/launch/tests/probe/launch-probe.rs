@@ -4,12 +4,12 @@
 
 #![allow(clippy::print_stdout, reason = "a binary's output is its result")]
 
-use std::error::Error;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use harness::Failure;
 use harness::clock::Clock;
 use launch::echo::Echo;
 use launch::exchange::{Exchange, SocketExchange};
@@ -34,7 +34,7 @@ fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-fn run() -> Result<ExitCode, Box<dyn Error>> {
+fn run() -> Result<ExitCode, Failure> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     match role()? {
@@ -56,7 +56,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCode, Box<dyn Error>> {
+fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCode, Failure> {
     let (me, never) = (exchange.rank(), || false);
     let mine = me == doer;
     if mine && deed == "die-at-start" {

@@ -25,6 +25,7 @@ use super::plan::{RankPlan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
+use crate::policy::RoundState;
 use crate::store::owner_of;
 use crate::topology::{Carrier, Peer, Worker};
 use crate::trace::Sample;
@@ -313,9 +314,10 @@ impl<C> Remote<C> {
         self.sent
     }
 
-    /// Returns the number of links, open or not.
-    pub(super) fn links(&self) -> usize {
-        self.peers.len()
+    /// Returns its part in the state of a round.
+    pub(super) fn state(&self, round: RoundState) -> RoundState {
+        let has_work = self.sent > 0 || self.backlogged > 0;
+        RoundState { outstanding: self.outstanding(), links: self.peers.len(), has_work, ..round }
     }
 
     /// Lets the first `count` links send, and no others. The next [`retry`](Self::retry) sends requests that wait for one.
