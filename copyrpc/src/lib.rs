@@ -150,6 +150,8 @@ mod worklist;
 
 /// Services with methods, over [`Client`] and [`AsyncClient`].
 pub use calls::methods;
+/// Payloads above the limits of a message, over the same clients.
+pub use calls::parts;
 pub use calls::{Ending, payload, service};
 pub use config::{CreateEndpointError, EndpointConfig};
 pub use connect::{ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint, RecordError, Refusal};

@@ -10,6 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use copyrpc::parts::Reassembler;
 use copyrpc::{
     CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig,
     ExchangeRecord, Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
@@ -616,6 +617,20 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
     let net = Net::new();
     let served = net.serve(&any_port(), |server| server.serve(|request| numbers::answer(&mut Sums, &request.to_vec())).unwrap());
     methods::check(net.client(served.address), |error| matches!(error, ClientError::TimedOut));
+    served.end();
+}
+
+#[test]
+fn payloads_above_a_message_are_one_call() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), |server| {
+        let mut parts = Reassembler::new(4 << 20, 8 << 20);
+        server.serve(|part| parts.answer(&part.to_vec(), |whole| numbers::answer(&mut Sums, &whole))).unwrap();
+        assert_eq!(parts.held(), 0);
+    });
+    let client = net.client(served.address);
+    let limits = (client.max_request(), client.max_reply());
+    methods::check_in_parts(client, limits, |error| matches!(error, ClientError::NotSent | ClientError::TimedOut));
     served.end();
 }
 

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::methods::MethodError;
+use copyrpc::parts::{Reassembler, Received};
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Ending, EndpointConfig, ServerOptions, ServerRequest,
     StopHandle,
@@ -660,6 +661,29 @@ fn methods_that_are_futures_end_as_blocking_ones_do() {
         }
     });
     block_on(methods::check_async(block_on(connect(&net, address)), |error| matches!(error, ClientError::NotSent)));
+    stop.stop();
+    serving.join().unwrap();
+}
+
+#[test]
+fn payloads_above_a_message_are_one_future() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let (address, stop) = (server.local_addr(), server.stop_handle());
+    let serving = thread::spawn(move || {
+        let mut parts = Reassembler::new(4 << 20, 8 << 20);
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            let reply = match parts.receive(request.data()) {
+                Received::Reply(reply) => reply,
+                Received::Whole(whole, bytes) => parts.reply(whole, block_on(numbers::answer_async(&Sums, &bytes))),
+            };
+            request.reply(reply);
+        }
+        assert_eq!(parts.held(), 0);
+    });
+    let client = block_on(connect(&net, address));
+    let (max_request, max_reply) = (client.max_request(), client.max_reply());
+    block_on(methods::check_async_in_parts(client, max_request, max_reply));
     stop.stop();
     serving.join().unwrap();
 }

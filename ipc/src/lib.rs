@@ -64,8 +64,8 @@
 //!   several things, also of other crates of this workspace, sleeps on all of them at once, as above ([`sleep::wait`]).
 //! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files, and deadlines go by its clock, which may
 //!   be set by hand. A single-threaded driver of both ends is notified of new messages through [`sleep::rest`].
-//! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in parts, one
-//!   call each, or in a file whose name is the message.
+//! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in [`parts`], or
+//!   in a file whose name is the message.
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has
 //!   methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
@@ -108,6 +108,8 @@ mod views;
 pub use announce::Announce;
 /// Services with methods, over a [`bytes::Client`].
 pub use calls::methods;
+/// Payloads above the limits of a message, over a [`bytes::Client`].
+pub use calls::parts;
 pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use calls::{Ending, payload, service};
 pub use client::Client;

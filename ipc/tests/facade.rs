@@ -5,6 +5,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use ipc::parts::Reassembler;
 use ipc::{AskError, CallFailed, Client, ConnectError, Server};
 use shm_testing::methods::{self, Sums, numbers};
 
@@ -101,6 +102,27 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
     });
     let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
     methods::check(client, |error| matches!(error, AskError::Failed(CallFailed::TimedOut)));
+    handle.recv().unwrap().stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn payloads_above_a_message_are_one_call() {
+    let name = name("parts");
+    let (handles, handle) = mpsc::channel();
+    let server = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            let mut server = ipc::bytes::Server::bind(&name).unwrap();
+            handles.send(server.stop_handle()).unwrap();
+            let mut parts = Reassembler::new(4 << 20, 8 << 20);
+            server.serve(|part| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole)));
+            assert_eq!(parts.held(), 0);
+        }
+    });
+    let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
+    let max = client.message_bytes();
+    methods::check_in_parts(client, (max.request, max.response), |error| matches!(error, AskError::Failed(CallFailed::TimedOut)));
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
 //! errors of calls. A late, repeated or forged answer finds no call in the table. The crate makes no system call, starts no thread and has
-//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and
+//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock; [`parts`] reads the system's. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and
 //! `scalerpc` share the errors and the services with [`methods`].
 //!
 //! ```rust
@@ -28,11 +28,13 @@
 //! - `error`: the errors of calls.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
+//! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]
 
 mod deadlines;
 mod error;
 pub mod methods;
+pub mod parts;
 pub mod payloads;
 mod table;
 mod tag;
@@ -53,5 +55,6 @@ mod errors {
         check::<crate::CallFailed>();
         check::<crate::SessionEnd>();
         check::<crate::methods::MethodError<u64, crate::AskError>>();
+        check::<crate::parts::PartsError<crate::AskError>>();
     }
 }

@@ -5,7 +5,7 @@
 //! than a value; a longer one lies in an area beside the lanes that belongs to its call. Its bytes are copied once into shared memory and
 //! once out of it, since memory that a peer can still write is never lent as a slice.
 //!
-//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in parts, one call each, or in a file
+//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in [`parts`](crate::parts), or in a file
 //! whose name is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An
 //! answer above it is not sent, and its call ends with [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has
 //! run.

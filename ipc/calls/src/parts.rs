@@ -1,0 +1,468 @@
+//! Payloads of up to 1 GiB as one call, over every RPC whose client is a [`Caller`]: a [`Client`] sends a request in parts, one call of
+//! bytes each, and fetches a long reply in the same way; a [`Reassembler`] at the server puts them together, and the handler gets the whole.
+//! The client is itself a [`Caller`], so methods of a [`service!`](crate::service!) take and return as much.
+//!
+//! ```
+//! use calls::methods::Caller;
+//! use calls::parts::{Client, Reassembler};
+//!
+//! # struct Direct(Reassembler);
+//! # impl Caller for Direct {
+//! #     type Error = calls::AskError;
+//! #     fn timeout(&self) -> Option<std::time::Duration> { None }
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, calls::AskError> {
+//! #         assert!(request.len() <= 4096);
+//! #         Ok(self.0.answer(request, |whole| whole.iter().rev().copied().collect()))
+//! #     }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The server's part is `server.serve(|request| parts.answer(request, |whole| ..))`, with such a `parts`:
+//! let parts = Reassembler::new(1 << 20, 4 << 20);
+//! # let client = Direct(parts);
+//! // The client's, for a client whose calls take 4096 bytes in each direction:
+//! let mut client = Client::new(client, 4096, 4096);
+//! let payload: Vec<u8> = (0..1 << 20).map(|n: u32| n as u8).collect();
+//! assert!(client.call(&payload, None)?.iter().eq(payload.iter().rev()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Ends
+//! The handler runs when the last part of a request has arrived. A call that ends earlier, for instance because the connection was lost, has
+//! reached no handler and is retryable, whatever became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
+//!
+//! # Memory
+//! The length of a payload is checked before memory is reserved, at both ends. A server keeps at most one payload of a client, and at most
+//! [`max_held`](Reassembler::new) bytes in all; further requests end as [`PartsError::Busy`], which is retryable. What a client that is gone
+//! has left behind makes room for others after [`IDLE`], or by [`Reassembler::forget_idle`]. A client has a random number of 64 bits,
+//! by which nobody else reaches its payload. The next part is sent when the server has taken the one before it.
+//!
+//! # The bytes
+//! A part is a header of 40 bytes (what it is u32: 1 a part of the request, 2 a request for a part of the reply; maximum length of the reply
+//! u32; number of the client u64; number of the call u64; length of the payload u64; offset u64) and the bytes. A reply is one byte (0 a part
+//! of the reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole reply; the maximum), and
+//! with 0 the bytes. All is little-endian, without padding.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use crate::Ending;
+use crate::methods::{AsyncCaller, Caller};
+use crate::payloads::{Payload, decode};
+
+/// Time without a part after which a server may forget a call.
+pub const IDLE: Duration = Duration::from_secs(10);
+
+/// Maximum bytes of a reply, unless [`Client::max_bytes`] says otherwise: 1 GiB, and what else a method returns with it.
+pub const DEFAULT_BYTES: usize = (1 << 30) + 4096;
+
+/// Bytes of a part's header, and of a reply's.
+const HEADER: usize = 40;
+const REPLY_HEADER: usize = 9;
+
+/// Bytes that a call takes at a server beside its payload, rounded up: they bound the number of calls.
+const CALL_BYTES: usize = 256;
+
+const REQUEST: u32 = 1;
+const FETCH: u32 = 2;
+
+const DONE: u8 = 0;
+const MORE: u8 = 1;
+const BUSY: u8 = 2;
+const TOO_LONG: u8 = 3;
+const LOST: u8 = 4;
+
+/// The error of a call in parts. `E` is that of the client's calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError<E> {
+    /// A call ended before the last part was sent: no handler got the request. Retryable, unless the error of that call is permanent.
+    #[error("the request was not sent whole: {0}")]
+    Unsent(E),
+    /// The call of the last part ended.
+    #[error(transparent)]
+    Call(E),
+    /// The handler ran, and fetching its reply ended so.
+    #[error("the handler ran, but its reply was not fetched whole: {0}")]
+    Unfetched(E),
+    /// The server has no memory for the request now. No handler got it. Retryable.
+    #[error("the server is busy with other large payloads")]
+    Busy,
+    /// The request is longer than the server accepts. No handler got it. Permanent.
+    #[error("a request of {bytes} bytes: the server takes at most {max}")]
+    TooLong {
+        /// Length of the request.
+        bytes: usize,
+        /// Maximum length.
+        max: usize,
+    },
+    /// The server has no earlier parts of the request: it was restarted, or needed their memory. No handler got it. Retryable.
+    #[error("the server has lost the first parts of the request")]
+    Lost,
+    /// The handler ran, and the server has no reply of it any more: it was restarted, or needed the memory.
+    #[error("the handler ran, but the server has lost its reply")]
+    ReplyLost,
+    /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of the client.
+    #[error("the handler ran, but its reply of {bytes} bytes has more than {max}")]
+    ReplyTooLong {
+        /// Length of the reply.
+        bytes: usize,
+        /// Maximum length.
+        max: usize,
+    },
+    /// The bytes of a reply are none of a [`Reassembler`]. The handler may have run.
+    #[error("the server does not take requests in parts")]
+    Reply,
+}
+
+impl<E: Ending + 'static> Ending for PartsError<E> {
+    fn is_retryable(&self) -> bool {
+        match self {
+            // A part that may have arrived has reached no handler.
+            Self::Unsent(error) => error.is_retryable() || error.may_have_executed(),
+            Self::Call(error) => error.is_retryable(),
+            Self::Busy | Self::Lost => true,
+            Self::Unfetched(_) | Self::TooLong { .. } | Self::ReplyLost | Self::ReplyTooLong { .. } | Self::Reply => false,
+        }
+    }
+
+    fn may_have_executed(&self) -> bool {
+        match self {
+            Self::Call(error) => error.may_have_executed(),
+            Self::Unfetched(_) | Self::ReplyLost | Self::ReplyTooLong { .. } | Self::Reply => true,
+            Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost => false,
+        }
+    }
+}
+
+/// A client whose calls take payloads of any length. It belongs to one thread, and has one call at a time.
+#[derive(Debug)]
+pub struct Client<C> {
+    /// The client that sends the parts.
+    pub caller: C,
+    /// Maximum bytes of a reply. Default: [`DEFAULT_BYTES`].
+    pub max_bytes: usize,
+    limits: (usize, usize),
+    /// Number of the client, and of its last call.
+    name: (u64, u64),
+    part: Vec<u8>,
+}
+
+impl<C> Client<C> {
+    /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose replies have up to `max_reply`: its own limits.
+    pub fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
+        Self { caller, max_bytes: DEFAULT_BYTES, limits: (max_request, max_reply), name: (random(), 0), part: Vec::new() }
+    }
+}
+
+impl<C: Caller<Error: 'static>> Caller for Client<C> {
+    type Error = PartsError<C::Error>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.caller.timeout()
+    }
+
+    /// Calls with a request of any length. The timeout is that of the whole.
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
+        self.name.1 += 1;
+        let mut transfer = Transfer::new(request, self.name, self.limits, self.max_bytes, timeout);
+        loop {
+            transfer.next_part(&mut self.part);
+            let outcome = self.caller.call(&self.part, transfer.left());
+            if transfer.take(outcome)? {
+                return Ok(transfer.reply);
+            }
+        }
+    }
+}
+
+/// Like [`Client`], with calls that are futures. Any number may be under way; each counts as one client at the server.
+#[derive(Clone, Debug)]
+pub struct AsyncClient<C> {
+    /// The client that sends the parts.
+    pub caller: C,
+    /// Maximum bytes of a reply. Default: [`DEFAULT_BYTES`].
+    pub max_bytes: usize,
+    limits: (usize, usize),
+}
+
+impl<C> AsyncClient<C> {
+    /// Like [`Client::new`].
+    pub const fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
+        Self { caller, max_bytes: DEFAULT_BYTES, limits: (max_request, max_reply) }
+    }
+}
+
+impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for AsyncClient<C> {
+    type Error = PartsError<C::Error>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.caller.timeout()
+    }
+
+    /// Like [`Client`]'s `call`.
+    async fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
+        let mut transfer = Transfer::new(&request, (random(), 0), self.limits, self.max_bytes, timeout);
+        loop {
+            let mut part = Vec::new();
+            transfer.next_part(&mut part);
+            let outcome = self.caller.call(part, transfer.left()).await;
+            if transfer.take(outcome)? {
+                return Ok(transfer.reply);
+            }
+        }
+    }
+}
+
+/// Returns a number that others cannot guess.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// A client's call under way.
+struct Transfer<'a> {
+    request: &'a [u8],
+    /// Bytes of the request that were sent.
+    sent: usize,
+    reply: Vec<u8>,
+    /// Length of the reply, once it is known: the handler has run.
+    reply_len: Option<usize>,
+    name: (u64, u64),
+    limits: (usize, usize),
+    max_bytes: usize,
+    end: Option<Instant>,
+}
+
+impl<'a> Transfer<'a> {
+    fn new(request: &'a [u8], name: (u64, u64), limits: (usize, usize), max_bytes: usize, timeout: Option<Duration>) -> Self {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Self { request, sent: 0, reply: Vec::new(), reply_len: None, name, limits, max_bytes, end }
+    }
+
+    /// Returns the time that is left.
+    fn left(&self) -> Option<Duration> {
+        self.end.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+
+    /// Writes the next part.
+    fn next_part(&mut self, part: &mut Vec<u8>) {
+        let (max_request, max_reply) = self.limits;
+        let len = max_request.saturating_sub(HEADER).max(1).min(self.request.len() - self.sent);
+        let (kind, offset) = if self.reply_len.is_some() { (FETCH, self.reply.len()) } else { (REQUEST, self.sent) };
+        part.clear();
+        let (client, call) = self.name;
+        let room = u32::try_from(max_reply).unwrap_or(u32::MAX);
+        (kind, room, client, call, self.request.len() as u64, offset as u64).encode(part);
+        part.extend_from_slice(&self.request[self.sent..self.sent + len]);
+        self.sent += len;
+    }
+
+    /// Takes the end of the last part's call. Returns whether the reply is whole.
+    fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<bool, PartsError<E>> {
+        let (is_sent, is_fetching) = (self.sent == self.request.len(), self.reply_len.is_some());
+        let bytes = outcome.map_err(|error| match (is_sent, is_fetching) {
+            (_, true) => PartsError::Unfetched(error),
+            (true, false) => PartsError::Call(error),
+            (false, false) => PartsError::Unsent(error),
+        })?;
+        match bytes.split_first() {
+            Some((&DONE, mut rest)) if is_sent => {
+                let len = u64::decode(&mut rest).ok_or(PartsError::Reply)? as usize;
+                if len > self.max_bytes || self.reply.try_reserve_exact(len - self.reply.len().min(len)).is_err() {
+                    return Err(PartsError::ReplyTooLong { bytes: len, max: self.max_bytes });
+                }
+                let is_as_told = self.reply_len.is_none_or(|told| told == len) && self.reply.len() + rest.len() <= len;
+                if !is_as_told || rest.is_empty() && len > 0 {
+                    return Err(PartsError::Reply);
+                }
+                self.reply_len = Some(len);
+                self.reply.extend_from_slice(rest);
+                Ok(self.reply.len() == len)
+            }
+            Some((&MORE, [])) if !is_sent => Ok(false),
+            Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
+            Some((&TOO_LONG, max)) if !is_fetching => {
+                let max = decode::<u64>(max).ok_or(PartsError::Reply)? as usize;
+                Err(PartsError::TooLong { bytes: self.request.len(), max })
+            }
+            Some((&LOST, [])) => Err(if is_fetching { PartsError::ReplyLost } else { PartsError::Lost }),
+            _ => Err(PartsError::Reply),
+        }
+    }
+}
+
+/// A server's calls in parts. `R` are its replies.
+#[derive(Debug)]
+pub struct Reassembler<R = Vec<u8>> {
+    max_bytes: usize,
+    max_held: usize,
+    /// The calls, by the number of the client.
+    calls: HashMap<u64, Held<R>>,
+    /// Bytes that they take, or will when they are whole.
+    held: usize,
+}
+
+#[derive(Debug)]
+struct Held<R> {
+    call: u64,
+    content: Content<R>,
+    cost: usize,
+    touched: Instant,
+}
+
+#[derive(Debug)]
+enum Content<R> {
+    Request { bytes: Vec<u8>, len: usize },
+    Reply { reply: R, fetched: usize },
+}
+
+/// The outcome of a part: see [`Reassembler::receive`].
+#[derive(Debug)]
+pub enum Received {
+    /// The reply to the part.
+    Reply(Vec<u8>),
+    /// A whole request for the handler. [`Reassembler::reply`] makes the reply to its last part.
+    Whole(Whole, Vec<u8>),
+}
+
+/// A call whose request is whole.
+#[derive(Debug)]
+pub struct Whole {
+    client: u64,
+    call: u64,
+    room: usize,
+}
+
+impl<R: AsRef<[u8]>> Reassembler<R> {
+    /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not whole and the replies that are not fetched
+    /// take at most `max_held` bytes together; replies of handlers that run meanwhile come on top, and further requests are
+    /// [`PartsError::Busy`] then.
+    #[must_use]
+    pub fn new(max_bytes: usize, max_held: usize) -> Self {
+        Self { max_bytes, max_held, calls: HashMap::new(), held: 0 }
+    }
+
+    /// Returns the bytes that are held.
+    #[must_use]
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the whole.
+    pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> R) -> Vec<u8> {
+        match self.receive(part) {
+            Received::Reply(reply) => reply,
+            Received::Whole(whole, request) => {
+                let reply = handler(request);
+                self.reply(whole, reply)
+            }
+        }
+    }
+
+    /// Takes a part. [`answer`](Self::answer) does the same for handlers that answer at once.
+    pub fn receive(&mut self, part: &[u8]) -> Received {
+        self.receive_at(part, Instant::now()).unwrap_or_else(|status| Received::Reply(vec![status]))
+    }
+
+    /// Returns the reply to the last part of a request.
+    pub fn reply(&mut self, to: Whole, reply: R) -> Vec<u8> {
+        let len = reply.as_ref().len();
+        let first = part_of(reply.as_ref(), 0, to.room);
+        if first.len() < REPLY_HEADER + len {
+            self.forget(to.client);
+            let content = Content::Reply { reply, fetched: first.len() - REPLY_HEADER };
+            self.keep(to.client, Held { call: to.call, content, cost: len + CALL_BYTES, touched: Instant::now() });
+        }
+        first
+    }
+
+    /// Forgets the calls without a part for `idle`. A server that is short of memory does it with [`IDLE`].
+    pub fn forget_idle(&mut self, idle: Duration) {
+        self.forget_untouched(idle, Instant::now());
+    }
+
+    fn forget_untouched(&mut self, idle: Duration, now: Instant) {
+        self.calls.retain(|_, held| now.saturating_duration_since(held.touched) < idle);
+        self.held = self.calls.values().map(|held| held.cost).sum();
+    }
+
+    fn forget(&mut self, client: u64) -> Option<Held<R>> {
+        let held = self.calls.remove(&client)?;
+        self.held -= held.cost;
+        Some(held)
+    }
+
+    fn keep(&mut self, client: u64, held: Held<R>) {
+        self.held += held.cost;
+        self.calls.insert(client, held);
+    }
+
+    fn receive_at(&mut self, mut part: &[u8], now: Instant) -> Result<Received, u8> {
+        let (kind, room, client, call, len, offset) = <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or(LOST)?;
+        let (len, offset, room) = (len as usize, offset as usize, room as usize);
+        // A client has one call. Its next one replaces one that it gave up.
+        let mut held = self.forget(client).filter(|held| held.call == call && (kind, offset) != (REQUEST, 0));
+        if (kind, offset) == (REQUEST, 0) {
+            if len > self.max_bytes {
+                let mut reply = vec![TOO_LONG];
+                (self.max_bytes as u64).encode(&mut reply);
+                return Ok(Received::Reply(reply));
+            }
+            held = Some(self.admit(call, len, part.len(), now)?);
+        }
+        let mut held = held.ok_or(LOST)?;
+        held.touched = now;
+        match &mut held.content {
+            Content::Request { bytes, len: expected } if kind == REQUEST => {
+                let is_next = bytes.len() == offset && *expected == len && part.len() <= len - offset;
+                if !is_next || part.is_empty() && len > 0 {
+                    return Err(LOST);
+                }
+                bytes.extend_from_slice(part);
+                if bytes.len() == len {
+                    return Ok(Received::Whole(Whole { client, call, room }, std::mem::take(bytes)));
+                }
+                self.keep(client, held);
+                Err(MORE)
+            }
+            Content::Reply { reply, fetched } if kind == FETCH && *fetched == offset => {
+                let next = part_of(reply.as_ref(), offset, room);
+                *fetched += next.len() - REPLY_HEADER;
+                if *fetched < reply.as_ref().len() {
+                    self.keep(client, held);
+                }
+                Ok(Received::Reply(next))
+            }
+            _ => Err(LOST),
+        }
+    }
+
+    /// Returns the room for a request of which `first` bytes have arrived. The length was checked.
+    fn admit(&mut self, call: u64, len: usize, first: usize, now: Instant) -> Result<Held<R>, u8> {
+        // A request of one part is not kept.
+        let cost = if first < len { len.saturating_add(CALL_BYTES) } else { 0 };
+        let max_held = self.max_held;
+        let is_short = |held: usize| held.saturating_add(cost) > max_held;
+        if is_short(self.held) {
+            self.forget_untouched(IDLE, now);
+        }
+        let mut bytes = Vec::new();
+        if is_short(self.held) || bytes.try_reserve_exact(len).is_err() {
+            return Err(BUSY);
+        }
+        Ok(Held { call, content: Content::Request { bytes, len }, cost, touched: now })
+    }
+}
+
+/// Returns the reply with the bytes from `offset` on, in `room` bytes if that is enough for one.
+fn part_of(whole: &[u8], offset: usize, room: usize) -> Vec<u8> {
+    let rest = whole.get(offset..).unwrap_or_default();
+    let len = room.saturating_sub(REPLY_HEADER).max(1).min(rest.len());
+    let mut part = Vec::with_capacity(REPLY_HEADER + len);
+    (DONE, whole.len() as u64).encode(&mut part);
+    part.extend_from_slice(&rest[..len]);
+    part
+}
+
+#[cfg(test)]
+mod tests;

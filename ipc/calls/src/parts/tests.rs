@@ -1,0 +1,245 @@
+use super::*;
+use crate::{AskError, CallFailed, SessionEnd};
+
+/// Bytes of a message in each direction.
+const MESSAGE: usize = 50;
+
+/// The bytes of a part's header.
+fn part(kind: u32, name: (u64, u64), len: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut part = Vec::new();
+    (kind, MESSAGE as u32, name.0, name.1, len, offset).encode(&mut part);
+    part.extend_from_slice(bytes);
+    part
+}
+
+/// Handles calls itself: the reply is the request backwards, as often as `times`.
+struct Direct {
+    parts: Reassembler,
+    times: usize,
+    /// Number of requests that the handler got.
+    handled: usize,
+    calls: usize,
+    /// The call that ends so, before or after the server got it.
+    fails: Option<(usize, bool, AskError)>,
+    /// The server is another one from this call on.
+    restarts: Option<usize>,
+}
+
+impl Direct {
+    fn new(times: usize) -> Self {
+        let parts = Reassembler::new(1000, 2000);
+        Self { parts, times, handled: 0, calls: 0, fails: None, restarts: None }
+    }
+}
+
+impl Caller for Direct {
+    type Error = AskError;
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(Duration::from_secs(9))
+    }
+
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
+        assert!(request.len() <= MESSAGE && timeout.is_none_or(|timeout| timeout <= Duration::from_secs(9)));
+        self.calls += 1;
+        let failure = self.fails.filter(|(call, ..)| *call == self.calls);
+        if let Some((_, false, error)) = failure {
+            return Err(error);
+        }
+        if self.restarts == Some(self.calls) {
+            self.parts = Reassembler::new(1000, 2000);
+        }
+        let reply = self.parts.answer(request, |whole| {
+            self.handled += 1;
+            backwards(&whole, self.times)
+        });
+        assert!(reply.len() <= MESSAGE);
+        failure.map_or(Ok(reply), |(_, _, error)| Err(error))
+    }
+}
+
+fn backwards(bytes: &[u8], times: usize) -> Vec<u8> {
+    bytes.iter().rev().copied().collect::<Vec<_>>().repeat(times)
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|n| n as u8).collect()
+}
+
+fn client(times: usize) -> Client<Direct> {
+    Client::new(Direct::new(times), MESSAGE, MESSAGE)
+}
+
+#[test]
+fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() {
+    for times in [0, 1, 3] {
+        let mut client = client(times);
+        for len in 0..200 {
+            assert_eq!(client.call(&payload(len), None), Ok(backwards(&payload(len), times)));
+            assert_eq!((client.caller.parts.held(), client.caller.handled), (0, len + 1));
+        }
+    }
+    let mut client = client(1);
+    client.call(&payload(10), None).unwrap();
+    assert_eq!(client.caller.calls, 1, "a short payload takes one call");
+}
+
+/// Each call of a payload, ended in each way: what the error says of the handler is so.
+#[test]
+fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_it_may() {
+    let request = payload(95);
+    let (sent, all) = (10, 12);
+    let not_sent = AskError::NotSent(SessionEnd::PeerGone);
+    let too_large = AskError::TooLarge { max: 9 };
+    for (call, arrives, error) in (1..=all).flat_map(|call| {
+        [
+            (call, false, not_sent),
+            (call, false, too_large),
+            (call, false, CallFailed::TimedOut.into()),
+            (call, true, CallFailed::TimedOut.into()),
+        ]
+    }) {
+        let mut client = client(1);
+        client.caller.fails = Some((call, arrives, error));
+        let ended = client.call(&request, None).unwrap_err();
+        let expected = match call {
+            _ if call < sent => (PartsError::Unsent(error), error != too_large, false),
+            _ if call == sent => (PartsError::Call(error), error == not_sent, error == CallFailed::TimedOut.into()),
+            _ => (PartsError::Unfetched(error), false, true),
+        };
+        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), expected, "call {call}");
+        assert!(ended.may_have_executed() || client.caller.handled == 0);
+        // The next call replaces what the one before it left.
+        assert_eq!(client.call(&request, None), Ok(backwards(&request, 1)));
+        assert_eq!((client.caller.parts.held(), client.caller.parts.calls.len()), (0, 0));
+    }
+    assert_eq!(client(1).call(&request, None).map(|reply| reply.len()), Ok(95));
+}
+
+#[test]
+fn a_server_that_is_restarted_in_the_middle_runs_no_handler_for_half_a_request() {
+    for call in 2..=12 {
+        let mut client = client(1);
+        client.caller.restarts = Some(call);
+        let ended = client.call(&payload(95), None).unwrap_err();
+        let expected = if call <= 10 { (PartsError::Lost, true, false) } else { (PartsError::ReplyLost, false, true) };
+        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), expected, "call {call}");
+        assert_eq!(client.caller.handled, usize::from(call > 10));
+    }
+}
+
+#[test]
+fn lengths_are_checked_before_memory_is_taken() {
+    let mut client = client(3);
+    let ended = client.call(&payload(1001), None).unwrap_err();
+    assert_eq!(ended, PartsError::TooLong { bytes: 1001, max: 1000 });
+    assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled, client.caller.calls), (false, false, 0, 1));
+    client.max_bytes = 299;
+    let ended = client.call(&payload(100), None).unwrap_err();
+    assert_eq!(ended, PartsError::ReplyTooLong { bytes: 300, max: 299 });
+    assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled), (false, true, 1));
+    let mut parts = Reassembler::<Vec<u8>>::new(usize::MAX, usize::MAX);
+    assert_eq!(parts.answer(&part(REQUEST, (1, 1), u64::MAX, 0, b"a"), |_| unreachable!()), [BUSY]);
+    assert_eq!(parts.held(), 0);
+}
+
+#[test]
+fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
+    let start = Instant::now();
+    let mut parts = Reassembler::<Vec<u8>>::new(1000, 2 * (500 + CALL_BYTES));
+    let mut receive = |client, len, after| match parts.receive_at(&part(REQUEST, (client, 1), len, 0, b"ab"), start + after) {
+        Err(status) => (status, parts.held()),
+        Ok(received) => panic!("{received:?}"),
+    };
+    let one = 500 + CALL_BYTES;
+    assert_eq!(receive(1, 500, Duration::ZERO), (MORE, one));
+    assert_eq!(receive(2, 500, IDLE / 2), (MORE, 2 * one));
+    assert_eq!(receive(3, 3, IDLE - Duration::from_nanos(1)), (BUSY, 2 * one));
+    assert_eq!(receive(2, 500, IDLE / 2), (MORE, 2 * one), "its own place");
+    assert_eq!(receive(3, 3, IDLE), (MORE, one + 3 + CALL_BYTES), "the first has gone");
+    parts.forget_idle(Duration::ZERO);
+    assert_eq!(parts.held(), 0);
+    // Replies count.
+    let whole = part(REQUEST, (4, 1), 1, 0, b"a");
+    assert_eq!(parts.answer(&whole, |_| vec![1; 5000])[0], DONE);
+    assert_eq!(parts.answer(&part(REQUEST, (5, 1), 1, 0, b"a"), |_| unreachable!()), [BUSY]);
+    let is_retryable = PartsError::<AskError>::Busy.is_retryable() && !PartsError::<AskError>::Busy.may_have_executed();
+    assert!(is_retryable);
+    assert_eq!(parts.answer(&whole, |_| vec![]).len(), REPLY_HEADER, "the client gave the reply up");
+    assert_eq!(parts.held(), 0);
+}
+
+#[test]
+fn parts_that_do_not_fit_reach_no_handler() {
+    let first = part(REQUEST, (1, 1), 30, 0, b"0123456789");
+    let bad = [
+        part(REQUEST, (1, 1), 30, 10, b"012345678901234567890"),
+        part(REQUEST, (1, 1), 30, 11, b"0123456789"),
+        part(REQUEST, (1, 1), 30, u64::MAX, b"0123456789"),
+        part(REQUEST, (1, 1), 20, 10, b"0123456789"),
+        part(REQUEST, (1, 1), 30, 10, b""),
+        part(REQUEST, (1, 2), 30, 10, b"0123456789"),
+        part(FETCH, (1, 1), 30, 10, b""),
+        part(3, (1, 1), 30, 10, b"0123456789"),
+    ];
+    for bad in bad {
+        let mut parts = Reassembler::<Vec<u8>>::new(1000, 2000);
+        assert_eq!(parts.answer(&first, |_| unreachable!()), [MORE]);
+        assert_eq!(parts.answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
+        assert_eq!(parts.held(), 0);
+    }
+    for bad in [part(REQUEST, (1, 1), 3, 0, b"0123"), part(REQUEST, (1, 1), 3, 0, b""), part(FETCH, (1, 1), 0, 0, b""), b"short".to_vec()] {
+        assert_eq!(Reassembler::<Vec<u8>>::new(1000, 2000).answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
+    }
+}
+
+#[test]
+fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
+    let mut seed = 7_u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    let mut parts = Reassembler::new(100, 600);
+    let mut handled = 0;
+    for _ in 0..100_000 {
+        let numbers = [0, 1, 10, 20, 30, 99, 100, 101, u64::MAX];
+        let (len, offset) = (numbers[random(9) as usize], numbers[random(9) as usize]);
+        let bytes = vec![0; if random(2) == 0 { random(12) } else { len.min(11) } as usize];
+        let mut any = part(random(4) as u32, (random(4), random(2)), len, offset, &bytes);
+        any.truncate(any.len() - if random(20) == 0 { random(60).min(any.len() as u64) as usize } else { 0 });
+        let reply = parts.answer(&any, |whole| {
+            assert!(whole.len() <= 100);
+            handled += 1;
+            vec![0; 70]
+        });
+        assert!(parts.held() <= 600 + 70 + CALL_BYTES && parts.calls.len() <= 4);
+        // As a reply, and with another byte in front, they make no client panic.
+        let mut client = Transfer::new(&[1; 3], (1, 1), (MESSAGE, MESSAGE), 80, None);
+        client.next_part(&mut Vec::new());
+        for first in 0..6 {
+            let _any = client.take::<AskError>(Ok([&[first], &any[..]].concat()));
+            let _any = client.take::<AskError>(Ok([&[first], &reply[..]].concat()));
+            assert!(client.reply.len() <= 80);
+        }
+    }
+    assert!(handled > 100, "{handled}");
+}
+
+#[test]
+fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
+    let mut long = vec![DONE];
+    (9_u64, 1_u8, 2_u8).encode(&mut long);
+    for reply in [vec![], vec![DONE], vec![5], vec![MORE], vec![DONE, 9, 0, 0, 0, 0, 0, 0, 0], vec![TOO_LONG, 1], b"text".to_vec()] {
+        let mut transfer = Transfer::new(b"abc", (1, 1), (MESSAGE, MESSAGE), 1000, None);
+        transfer.next_part(&mut Vec::new());
+        let ended = transfer.take::<AskError>(Ok(reply.clone())).unwrap_err();
+        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), (PartsError::Reply, false, true), "{reply:?}");
+    }
+    let mut transfer = Transfer::new(b"abc", (1, 1), (MESSAGE, MESSAGE), 1000, None);
+    transfer.next_part(&mut Vec::new());
+    assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(false));
+    let mut other = vec![DONE];
+    (8_u64, 1_u8).encode(&mut other);
+    assert_eq!(transfer.take::<AskError>(Ok(other)), Err(PartsError::Reply), "another length");
+}
