@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::methods::MethodError;
-use copyrpc::parts::{Reassembler, Received};
+use copyrpc::parts::Reassembler;
 use copyrpc::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Ending, EndpointConfig, ServerOptions, ServerRequest,
     StopHandle,
@@ -674,8 +674,8 @@ fn payloads_above_a_message_are_one_future() {
         let mut parts = Reassembler::new(4 << 20, 8 << 20);
         while let Some(request) = block_on(server.recv()).unwrap() {
             let reply = match parts.receive(request.data()) {
-                Received::Reply(reply) => reply,
-                Received::Whole(whole, bytes) => parts.reply(whole, block_on(numbers::answer_async(&Sums, &bytes))),
+                Err(reply) => reply,
+                Ok((whole, bytes)) => parts.reply(whole, block_on(numbers::answer_async(&Sums, &bytes))),
             };
             request.reply(reply);
         }

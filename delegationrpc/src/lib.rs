@@ -33,8 +33,8 @@
 //!   ring, and then served in rotation.
 //! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`],
 //!   with [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by [`ipc::Client::cancel`] (it keeps its
-//!   place until its late reply is there, which is discarded), or with [`CallFailed::Disconnected`] when the server ends or is killed, at
-//!   most about a millisecond of polling later. A token is the duty to answer: it can travel as the user data of another call,
+//!   place until its late reply is there, which is discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
+//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most about a millisecond of polling later. A token is the duty to answer: it can travel as the user data of another call,
 //!   [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and dropping it, on any thread, ends the call in the server's next
 //!   poll or wait.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request. The

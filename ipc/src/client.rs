@@ -28,6 +28,9 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
     requests: LaneTx<Tagged<Req>>,
     responses: LaneRx<Tagged<Resp>>,
     calls: Calls<U>,
+    type_tag: u64,
+    /// Maximum time to wait for the next server.
+    pub(crate) patience: Duration,
     /// Last: everything above points into its region.
     member: Membership,
 }
@@ -52,12 +55,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full.
+    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full. [`ask`](Self::ask) does the
+    /// same after the end of the session; a client that was made without a timeout tries once.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
     pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
-        blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))
+        let client = blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))?;
+        Ok(Self { patience: timeout, ..client })
     }
 
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
@@ -71,14 +76,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         let layout = views::layout::<Req, Resp, W>(&region, &header, shape, AreaBytes::default())?;
         let base = region.view().base();
         // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the views (see the order of the fields).
-        Ok(unsafe { Self::join(region, Views::new(base, &layout)) }?)
+        Ok(unsafe { Self::join(region, Views::new(base, &layout), type_tag) }?)
     }
 
     /// Takes an entry at the server of `region`.
     ///
     /// # Safety
     /// The views are of the region.
-    pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>) -> Result<Self, JoinError> {
+    pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>, type_tag: u64) -> Result<Self, JoinError> {
         let Views { entries, lanes, announced } = views;
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
         let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
@@ -88,7 +93,28 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneTx::new(lanes.requests_of(entry), depth as u64, 0), LaneRx::new(lanes.responses_to(entry), depth as u64, 0)) };
-        Ok(Self { announced, requests, responses, calls: Calls::new(depth), member })
+        Ok(Self { announced, requests, responses, calls: Calls::new(depth), type_tag, patience: Duration::ZERO, member })
+    }
+
+    /// Connects to the server that has the name now, the next one if the session is over; tries again for `timeout` if it is not up yet or
+    /// is full. Forgets unanswered calls: poll until the end of the session first.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; the client is as before.
+    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
+        let next = self.next(timeout, Self::connect_in)?;
+        *self = Self { patience: self.patience, ..next };
+        Ok(())
+    }
+
+    /// Makes a client of the server that has the name now.
+    pub(crate) fn next<C>(
+        &self,
+        timeout: Duration,
+        connect_in: impl Fn(&Dir, &str, u64) -> Result<C, ConnectError>,
+    ) -> Result<C, ConnectError> {
+        let region = &self.member.region;
+        blocking::retry(timeout, ConnectError::may_pass, || connect_in(region.dir(), region.name(), self.type_tag))
     }
 
     /// Returns this client's number at the server, below its `max_clients`.
@@ -260,7 +286,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         if ended > 0 {
             return Ok(ended);
         }
-        self.calls.take_all(|user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
+        let failed = if self.member.is_stopped { CallFailed::Stopped } else { CallFailed::Disconnected(end) };
+        self.calls.take_all(|user_data| f(user_data, 0, Err(failed)));
         Err(end)
     }
 
@@ -285,27 +312,28 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Makes a call and waits for the reply, at most for `timeout`. The client must have no other unanswered call.
+    /// Makes a call and waits for the reply, at most for `timeout`. If the session is over, connects to the next server first, as
+    /// [`connect_within`](Self::connect_within) says. The client must have no other unanswered call.
     ///
     /// # Errors
     /// [`AskError`].
     pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
-        self.prepare_to_ask()?;
+        let patience = self.prepare_to_ask()?;
+        let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
         self.call_within(request, (), timeout)?;
         Ok(self.answer()?.1)
     }
 
     /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late replies: a client that only blocks
-    /// never polls.
-    pub(crate) fn prepare_to_ask(&mut self) -> Result<(), AskError> {
+    /// never polls. Returns the maximum time to wait for the next server, if the session is over.
+    pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);
         }
         if self.calls.len() == self.depth() {
-            // The call reports an end of the session.
             let _ended = self.poll(|(), _| ());
         }
-        Ok(())
+        Ok(self.member.check().map(|_| self.patience))
     }
 
     /// Waits for the reply to the only unanswered call. Returns the call's slot and the reply.

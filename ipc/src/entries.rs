@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `Entry::session` free -> taken -> left | the client that holds the entry's lock | server | **C1**: AcqRel CAS / Acquire load |
 //! | `Entry::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the entry's memory is reset |
+//! | `Entry::session` free or taken -> stopped | server at its end | clients | **C6**: AcqRel CAS / Acquire load: all answers to the client are visible |
 //! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed entry is seen |
 //!
 //! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free
@@ -24,6 +25,7 @@ const LEFT: u64 = 2;
 const EVICTED: u64 = 3;
 /// Not a state of an entry: see [`Holding::end`].
 const NEVER: u64 = 4;
+const STOPPED: u64 = 5;
 
 fn word(generation: u32, state: u64) -> u64 {
     u64::from(generation) << 32 | state
@@ -121,6 +123,12 @@ impl Holding {
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
         self.entry().session.load(Ordering::Acquire) == self.word
+    }
+
+    /// Returns whether the server has ended in good order, and has answered all that it took from the holder.
+    pub(crate) fn is_stopped(&self) -> bool {
+        // C6
+        self.entry().session.load(Ordering::Acquire) == self.word - TAKEN + STOPPED
     }
 
     /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever becomes of the entry.
@@ -290,6 +298,16 @@ impl Entries {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
             // C2; it fails if the client has left meanwhile.
             let _ = entry.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+            entry.sleep.wake();
+        }
+    }
+
+    /// Server: at its end, takes a free entry out of use, or tells its client that no request will be taken. Those that were are answered.
+    pub(crate) fn stop(&self, entry: usize) {
+        if let Some(entry) = self.entry(entry) {
+            let stopped = |session: u64| matches!(u64::from(session as u32), FREE | TAKEN).then(|| word((session >> 32) as u32, STOPPED));
+            // C6
+            let _ = entry.session.fetch_update(Ordering::AcqRel, Ordering::Acquire, stopped);
             entry.sleep.wake();
         }
     }

@@ -54,7 +54,8 @@
 //!   it, on any thread, ends the call in the server's next poll or wait.
 //! - **Every call ends exactly once**: with its reply; with [`CallFailed::Refused`] or [`CallFailed::Dropped`] when the server refuses it or drops its token; with
 //!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by [`Client::cancel`]: such a call keeps its slot
-//!   until its late reply arrives, which is discarded; with [`CallFailed::Disconnected`] when the server ends or is killed, at most about a
+//!   until its late reply arrives, which is discarded; with [`CallFailed::Stopped`] when the server is
+//!   dropped before it took the request; with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most about a
 //!   millisecond of polling later. A client that vanishes frees its place for the next one, and late answers to it are discarded.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request.
 //! - **Cost**: no lock, no system call and no read-modify-write per call of a client that the server polls, which is any that called within

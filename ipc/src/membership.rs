@@ -17,6 +17,8 @@ pub(crate) struct Membership {
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
+    /// The server ended in good order: no handler got the calls without an answer.
+    pub(crate) is_stopped: bool,
     /// Last: the entries lie in it.
     pub(crate) region: Region,
 }
@@ -37,7 +39,16 @@ impl Membership {
                 None => entries.leave(session),
             }
         };
-        Ok(Self { entries, entry: session.entry, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
+        Ok(Self {
+            entries,
+            entry: session.entry,
+            holding,
+            session: Some(session),
+            watch: OwnerWatch::default(),
+            end: None,
+            is_stopped: false,
+            region,
+        })
     }
 
     /// Returns the end of the session, if it has ended: normally two loads of lines that are not written. The result stays the same. Data
@@ -51,7 +62,8 @@ impl Membership {
     #[cold]
     fn examine(&mut self) -> Option<SessionEnd> {
         if self.end.is_none() {
-            if self.watch.is_gone(&self.region) {
+            self.is_stopped = self.holding.is_stopped();
+            if self.is_stopped || self.watch.is_gone(&self.region) {
                 self.end = Some(SessionEnd::PeerGone);
             } else if !self.holding.lasts() {
                 self.end = Some(SessionEnd::Evicted);

@@ -23,8 +23,9 @@ use crate::views::Views;
 
 /// A server of up to `max_clients` clients, in one thread. `W` carries the announcements of clients that the server does not poll.
 ///
-/// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends all clients' calls with
-/// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone).
+/// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of each client: with
+/// [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes them again elsewhere, unless a [`Token`] of that client is
+/// unanswered.
 pub struct Server<Req, Resp, W = ReadyWords> {
     sessions: Sessions<Req, Resp>,
     announced: W,
@@ -36,6 +37,15 @@ pub struct Server<Req, Resp, W = ReadyWords> {
 impl<Req, Resp, W> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("name", &self.region.name()).field("region_bytes", &self.region.view().len()).finish_non_exhaustive()
+    }
+}
+
+impl<Req, Resp, W> Drop for Server<Req, Resp, W> {
+    fn drop(&mut self) {
+        // In a forked child the sessions are the parent's, and the memory is not mapped.
+        if self.region.is_here() {
+            self.sessions.stop();
+        }
     }
 }
 
@@ -161,6 +171,13 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// [`ReplyError`]; the call had ended.
     pub fn refuse(&mut self, token: Token) -> Result<(), ReplyError> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
+    }
+
+    /// Returns whether the client of a request is still there, as far as the last [`poll`](Self::poll) or [`wait`](Self::wait) has found. A
+    /// call that ran out of time or was cancelled does not show; the request of a method has its [deadline](crate::methods::Header::left).
+    #[must_use]
+    pub fn is_wanted(&self, token: &Token) -> bool {
+        token.call_at(&self.listed).is_some_and(|call| self.sessions.is_there(&call))
     }
 
     /// Answers with the result of `make`, which is called if the client is there, while the memory of the answer is the server's.

@@ -318,6 +318,21 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 }
 
+impl<Req, Resp> Sessions<Req, Resp> {
+    /// C6: tells the clients whose requests were answered or not taken, and takes no others. The server does nothing afterwards.
+    pub(crate) fn stop(&mut self) {
+        let Table { sessions, entries, .. } = &self.table;
+        let has_answered = |session: &Option<Session<_, _>>| session.as_ref().is_none_or(|session| session.held == 0);
+        sessions.iter().enumerate().filter(|(_, session)| has_answered(session)).for_each(|(client, _)| entries.stop(client));
+    }
+
+    /// Returns whether the client of a call is there, as far as the last pass has found.
+    pub(crate) fn is_there(&self, call: &CallId) -> bool {
+        let session = self.table.sessions.get(call.client()).and_then(Option::as_ref);
+        session.is_some_and(|session| session.generation == call.generation && session.holding.lasts())
+    }
+}
+
 // The instruction benchmark counts this function by its name.
 #[cold]
 #[inline(never)]

@@ -351,7 +351,7 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
         client.call(7, user).unwrap();
     }
     drop(server);
-    end_all(&mut client, CallFailed::Disconnected(SessionEnd::PeerGone));
+    end_all(&mut client, CallFailed::Stopped);
 }
 
 #[test]

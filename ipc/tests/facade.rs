@@ -89,6 +89,45 @@ fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
 }
 
 #[test]
+fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths_are() {
+    let name = name("next-bytes");
+    let dir = ipc::Dir::open(None).unwrap();
+    let mut client = None;
+    for (round, response) in [(0, 64), (1, 8192), (2, 4096)] {
+        let max = ipc::bytes::MessageBytes { request: 4096, response };
+        let mut server = ipc::bytes::Server::bind_in(&dir, &name, 1, 4, max, 0).unwrap();
+        let stop = server.stop_handle();
+        let server = std::thread::spawn(move || server.serve(move |request| request.repeat(response / 8)));
+        let client = client.get_or_insert_with(|| ipc::bytes::Client::connect_within(&name, LONG).unwrap());
+        assert_eq!(client.ask(b"12345678", LONG).map(|reply| reply.len()), Ok(response), "round {round}");
+        assert_eq!(client.message_bytes(), max);
+        stop.stop();
+        server.join().unwrap();
+        assert!(matches!(client.ask(b"none", Duration::ZERO), Err(AskError::NotSent(_))));
+    }
+}
+
+#[test]
+fn a_server_knows_that_the_client_of_a_request_has_gone() {
+    let name = name("wanted");
+    let (mut server, mut other) = (ipc::bytes::Server::bind(&name).unwrap(), Server::<u64, u64>::bind(&format!("{name}-other")).unwrap());
+    let mut client = ipc::bytes::Client::<()>::connect(&name).unwrap();
+    client.call(b"a", ()).unwrap();
+    server.poll();
+    let (token, _) = server.recv().unwrap();
+    assert!(server.is_wanted(&token) && !other.is_wanted(&token));
+    drop(client);
+    assert!(!server.is_wanted(&token));
+    server.poll();
+    let mut next = ipc::bytes::Client::<()>::connect(&name).unwrap();
+    next.call(b"b", ()).unwrap();
+    server.poll();
+    let (of_next, _) = server.recv().unwrap();
+    assert!(!server.is_wanted(&token) && server.is_wanted(&of_next));
+    other.poll();
+}
+
+#[test]
 fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
     let name = name("methods");
     let (handles, handle) = mpsc::channel();

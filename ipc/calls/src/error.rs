@@ -48,6 +48,9 @@ pub enum CallFailed {
     /// No answer arrived before the call's deadline. The other end may execute the request; a later answer is discarded.
     #[error("no answer in time")]
     TimedOut,
+    /// The server ended in good order, and no handler got the request: make the call again at the next server.
+    #[error("the server stopped before it took the request")]
+    Stopped,
     /// The session ended before an answer arrived. The other end may have executed the request.
     #[error("connection lost before a reply arrived (the call may have executed): {0}")]
     Disconnected(SessionEnd),
@@ -64,16 +67,16 @@ impl CallFailed {
         }
     }
 
-    /// Returns `false`: the call was made. See [`Ending::is_retryable`].
+    /// Returns whether no handler got the call, although it was made. See [`Ending::is_retryable`].
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        false
+        matches!(self, Self::Stopped)
     }
 
-    /// Returns `true`: the call was made. See [`Ending::may_have_executed`].
+    /// Returns whether a handler may have got the call. See [`Ending::may_have_executed`].
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
-        true
+        !self.is_retryable()
     }
 }
 
@@ -90,7 +93,7 @@ pub enum AskError {
         /// Maximum length.
         max: usize,
     },
-    /// The session was over before the call was made. Permanent: connect again, and make the call there.
+    /// The session was over before the call was made, and there is no other server of the name. Retryable: the next call connects again.
     #[error("not sent: {0}")]
     NotSent(SessionEnd),
     /// The call was made, and ended without an answer.
@@ -99,17 +102,16 @@ pub enum AskError {
 }
 
 impl AskError {
-    /// Returns whether the same call can succeed later, after [`NotSent`](Self::NotSent) at a client that is connected anew: see
-    /// [`Ending::is_retryable`].
+    /// Returns whether the same call can succeed later: see [`Ending::is_retryable`].
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Full | Self::NotSent(_))
+        matches!(self, Self::Full | Self::NotSent(_) | Self::Failed(CallFailed::Stopped))
     }
 
     /// Returns whether a handler may have got the request: see [`Ending::may_have_executed`].
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
-        matches!(self, Self::Failed(_))
+        matches!(self, Self::Failed(failed) if failed.may_have_executed())
     }
 }
 
@@ -229,8 +231,11 @@ mod tests {
                 let ending: &dyn Ending = &asked;
                 assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
             }
-            let failed = AskError::from(CallFailed::Disconnected(end));
-            assert_eq!((failed.is_retryable(), failed.may_have_executed()), made, "{failed}");
+            for (failed, expected) in [(CallFailed::Disconnected(end), made), (CallFailed::Stopped, later)] {
+                assert_eq!((failed.is_retryable(), failed.may_have_executed()), expected, "{failed}");
+                let failed = AskError::from(failed);
+                assert_eq!((failed.is_retryable(), failed.may_have_executed()), expected, "{failed}");
+            }
         }
     }
 }

@@ -44,18 +44,13 @@
 //! with 0 the bytes. All is little-endian, without padding.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::Ending;
 use crate::methods::{AsyncCaller, Caller};
 use crate::payloads::{Payload, decode};
-
-/// Time without a part after which a server may forget a call.
-pub const IDLE: Duration = Duration::from_secs(10);
-
-/// Maximum bytes of a reply, unless [`Client::max_bytes`] says otherwise: 1 GiB, and what else a method returns with it.
-pub const DEFAULT_BYTES: usize = (1 << 30) + 4096;
 
 /// Bytes of a part's header, and of a reply's.
 const HEADER: usize = 40;
@@ -89,10 +84,8 @@ pub enum PartsError<E> {
     #[error("the server is busy with other large payloads")]
     Busy,
     /// The request is longer than the server accepts. No handler got it. Permanent.
-    #[error("a request of {bytes} bytes: the server takes at most {max}")]
+    #[error("the request is longer than the {max} bytes that the server takes")]
     TooLong {
-        /// Length of the request.
-        bytes: usize,
         /// Maximum length.
         max: usize,
     },
@@ -103,12 +96,10 @@ pub enum PartsError<E> {
     #[error("the handler ran, but the server has lost its reply")]
     ReplyLost,
     /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of the client.
-    #[error("the handler ran, but its reply of {bytes} bytes has more than {max}")]
+    #[error("the handler ran, but its reply of {bytes} bytes is too long for this client")]
     ReplyTooLong {
         /// Length of the reply.
         bytes: usize,
-        /// Maximum length.
-        max: usize,
     },
     /// The bytes of a reply are none of a [`Reassembler`]. The handler may have run.
     #[error("the server does not take requests in parts")]
@@ -135,23 +126,29 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
     }
 }
 
-/// A client whose calls take payloads of any length. It belongs to one thread, and has one call at a time.
-#[derive(Debug)]
+/// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It belongs to one thread and has one call at a
+/// time, but for futures: of these any number may be under way, and each counts as one client at the server.
+#[derive(Clone, Debug)]
 pub struct Client<C> {
     /// The client that sends the parts.
     pub caller: C,
-    /// Maximum bytes of a reply. Default: [`DEFAULT_BYTES`].
+    /// Maximum bytes of a reply. Default: 1 GiB, and 4 KiB for what else a method returns with it.
     pub max_bytes: usize,
     limits: (usize, usize),
     /// Number of the client, and of its last call.
     name: (u64, u64),
-    part: Vec<u8>,
 }
 
 impl<C> Client<C> {
     /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose replies have up to `max_reply`: its own limits.
     pub fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
-        Self { caller, max_bytes: DEFAULT_BYTES, limits: (max_request, max_reply), name: (random(), 0), part: Vec::new() }
+        Self { caller, max_bytes: (1 << 30) + 4096, limits: (max_request, max_reply), name: (random(), 0) }
+    }
+
+    /// Begins a call.
+    fn transfer<'a>(&self, name: (u64, u64), request: &'a [u8], timeout: Option<Duration>) -> Transfer<'a> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Transfer { request, sent: 0, reply: Vec::new(), reply_len: None, name, limits: self.limits, max_bytes: self.max_bytes, end }
     }
 }
 
@@ -165,52 +162,30 @@ impl<C: Caller<Error: 'static>> Caller for Client<C> {
     /// Calls with a request of any length. The timeout is that of the whole.
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
         self.name.1 += 1;
-        let mut transfer = Transfer::new(request, self.name, self.limits, self.max_bytes, timeout);
-        loop {
-            transfer.next_part(&mut self.part);
-            let outcome = self.caller.call(&self.part, transfer.left());
-            if transfer.take(outcome)? {
-                return Ok(transfer.reply);
-            }
+        let mut transfer = self.transfer(self.name, request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(&part, transfer.left()))?;
         }
+        Ok(transfer.reply)
     }
 }
 
-/// Like [`Client`], with calls that are futures. Any number may be under way; each counts as one client at the server.
-#[derive(Clone, Debug)]
-pub struct AsyncClient<C> {
-    /// The client that sends the parts.
-    pub caller: C,
-    /// Maximum bytes of a reply. Default: [`DEFAULT_BYTES`].
-    pub max_bytes: usize,
-    limits: (usize, usize),
-}
-
-impl<C> AsyncClient<C> {
-    /// Like [`Client::new`].
-    pub const fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
-        Self { caller, max_bytes: DEFAULT_BYTES, limits: (max_request, max_reply) }
-    }
-}
-
-impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for AsyncClient<C> {
+impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
     type Error = PartsError<C::Error>;
 
     fn timeout(&self) -> Option<Duration> {
         self.caller.timeout()
     }
 
-    /// Like [`Client`]'s `call`.
+    /// Calls with a request of any length. The timeout is that of the whole.
     async fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
-        let mut transfer = Transfer::new(&request, (random(), 0), self.limits, self.max_bytes, timeout);
-        loop {
-            let mut part = Vec::new();
-            transfer.next_part(&mut part);
-            let outcome = self.caller.call(part, transfer.left()).await;
-            if transfer.take(outcome)? {
-                return Ok(transfer.reply);
-            }
+        let mut transfer = self.transfer((random(), 0), &request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(part, transfer.left()).await)?;
         }
+        Ok(transfer.reply)
     }
 }
 
@@ -233,32 +208,32 @@ struct Transfer<'a> {
     end: Option<Instant>,
 }
 
-impl<'a> Transfer<'a> {
-    fn new(request: &'a [u8], name: (u64, u64), limits: (usize, usize), max_bytes: usize, timeout: Option<Duration>) -> Self {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Self { request, sent: 0, reply: Vec::new(), reply_len: None, name, limits, max_bytes, end }
-    }
-
+impl Transfer<'_> {
     /// Returns the time that is left.
     fn left(&self) -> Option<Duration> {
         self.end.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// Writes the next part.
-    fn next_part(&mut self, part: &mut Vec<u8>) {
+    /// Returns whether the reply is whole.
+    fn is_whole(&self) -> bool {
+        self.reply_len == Some(self.reply.len())
+    }
+
+    /// Returns the next part.
+    fn next_part(&mut self) -> Vec<u8> {
         let (max_request, max_reply) = self.limits;
         let len = max_request.saturating_sub(HEADER).max(1).min(self.request.len() - self.sent);
         let (kind, offset) = if self.reply_len.is_some() { (FETCH, self.reply.len()) } else { (REQUEST, self.sent) };
-        part.clear();
-        let (client, call) = self.name;
         let room = u32::try_from(max_reply).unwrap_or(u32::MAX);
-        (kind, room, client, call, self.request.len() as u64, offset as u64).encode(part);
+        let mut part = Vec::with_capacity(HEADER + len);
+        (kind, room, self.name.0, self.name.1, self.request.len() as u64, offset as u64).encode(&mut part);
         part.extend_from_slice(&self.request[self.sent..self.sent + len]);
         self.sent += len;
+        part
     }
 
-    /// Takes the end of the last part's call. Returns whether the reply is whole.
-    fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<bool, PartsError<E>> {
+    /// Takes the end of the last part's call.
+    fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<(), PartsError<E>> {
         let (is_sent, is_fetching) = (self.sent == self.request.len(), self.reply_len.is_some());
         let bytes = outcome.map_err(|error| match (is_sent, is_fetching) {
             (_, true) => PartsError::Unfetched(error),
@@ -268,8 +243,8 @@ impl<'a> Transfer<'a> {
         match bytes.split_first() {
             Some((&DONE, mut rest)) if is_sent => {
                 let len = u64::decode(&mut rest).ok_or(PartsError::Reply)? as usize;
-                if len > self.max_bytes || self.reply.try_reserve_exact(len - self.reply.len().min(len)).is_err() {
-                    return Err(PartsError::ReplyTooLong { bytes: len, max: self.max_bytes });
+                if len > self.max_bytes || self.reply.try_reserve_exact(len.saturating_sub(self.reply.len())).is_err() {
+                    return Err(PartsError::ReplyTooLong { bytes: len });
                 }
                 let is_as_told = self.reply_len.is_none_or(|told| told == len) && self.reply.len() + rest.len() <= len;
                 if !is_as_told || rest.is_empty() && len > 0 {
@@ -277,13 +252,12 @@ impl<'a> Transfer<'a> {
                 }
                 self.reply_len = Some(len);
                 self.reply.extend_from_slice(rest);
-                Ok(self.reply.len() == len)
+                Ok(())
             }
-            Some((&MORE, [])) if !is_sent => Ok(false),
+            Some((&MORE, [])) if !is_sent => Ok(()),
             Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
             Some((&TOO_LONG, max)) if !is_fetching => {
-                let max = decode::<u64>(max).ok_or(PartsError::Reply)? as usize;
-                Err(PartsError::TooLong { bytes: self.request.len(), max })
+                Err(decode::<u64>(max).map_or(PartsError::Reply, |max| PartsError::TooLong { max: max as usize }))
             }
             Some((&LOST, [])) => Err(if is_fetching { PartsError::ReplyLost } else { PartsError::Lost }),
             _ => Err(PartsError::Reply),
@@ -291,38 +265,37 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// A server's calls in parts. `R` are its replies.
+/// A server's calls in parts.
 #[derive(Debug)]
-pub struct Reassembler<R = Vec<u8>> {
+pub struct Reassembler {
+    /// Time without a part after which a call makes room for others. Default: 10 s.
+    pub idle: Duration,
     max_bytes: usize,
     max_held: usize,
     /// The calls, by the number of the client.
-    calls: HashMap<u64, Held<R>>,
+    calls: HashMap<u64, Held>,
     /// Bytes that they take, or will when they are whole.
     held: usize,
 }
 
+/// A request that is not whole, or a reply that is not fetched.
 #[derive(Debug)]
-struct Held<R> {
+struct Held {
     call: u64,
-    content: Content<R>,
-    cost: usize,
+    /// The kind of its parts: [`REQUEST`] or [`FETCH`].
+    kind: u32,
+    bytes: Vec<u8>,
+    /// Bytes of the whole.
+    len: usize,
+    /// Bytes that have travelled.
+    done: usize,
     touched: Instant,
 }
 
-#[derive(Debug)]
-enum Content<R> {
-    Request { bytes: Vec<u8>, len: usize },
-    Reply { reply: R, fetched: usize },
-}
-
-/// The outcome of a part: see [`Reassembler::receive`].
-#[derive(Debug)]
-pub enum Received {
-    /// The reply to the part.
-    Reply(Vec<u8>),
-    /// A whole request for the handler. [`Reassembler::reply`] makes the reply to its last part.
-    Whole(Whole, Vec<u8>),
+impl Held {
+    const fn cost(&self) -> usize {
+        self.len + CALL_BYTES
+    }
 }
 
 /// A call whose request is whole.
@@ -333,13 +306,13 @@ pub struct Whole {
     room: usize,
 }
 
-impl<R: AsRef<[u8]>> Reassembler<R> {
+impl Reassembler {
     /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not whole and the replies that are not fetched
     /// take at most `max_held` bytes together; replies of handlers that run meanwhile come on top, and further requests are
     /// [`PartsError::Busy`] then.
     #[must_use]
     pub fn new(max_bytes: usize, max_held: usize) -> Self {
-        Self { max_bytes, max_held, calls: HashMap::new(), held: 0 }
+        Self { idle: Duration::from_secs(10), max_bytes, max_held, calls: HashMap::new(), held: 0 }
     }
 
     /// Returns the bytes that are held.
@@ -349,119 +322,92 @@ impl<R: AsRef<[u8]>> Reassembler<R> {
     }
 
     /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the whole.
-    pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> R) -> Vec<u8> {
-        match self.receive(part) {
-            Received::Reply(reply) => reply,
-            Received::Whole(whole, request) => {
-                let reply = handler(request);
-                self.reply(whole, reply)
-            }
-        }
+    pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
+        self.receive(part).map_or_else(|reply| reply, |(whole, request)| self.reply(whole, handler(request)))
     }
 
-    /// Takes a part. [`answer`](Self::answer) does the same for handlers that answer at once.
-    pub fn receive(&mut self, part: &[u8]) -> Received {
-        self.receive_at(part, Instant::now()).unwrap_or_else(|status| Received::Reply(vec![status]))
+    /// Forgets the calls without a part for `idle`. A server that is short of memory does it by itself.
+    pub fn forget_idle(&mut self, idle: Duration) {
+        self.calls.retain(|_, held| held.touched.elapsed() < idle);
+        self.held = self.calls.values().map(Held::cost).sum();
+    }
+
+    /// Takes a part. Returns the request that is whole with it. [`answer`](Self::answer) does the same for handlers that answer at once.
+    ///
+    /// # Errors
+    /// The reply to a part that makes no request whole.
+    pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
+        let lost = || vec![LOST];
+        let (kind, room, client, call, len, offset) = <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
+        let (len, offset, room) = (len as usize, offset as usize, room as usize);
+        // A client has one call. Its next one replaces one that it gave up.
+        let earlier = self.calls.remove(&client);
+        self.held -= earlier.as_ref().map_or(0, Held::cost);
+        let mut held = match earlier.filter(|held| (held.call, held.kind, held.done) == (call, kind, offset) && offset > 0) {
+            Some(held) => held,
+            None if (kind, offset) == (REQUEST, 0) => self.admit(call, len)?,
+            None => return Err(lost()),
+        };
+        held.touched = Instant::now();
+        if kind == FETCH {
+            return Err(self.send(client, room, held));
+        }
+        if held.len != len || part.len() > len - offset || part.is_empty() && len > 0 {
+            return Err(lost());
+        }
+        held.bytes.extend_from_slice(part);
+        held.done += part.len();
+        if held.done == len {
+            return Ok((Whole { client, call, room }, held.bytes));
+        }
+        self.keep(client, held);
+        Err(vec![MORE])
     }
 
     /// Returns the reply to the last part of a request.
-    pub fn reply(&mut self, to: Whole, reply: R) -> Vec<u8> {
-        let len = reply.as_ref().len();
-        let first = part_of(reply.as_ref(), 0, to.room);
-        if first.len() < REPLY_HEADER + len {
-            self.forget(to.client);
-            let content = Content::Reply { reply, fetched: first.len() - REPLY_HEADER };
-            self.keep(to.client, Held { call: to.call, content, cost: len + CALL_BYTES, touched: Instant::now() });
+    pub fn reply(&mut self, to: Whole, reply: Vec<u8>) -> Vec<u8> {
+        let held = Held { call: to.call, kind: FETCH, len: reply.len(), bytes: reply, done: 0, touched: Instant::now() };
+        self.send(to.client, to.room, held)
+    }
+
+    /// Returns the room for a request, or the reply that there is none.
+    fn admit(&mut self, call: u64, len: usize) -> Result<Held, Vec<u8>> {
+        if len > self.max_bytes {
+            let mut reply = vec![TOO_LONG];
+            (self.max_bytes as u64).encode(&mut reply);
+            return Err(reply);
         }
-        first
-    }
-
-    /// Forgets the calls without a part for `idle`. A server that is short of memory does it with [`IDLE`].
-    pub fn forget_idle(&mut self, idle: Duration) {
-        self.forget_untouched(idle, Instant::now());
-    }
-
-    fn forget_untouched(&mut self, idle: Duration, now: Instant) {
-        self.calls.retain(|_, held| now.saturating_duration_since(held.touched) < idle);
-        self.held = self.calls.values().map(|held| held.cost).sum();
-    }
-
-    fn forget(&mut self, client: u64) -> Option<Held<R>> {
-        let held = self.calls.remove(&client)?;
-        self.held -= held.cost;
-        Some(held)
-    }
-
-    fn keep(&mut self, client: u64, held: Held<R>) {
-        self.held += held.cost;
-        self.calls.insert(client, held);
-    }
-
-    fn receive_at(&mut self, mut part: &[u8], now: Instant) -> Result<Received, u8> {
-        let (kind, room, client, call, len, offset) = <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or(LOST)?;
-        let (len, offset, room) = (len as usize, offset as usize, room as usize);
-        // A client has one call. Its next one replaces one that it gave up.
-        let mut held = self.forget(client).filter(|held| held.call == call && (kind, offset) != (REQUEST, 0));
-        if (kind, offset) == (REQUEST, 0) {
-            if len > self.max_bytes {
-                let mut reply = vec![TOO_LONG];
-                (self.max_bytes as u64).encode(&mut reply);
-                return Ok(Received::Reply(reply));
-            }
-            held = Some(self.admit(call, len, part.len(), now)?);
-        }
-        let mut held = held.ok_or(LOST)?;
-        held.touched = now;
-        match &mut held.content {
-            Content::Request { bytes, len: expected } if kind == REQUEST => {
-                let is_next = bytes.len() == offset && *expected == len && part.len() <= len - offset;
-                if !is_next || part.is_empty() && len > 0 {
-                    return Err(LOST);
-                }
-                bytes.extend_from_slice(part);
-                if bytes.len() == len {
-                    return Ok(Received::Whole(Whole { client, call, room }, std::mem::take(bytes)));
-                }
-                self.keep(client, held);
-                Err(MORE)
-            }
-            Content::Reply { reply, fetched } if kind == FETCH && *fetched == offset => {
-                let next = part_of(reply.as_ref(), offset, room);
-                *fetched += next.len() - REPLY_HEADER;
-                if *fetched < reply.as_ref().len() {
-                    self.keep(client, held);
-                }
-                Ok(Received::Reply(next))
-            }
-            _ => Err(LOST),
-        }
-    }
-
-    /// Returns the room for a request of which `first` bytes have arrived. The length was checked.
-    fn admit(&mut self, call: u64, len: usize, first: usize, now: Instant) -> Result<Held<R>, u8> {
-        // A request of one part is not kept.
-        let cost = if first < len { len.saturating_add(CALL_BYTES) } else { 0 };
-        let max_held = self.max_held;
-        let is_short = |held: usize| held.saturating_add(cost) > max_held;
-        if is_short(self.held) {
-            self.forget_untouched(IDLE, now);
+        let is_short = |parts: &Self| len.saturating_add(CALL_BYTES) > parts.max_held.saturating_sub(parts.held);
+        if is_short(self) {
+            self.forget_idle(self.idle);
         }
         let mut bytes = Vec::new();
-        if is_short(self.held) || bytes.try_reserve_exact(len).is_err() {
-            return Err(BUSY);
+        if is_short(self) || bytes.try_reserve_exact(len).is_err() {
+            return Err(vec![BUSY]);
         }
-        Ok(Held { call, content: Content::Request { bytes, len }, cost, touched: now })
+        Ok(Held { call, kind: REQUEST, bytes, len, done: 0, touched: Instant::now() })
     }
-}
 
-/// Returns the reply with the bytes from `offset` on, in `room` bytes if that is enough for one.
-fn part_of(whole: &[u8], offset: usize, room: usize) -> Vec<u8> {
-    let rest = whole.get(offset..).unwrap_or_default();
-    let len = room.saturating_sub(REPLY_HEADER).max(1).min(rest.len());
-    let mut part = Vec::with_capacity(REPLY_HEADER + len);
-    (DONE, whole.len() as u64).encode(&mut part);
-    part.extend_from_slice(&rest[..len]);
-    part
+    /// Returns the next part of a reply, in `room` bytes if that is enough for one of it. Keeps the rest.
+    fn send(&mut self, client: u64, room: usize, mut held: Held) -> Vec<u8> {
+        let len = room.saturating_sub(REPLY_HEADER).max(1).min(held.len - held.done);
+        let mut part = Vec::with_capacity(REPLY_HEADER + len);
+        (DONE, held.len as u64).encode(&mut part);
+        part.extend_from_slice(&held.bytes[held.done..held.done + len]);
+        held.done += len;
+        if held.done < held.len {
+            self.keep(client, held);
+        }
+        part
+    }
+
+    /// Keeps a call, unless its client has begun another one meanwhile.
+    fn keep(&mut self, client: u64, held: Held) {
+        if let Entry::Vacant(place) = self.calls.entry(client) {
+            self.held += held.cost();
+            place.insert(held);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -251,6 +251,12 @@ impl Region {
         view_of(&self.map, self.user_bytes)
     }
 
+    /// Returns its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Dir {
+        &self.dir
+    }
+
     /// Returns the name it has in its directory.
     #[must_use]
     pub fn name(&self) -> &str {

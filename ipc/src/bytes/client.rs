@@ -41,12 +41,25 @@ impl<U> Client<U> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full.
+    /// Like the typed client's [`connect_within`](crate::Client::connect_within).
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
     pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
-        blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))
+        let mut client = blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))?;
+        client.inner.patience = timeout;
+        Ok(client)
+    }
+
+    /// Like the typed client's [`reconnect`](crate::Client::reconnect). The lengths of messages are those of the next server.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; the client is as before.
+    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
+        let mut next = self.inner.next(timeout, Self::connect_in)?;
+        next.inner.patience = self.inner.patience;
+        *self = next;
+        Ok(())
     }
 
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of messages are its choice.
@@ -61,7 +74,7 @@ impl<U> Client<U> {
         let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, max.shape(type_tag), areas)?;
         let base = region.view().base();
         // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the region, which the client keeps.
-        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout))?, Areas::new(base, layout, max)) };
+        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout), type_tag)?, Areas::new(base, layout, max)) };
         Ok(Self { inner, areas, reply: Vec::with_capacity(max.response) })
     }
 
@@ -154,7 +167,8 @@ impl Client<()> {
     /// # Errors
     /// [`AskError`].
     pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
-        self.inner.prepare_to_ask()?;
+        let patience = self.inner.prepare_to_ask()?;
+        let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
         self.call_within(request, (), timeout)?;
         let (slot, message) = self.inner.answer()?;
         let Self { inner, areas, reply } = self;

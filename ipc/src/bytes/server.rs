@@ -108,6 +108,12 @@ impl Server {
         self.inner.refuse(token)
     }
 
+    /// Like the typed server's [`is_wanted`](crate::Server::is_wanted).
+    #[must_use]
+    pub fn is_wanted(&self, token: &Token) -> bool {
+        self.inner.is_wanted(token)
+    }
+
     /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Ends the call of an answer that is too
     /// long ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {

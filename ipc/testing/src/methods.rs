@@ -127,10 +127,10 @@ impl<C: Caller> Caller for By<'_, C> {
 
 /// Like [`check_in_parts`], with several long calls at once.
 pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Clone + Sync>(caller: C, max_request: usize, max_reply: usize) {
-    let short = numbers::AsyncClient::new(parts::AsyncClient::new(caller.clone(), SHORT, SHORT));
+    let short = numbers::AsyncClient::new(parts::Client::new(caller.clone(), SHORT, SHORT));
     assert_eq!(short.sum((0..20).collect(), 50).await.unwrap(), 240);
     assert!(matches!(short.name(String::new()).await, Err(MethodError::Failed(7))));
-    let long = numbers::AsyncClient::new(parts::AsyncClient::new(caller, max_request, max_reply));
+    let long = numbers::AsyncClient::new(parts::Client::new(caller, max_request, max_reply));
     let word = "abc".repeat(1 << 20);
     assert_eq!(long.name(word.clone()).await.unwrap(), word.to_uppercase());
 }

@@ -132,41 +132,54 @@ fn a_server_that_is_restarted_in_the_middle_runs_no_handler_for_half_a_request()
 fn lengths_are_checked_before_memory_is_taken() {
     let mut client = client(3);
     let ended = client.call(&payload(1001), None).unwrap_err();
-    assert_eq!(ended, PartsError::TooLong { bytes: 1001, max: 1000 });
+    assert_eq!(ended, PartsError::TooLong { max: 1000 });
     assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled, client.caller.calls), (false, false, 0, 1));
     client.max_bytes = 299;
     let ended = client.call(&payload(100), None).unwrap_err();
-    assert_eq!(ended, PartsError::ReplyTooLong { bytes: 300, max: 299 });
+    assert_eq!(ended, PartsError::ReplyTooLong { bytes: 300 });
     assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled), (false, true, 1));
-    let mut parts = Reassembler::<Vec<u8>>::new(usize::MAX, usize::MAX);
+    let mut parts = Reassembler::new(usize::MAX, usize::MAX);
     assert_eq!(parts.answer(&part(REQUEST, (1, 1), u64::MAX, 0, b"a"), |_| unreachable!()), [BUSY]);
     assert_eq!(parts.held(), 0);
 }
 
 #[test]
 fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
-    let start = Instant::now();
-    let mut parts = Reassembler::<Vec<u8>>::new(1000, 2 * (500 + CALL_BYTES));
-    let mut receive = |client, len, after| match parts.receive_at(&part(REQUEST, (client, 1), len, 0, b"ab"), start + after) {
-        Err(status) => (status, parts.held()),
-        Ok(received) => panic!("{received:?}"),
-    };
     let one = 500 + CALL_BYTES;
-    assert_eq!(receive(1, 500, Duration::ZERO), (MORE, one));
-    assert_eq!(receive(2, 500, IDLE / 2), (MORE, 2 * one));
-    assert_eq!(receive(3, 3, IDLE - Duration::from_nanos(1)), (BUSY, 2 * one));
-    assert_eq!(receive(2, 500, IDLE / 2), (MORE, 2 * one), "its own place");
-    assert_eq!(receive(3, 3, IDLE), (MORE, one + 3 + CALL_BYTES), "the first has gone");
+    let mut parts = Reassembler::new(1000, 2 * one);
+    let mut first = |client, len, idle| {
+        parts.idle = idle;
+        let reply = parts.receive(&part(REQUEST, (client, 1), len, 0, b"ab")).unwrap_err();
+        (reply[0], parts.held())
+    };
+    let never = Duration::from_secs(3600);
+    assert_eq!(first(1, 500, never), (MORE, one));
+    assert_eq!(first(2, 500, never), (MORE, 2 * one));
+    assert_eq!(first(3, 3, never), (BUSY, 2 * one));
+    assert_eq!(first(2, 500, never), (MORE, 2 * one), "its own place");
+    assert_eq!(first(3, 3, Duration::ZERO), (MORE, 3 + CALL_BYTES), "the others have gone");
+    parts.forget_idle(never);
+    assert_eq!(parts.held(), 3 + CALL_BYTES);
     parts.forget_idle(Duration::ZERO);
     assert_eq!(parts.held(), 0);
     // Replies count.
+    parts.idle = never;
     let whole = part(REQUEST, (4, 1), 1, 0, b"a");
     assert_eq!(parts.answer(&whole, |_| vec![1; 5000])[0], DONE);
     assert_eq!(parts.answer(&part(REQUEST, (5, 1), 1, 0, b"a"), |_| unreachable!()), [BUSY]);
-    let is_retryable = PartsError::<AskError>::Busy.is_retryable() && !PartsError::<AskError>::Busy.may_have_executed();
-    assert!(is_retryable);
+    assert!(PartsError::<AskError>::Busy.is_retryable() && !PartsError::<AskError>::Busy.may_have_executed());
     assert_eq!(parts.answer(&whole, |_| vec![]).len(), REPLY_HEADER, "the client gave the reply up");
     assert_eq!(parts.held(), 0);
+}
+
+#[test]
+fn a_late_reply_leaves_the_next_call_of_its_client_alone() {
+    let mut parts = Reassembler::new(1000, 2000);
+    let (given_up, _) = parts.receive(&part(REQUEST, (1, 1), 1, 0, b"a")).unwrap();
+    assert_eq!(parts.receive(&part(REQUEST, (1, 2), 4, 0, b"ab")).unwrap_err(), [MORE]);
+    assert_eq!(parts.reply(given_up, vec![0; 500])[0], DONE);
+    let (_, whole) = parts.receive(&part(REQUEST, (1, 2), 4, 2, b"cd")).unwrap();
+    assert_eq!((&whole[..], parts.held()), (&b"abcd"[..], 0));
 }
 
 #[test]
@@ -183,14 +196,23 @@ fn parts_that_do_not_fit_reach_no_handler() {
         part(3, (1, 1), 30, 10, b"0123456789"),
     ];
     for bad in bad {
-        let mut parts = Reassembler::<Vec<u8>>::new(1000, 2000);
+        let mut parts = Reassembler::new(1000, 2000);
         assert_eq!(parts.answer(&first, |_| unreachable!()), [MORE]);
         assert_eq!(parts.answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
         assert_eq!(parts.held(), 0);
     }
     for bad in [part(REQUEST, (1, 1), 3, 0, b"0123"), part(REQUEST, (1, 1), 3, 0, b""), part(FETCH, (1, 1), 0, 0, b""), b"short".to_vec()] {
-        assert_eq!(Reassembler::<Vec<u8>>::new(1000, 2000).answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
+        assert_eq!(Reassembler::new(1000, 2000).answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
     }
+}
+
+/// A call whose only part was sent.
+fn transfer(max_bytes: usize) -> Transfer<'static> {
+    let mut client = client(1);
+    client.max_bytes = max_bytes;
+    let mut transfer = client.transfer((1, 1), b"abc", None);
+    transfer.next_part();
+    transfer
 }
 
 #[test]
@@ -200,7 +222,7 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
-    let mut parts = Reassembler::new(100, 600);
+    let mut parts = Reassembler::new(100, 900);
     let mut handled = 0;
     for _ in 0..100_000 {
         let numbers = [0, 1, 10, 20, 30, 99, 100, 101, u64::MAX];
@@ -213,10 +235,9 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
             handled += 1;
             vec![0; 70]
         });
-        assert!(parts.held() <= 600 + 70 + CALL_BYTES && parts.calls.len() <= 4);
+        assert!(parts.held() <= 900 + 70 + CALL_BYTES && parts.calls.len() <= 4);
         // As a reply, and with another byte in front, they make no client panic.
-        let mut client = Transfer::new(&[1; 3], (1, 1), (MESSAGE, MESSAGE), 80, None);
-        client.next_part(&mut Vec::new());
+        let mut client = transfer(80);
         for first in 0..6 {
             let _any = client.take::<AskError>(Ok([&[first], &any[..]].concat()));
             let _any = client.take::<AskError>(Ok([&[first], &reply[..]].concat()));
@@ -231,14 +252,12 @@ fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
     let mut long = vec![DONE];
     (9_u64, 1_u8, 2_u8).encode(&mut long);
     for reply in [vec![], vec![DONE], vec![5], vec![MORE], vec![DONE, 9, 0, 0, 0, 0, 0, 0, 0], vec![TOO_LONG, 1], b"text".to_vec()] {
-        let mut transfer = Transfer::new(b"abc", (1, 1), (MESSAGE, MESSAGE), 1000, None);
-        transfer.next_part(&mut Vec::new());
-        let ended = transfer.take::<AskError>(Ok(reply.clone())).unwrap_err();
+        let ended = transfer(1000).take::<AskError>(Ok(reply.clone())).unwrap_err();
         assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), (PartsError::Reply, false, true), "{reply:?}");
     }
-    let mut transfer = Transfer::new(b"abc", (1, 1), (MESSAGE, MESSAGE), 1000, None);
-    transfer.next_part(&mut Vec::new());
-    assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(false));
+    let mut transfer = transfer(1000);
+    assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(()));
+    assert!(!transfer.is_whole());
     let mut other = vec![DONE];
     (8_u64, 1_u8).encode(&mut other);
     assert_eq!(transfer.take::<AskError>(Ok(other)), Err(PartsError::Reply), "another length");

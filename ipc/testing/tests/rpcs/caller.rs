@@ -93,7 +93,7 @@ impl<R: Rpc> Caller<R> {
                     assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number} ends before its time");
                     *late += 1;
                 }
-                Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => *gone += 1,
+                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => *gone += 1,
                 Err(other) => panic!("call {number}: {other}"),
             }
         })

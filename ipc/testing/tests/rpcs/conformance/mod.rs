@@ -160,6 +160,48 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
     assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
 }
 
+pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_and_others_are_of_unknown_fate<R: Rpc>(name: &str) {
+    let scratch = Scratch::new(name);
+    let mut server = R::create(&scratch.dir(), 5, 8);
+    let mut clients: Vec<_> = (0..4).map(|_| connect::<R>(&scratch)).collect();
+    let [untaken, answered, held, idle] = &mut clients[..] else { unreachable!() };
+    for n in 0..2 {
+        R::call(answered, 10 + n, n).unwrap();
+        R::call(held, 20 + n, n).unwrap();
+    }
+    let mut requests = take_all::<R>(&mut server);
+    requests.retain_mut(|(_, number)| *number / 10 == 2);
+    assert_eq!(requests.len(), 2);
+    assert_eq!(ends::<R>(answered), []);
+    // The tokens of `answered` were dropped: their calls have ended.
+    R::serve_poll(&mut server);
+    let (request, _) = requests.remove(0);
+    assert!(R::reply(&mut server, request, 5));
+    for n in 2..4 {
+        R::call(untaken, n, n).unwrap();
+        R::call(answered, n, n).unwrap();
+        R::call(held, n, n).unwrap();
+    }
+    // Found, and not received.
+    assert_eq!(R::serve_poll(&mut server), 6);
+    R::call(untaken, 4, 4).unwrap();
+    drop(server);
+    let all = |client: &mut R::Client| {
+        let mut ended = vec![];
+        while R::poll(client, |user, outcome| ended.push((user, outcome))).is_ok() {}
+        assert_eq!(R::call(client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
+        ended
+    };
+    let (stopped, dropped, gone) =
+        (Err(CallFailed::Stopped), Err(CallFailed::Dropped), Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+    assert_eq!(all(untaken), [(2, stopped), (3, stopped), (4, stopped)]);
+    assert_eq!(all(answered), [(0, dropped), (1, dropped), (2, stopped), (3, stopped)]);
+    // A handler has one of its requests.
+    assert_eq!(all(held), [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
+    assert_eq!(all(idle), []);
+    drop(requests);
+}
+
 pub(crate) fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
@@ -333,6 +375,7 @@ suite! {
         requests_that_are_dropped_end_their_calls_and_make_room
         replies_in_any_order_at_full_depth_bring_every_token_back_once
         calls_of_a_server_that_ends_end_once_after_what_it_answered
+        calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_and_others_are_of_unknown_fate
         late_answer_to_a_former_client_reaches_nobody
         answer_that_a_former_client_did_not_take_reaches_nobody
         entries_are_reused_without_end
