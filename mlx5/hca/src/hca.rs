@@ -13,6 +13,7 @@ use shm::ready::{HotSet, ReadyWords};
 use shm::sync::LightBarrier;
 
 use crate::clock::Clock;
+use crate::counters::PortCounters;
 use crate::debug::faults::{Faults, Injector};
 use crate::debug::rule::Violation;
 use crate::debug::strict;
@@ -164,10 +165,12 @@ pub struct Hca {
     /// The mode of a new queue pair without faults.
     pub(crate) mode: Mode,
     pub(crate) trace: Option<Trace>,
-    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the device is traced.
+    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the device is traced or counts.
     pub(crate) is_watched: bool,
     /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
     pub(crate) has_exact_lanes: bool,
+    /// Counters of the ports, to which its traffic through shared memory is added.
+    pub(crate) counters: Option<&'static [PortCounters]>,
     /// The port of which the device is a virtual function.
     pub(crate) port: Option<Port>,
     /// Whether a check of the peers is due, or `failed` is not empty.

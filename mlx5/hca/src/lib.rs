@@ -28,7 +28,7 @@
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
 // - `packets`: connections to devices whose memory is out of reach, over packets.
 // - `sleep`: sleeping until a poll has something to do.
-// - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: the interface to a model of the network.
+// - `clock`, `deferred`, `random`: time, timers, random numbers. `counters`: those of ports. `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces, texts.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -39,6 +39,7 @@ compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist 
 extern crate self as mlx5_hca;
 
 mod clock;
+mod counters;
 mod debug;
 mod deferred;
 mod error;
@@ -55,6 +56,7 @@ mod shared;
 mod sleep;
 
 pub use clock::Clock;
+pub use counters::PortCounters;
 pub use debug::faults::Faults;
 pub use debug::rule::{Queue, Rule, Violation};
 #[doc(hidden)]

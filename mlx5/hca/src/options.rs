@@ -7,7 +7,7 @@ use mlx5_wire::AddressVector;
 
 use crate::packets::options::RoceOptions;
 use crate::shared::layout::vf_of;
-use crate::{Clock, Faults, LocalFabric, Timing};
+use crate::{Clock, Faults, LocalFabric, PortCounters, Timing};
 
 /// The place where a software HCA meets its peers.
 #[derive(Clone, Debug)]
@@ -132,6 +132,9 @@ pub struct SoftOptions {
     pub faults: Faults,
     /// Whether to keep a hash over all events of the device.
     pub trace: bool,
+    /// Counters of the ports of [`port`](Self::port)'s network, one of each, to which the device adds its traffic. Each operation then takes
+    /// the general path. Default `None`.
+    pub counters: Option<&'static [PortCounters]>,
 }
 
 /// Returns the default of [`SoftOptions::arena_bytes`].
@@ -158,6 +161,7 @@ impl Default for SoftOptions {
             strict: false,
             faults: Faults::default(),
             trace: false,
+            counters: None,
         }
     }
 }

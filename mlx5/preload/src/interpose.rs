@@ -226,7 +226,9 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     unsafe {
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
-            None => named!(path, AT_FDCWD => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode)))),
+            None => named!(path, AT_FDCWD => {
+                fds::opened(path, held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))))
+            }),
         }
     }
 }
@@ -239,7 +241,8 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
             None => named!(path, dir => {
-                held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode)))
+                let fd = next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode));
+                fds::opened(path, held::opened(fd))
             }),
         }
     }
@@ -428,6 +431,10 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
                 return n;
             }
         },
+        Ok(Some(File::Counter(counter))) => {
+            held::as_ourselves(|| counter.show(fd));
+            read_next(count)
+        }
         // The device cannot be read, nor a channel in smaller pieces.
         Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
         _ => read_next(count),

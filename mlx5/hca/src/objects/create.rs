@@ -121,12 +121,15 @@ impl Hca {
             // A random number that only this user's processes learn.
             Some(roce) => {
                 let vf = options.port.map(|_| membership.lid);
-                Some(Box::new(WirePort::open(roce, vf, memory.ids()[2].token)?))
+                let mut wire = WirePort::open(roce, vf, memory.ids()[2].token)?;
+                wire.traffic = options.counters.and_then(<[_]>::first);
+                Some(Box::new(wire))
             }
             None => None,
         };
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
-        let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
+        let is_plain = options.timing.is_immediate() && !options.strict && !options.trace && options.counters.is_none();
+        let counters = options.counters.filter(|_| wire.as_ref().is_none_or(|wire| !wire.is_for_all));
         if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
@@ -141,7 +144,8 @@ impl Hca {
             barrier,
             mode: if is_plain { Mode::Plain } else { Mode::Ordinary },
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
-            is_watched: options.trace || !options.timing.is_immediate(),
+            is_watched: options.trace || !options.timing.is_immediate() || counters.is_some(),
+            counters,
             has_exact_lanes: options.trace || options.timing.is_model(),
             port: options.port,
             has_chores: Cell::new(false),

@@ -12,6 +12,7 @@ use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
 use super::waker::Waker;
+use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
 use crate::shared::layout::vf_of;
@@ -64,6 +65,8 @@ pub(crate) struct WirePort {
     loss: (u16, Random),
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
+    /// Counters that its packets are added to.
+    pub(crate) traffic: Option<&'static PortCounters>,
     /// Queue pairs that are gone: number, peer, and last answer. The oldest are forgotten.
     gone: VecDeque<(u32, SocketAddr, Headers)>,
     /// Queue pairs with packets to be sent, by index.
@@ -126,6 +129,7 @@ impl WirePort {
             loss: (loss_permille, Random::new(secret)),
             pcap,
             counters: PacketCounters::default(),
+            traffic: None,
             gone: VecDeque::new(),
             active: Vec::new(),
         })
@@ -238,6 +242,9 @@ impl WirePort {
         }
         let (next, refused) = self.udp.send(&mut self.out, self.first, self.end);
         self.counters.refused += refused;
+        if let Some(traffic) = self.traffic {
+            traffic.sent((next - self.first) as u64, self.out.bytes(self.first..next));
+        }
         (self.first, self.end) = if next == self.end { (0, 0) } else { (next, self.end) };
     }
 
@@ -246,6 +253,9 @@ impl WirePort {
         let mut incoming = core::mem::replace(&mut self.incoming, Packets::none());
         let count = self.udp.receive(&mut incoming);
         self.counters.received += count as u64;
+        if let Some(traffic) = self.traffic {
+            traffic.received(count as u64, incoming.bytes(0..count));
+        }
         (incoming, count)
     }
 

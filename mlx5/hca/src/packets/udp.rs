@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 
 use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
@@ -122,6 +123,11 @@ impl Packets {
         let header = &self.headers[nth];
         let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
         Some((self.addresses[nth].address()?, self.bytes[nth].get(..header.msg_len as usize).filter(|_| !is_cut)?))
+    }
+
+    /// Returns the bytes of packets that were sent or received, together.
+    pub(crate) fn bytes(&self, packets: Range<usize>) -> u64 {
+        self.headers[packets].iter().map(|header| u64::from(header.msg_len)).sum()
     }
 
     /// Returns the buffer of packet `nth`, to be filled.

@@ -9,7 +9,7 @@ use crate::deferred::Deferred;
 use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::in_flight::{Acknowledged, InFlight};
 use crate::queues::qp::{SoftQp, blocks};
-use crate::requester::buffers;
+use crate::requester::{buffers, traffic};
 
 /// Stands for all LIDs after a datagram. No device has it.
 pub const EVERY_LID: u16 = 0;
@@ -50,6 +50,9 @@ impl Completions<'_> {
     /// Completes a WQE that succeeded: with a CQE if it asked for one.
     #[cold]
     pub(crate) fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
+        if self.hca.counters.is_some() {
+            traffic::count(self.hca, qp, ctrl);
+        }
         let cqe = ctrl.signaled().then(|| success(qp.user_index, ctrl, byte_count));
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }

@@ -5,13 +5,14 @@
 //! not interposed. It is trusted only in the process that opened it, because the child of a fork has the files but not the threads.
 
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cm::Session;
 use crate::files::channel::Channel;
+use crate::files::counters::Counter;
 use crate::files::jobs::Device;
 use crate::options::errno::Errno;
 use crate::system::held::{self, MAX_FD};
@@ -50,6 +51,8 @@ pub(crate) enum File {
     Cm(Arc<Session>),
     /// The reading end of a channel of events.
     Channel(Arc<Channel>),
+    /// The file of a counter.
+    Counter(Arc<Counter>),
 }
 
 /// The identity of the file that was entered, which its number must still name.
@@ -127,7 +130,7 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
 pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
     match get(fd)? {
         File::Cm(session) => Some(session),
-        File::Device(_) | File::Channel(_) => None,
+        _ => None,
     }
 }
 
@@ -135,7 +138,7 @@ pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
 pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
     match get(fd)? {
         File::Channel(channel) => Some(channel),
-        File::Device(_) | File::Cm(_) => None,
+        _ => None,
     }
 }
 
@@ -153,6 +156,24 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     drop(files);
     drop(old);
     Ok(())
+}
+
+/// Enters a descriptor that the program has just opened by this path, if it is a counter's. Returns the descriptor.
+///
+/// # Safety
+/// `path` is null or a string.
+pub(crate) unsafe fn opened(path: *const c_char, fd: c_int) -> c_int {
+    if fd >= 0 && !path.is_null() {
+        // SAFETY: guaranteed by the caller.
+        let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+        held::as_ourselves(|| {
+            if let Some(counter) = Counter::of(fd, path) {
+                counter.show(fd);
+                let _ = insert(fd, File::Counter(Arc::new(counter)));
+            }
+        });
+    }
+    fd
 }
 
 /// Removes a file before its descriptor is closed.

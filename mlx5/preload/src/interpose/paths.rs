@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use libc::{AT_FDCWD, DIR, FILE, dirent, size_t, ssize_t};
 
 use super::{CHDIR, FOPEN, Failed, GETXATTR, LGETXATTR, OPENDIR, READLINK, READLINKAT, REALPATH, SCANDIR, fail};
-use crate::files::tree;
+use crate::files::{fds, tree};
 use crate::options::errno::Errno;
 
 /// `realpath(3)`, which names a file in the tree by its path of `/sys`.
@@ -48,11 +48,23 @@ with_path! {
     scandir64 = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
     getxattr = GETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
     lgetxattr = LGETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    fopen = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
-    fopen64 = FOPEN(path: *const c_char, mode: *const c_char) -> *mut FILE, at (AT_FDCWD, path);
+}
+
+/// `fopen(3)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: the caller's arguments, and a file that was just opened.
+    unsafe {
+        let file = named!(path, AT_FDCWD => next!(FOPEN as fn(*const c_char, *const c_char) -> *mut FILE, (path, mode)));
+        if !file.is_null() {
+            fds::opened(path, libc::fileno(file));
+        }
+        file
+    }
 }
 
 other_names! {
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE => fopen(path, mode);
     __readlink_chk(path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => readlink(path, to, size);
     __readlinkat_chk(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t, _room: size_t) -> ssize_t => {
         readlinkat(dir, path, to, size)

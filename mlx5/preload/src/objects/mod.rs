@@ -20,6 +20,7 @@ use mlx5_hca::{CreateError, FabricSpec, Hca, Port, Queue, Service, SoftOptions, 
 
 use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
+use crate::files::counters;
 use crate::objects::bfregs::Bfregs;
 use crate::objects::doorbells::Doorbells;
 use crate::objects::table::Table;
@@ -71,6 +72,7 @@ impl Objects {
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             faults: settings.of_hca.clone(),
+            counters: counters::of_ports(settings),
             ..SoftOptions::default()
         };
         let hca = Hca::open(&options).map_err(|error| {

@@ -54,7 +54,7 @@ fn survives(what: &str) {
         // The next program cleans up, and its own files are gone too.
         survives_in(&place);
     }
-    let left: Vec<_> = std::fs::read_dir(place.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left = place.left();
     assert!(left.is_empty(), "left in the fabric: {left:?}");
 }
 

@@ -150,10 +150,43 @@ fn ibv_ud_pingpong_finishes_over_roce() {
     }
 }
 
+/// Both ends are at one port. Through shared memory it counts payloads, in words of 4 bytes and packets of 4 KiB; by packets, whole ones,
+/// and acknowledgements.
 #[test]
 #[ignore = "needs perftest"]
-fn ib_write_bw_finishes() {
-    perftest("write-bw", &[], &["ib_write_bw", "--report-counters=counters/port_xmit_data,hw_counters/out_of_buffer"], 65_536, 500);
+fn ib_write_bw_finishes_and_its_counters_have_what_it_wrote() {
+    let counted = |options: &[&str]| {
+        let names = ["counters/port_xmit_data", "counters/port_rcv_data", "counters/port_xmit_packets", "hw_counters/rx_write_requests"];
+        let report = format!("--report-counters={},hw_counters/out_of_buffer", names.join(","));
+        let [server, client] = Place::new("write-bw").pair(options, &["ib_write_bw", &report, "-n", "500"]);
+        server.succeeded();
+        has_line(client.succeeded().said("hw_counters/out_of_buffer=0\n"), 65_536, 500);
+        let count = |name| client.output.split_once(&format!("{name}="))?.1.lines().next()?.parse::<u64>().ok();
+        names.map(|name| count(name).unwrap())
+    };
+    const WORDS: u64 = 500 * 65_536 / 4;
+    assert_eq!(counted(&[]), [WORDS, WORDS, 500 * 16, 500]);
+    let [sent, received, packets, _] = counted(&["--link", "roce", "--address", "127.0.0.1,packets=all"]);
+    assert!(sent > WORDS && received > WORDS && packets > 500 * 16, "{sent} {received} {packets}");
+}
+
+/// Readers of all kinds, as a user without rights: what they read is what a program before them did.
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn counters_of_the_fabric_are_read_in_all_ways() {
+    let place = Place::new("counters");
+    place.pair(&[], &["ibv_rc_pingpong", "-s", "4096", "-n", "100"]).iter().for_each(|end| _ = end.succeeded());
+    const SCRIPT: &str = r#"
+        set -e
+        cat /sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data
+        read value </sys/class/infiniband/mlx5_0/device/infiniband/mlx5_0/ports/1/counters/port_xmit_packets && echo $value
+        cd /sys/class/infiniband/mlx5_0/ports/1/counters && cat port_rcv_packets
+        awk '{ print }' /sys/class/infiniband/mlx5_0/ports/1/hw_counters/rx_write_requests
+        python3 -c 'print(open("/sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data").read().strip())'
+    "#;
+    let shown = place.run(&[], &["sh", "-c", SCRIPT]);
+    // 100 messages each way.
+    assert_eq!(shown.succeeded().output, "204800\n200\n200\n0\n204800\n");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn round(seed: u64) {
     for end in place.pair(&[], &["ibv_rc_pingpong", "-n", "100", "-c"]) {
         end.succeeded().said("100 iters in ");
     }
-    let left: Vec<_> = fs::read_dir(place.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left = place.left();
     assert!(left.is_empty(), "seed {seed}: left in the fabric: {left:?}");
 }
 

@@ -48,6 +48,12 @@ impl Place {
         self.dir.join(name)
     }
 
+    /// Returns the names of files that programs left in the fabric, other than its counters, which stay.
+    pub(crate) fn left(&self) -> Vec<std::ffi::OsString> {
+        let names = fs::read_dir(self.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name != "counters").collect()
+    }
+
     /// Makes `mlx5-run` with these options.
     pub(crate) fn mlx5_run(&self, options: &[&str]) -> Command {
         let mut command = Command::new(built().join("mlx5-run"));

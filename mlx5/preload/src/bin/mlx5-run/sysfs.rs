@@ -16,14 +16,14 @@ pub(crate) const DEVICE: [u32; 2] = [231, 192];
 /// The network device with the addresses of the ports. Programs look it up, so every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The counters of the port, which programs read before and after a run. Nothing counts in them.
+/// The counters of the port, which programs read before and after a run. The library knows those that count.
 const COUNTERS: [(&str, &str); 2] = [
     (
         "counters",
         "VL15_dropped excessive_buffer_overrun_errors link_downed link_error_recovery local_link_integrity_errors multicast_rcv_packets \
         multicast_xmit_packets port_rcv_constraint_errors port_rcv_data port_rcv_errors port_rcv_packets port_rcv_remote_physical_errors \
         port_rcv_switch_relay_errors port_xmit_constraint_errors port_xmit_data port_xmit_discards port_xmit_packets port_xmit_wait \
-        symbol_error unicast_rcv_packets unicast_xmit_packets",
+        symbol_error",
     ),
     (
         "hw_counters",

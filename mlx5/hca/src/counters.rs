@@ -1,0 +1,48 @@
+//! Counters of ports: the traffic of all devices at a port, in memory that they share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Places of the counters. Behind each of data is that of packets.
+const XMIT: usize = 0;
+const RCV: usize = 2;
+const REQUESTS: usize = 4;
+
+/// Counters of a port, since its memory was zeroed. Each device at the port adds to them: through shared memory the payloads and packets of
+/// both directions, in packets of 4 KiB and without acknowledgements; by packets those that it sends and receives itself, whole.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct PortCounters([AtomicU64; 7]);
+
+impl PortCounters {
+    /// Names of the counters in sysfs, in their order, separated by spaces.
+    pub const NAMES: &str =
+        "port_xmit_data port_xmit_packets port_rcv_data port_rcv_packets rx_write_requests rx_read_requests rx_atomic_requests";
+
+    /// Returns the counter with this place in [`NAMES`](Self::NAMES): data in words of 4 bytes, others in packets or requests. 0 if there is
+    /// none.
+    #[must_use]
+    pub fn get(&self, place: usize) -> u64 {
+        self.0.get(place).map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, place: usize, n: u64) {
+        self.0[place].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Counts packets that left, with this number of bytes together.
+    pub(crate) fn sent(&self, packets: u64, bytes: u64) {
+        self.add(XMIT, bytes.div_ceil(4));
+        self.add(XMIT + 1, packets);
+    }
+
+    /// Counts packets that arrived.
+    pub(crate) fn received(&self, packets: u64, bytes: u64) {
+        self.add(RCV, bytes.div_ceil(4));
+        self.add(RCV + 1, packets);
+    }
+
+    /// Counts a request that arrived: 0 a WRITE, 1 a READ, 2 an atomic.
+    pub(crate) fn requested(&self, kind: usize) {
+        self.add(REQUESTS + kind, 1);
+    }
+}
