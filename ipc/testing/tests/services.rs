@@ -16,9 +16,11 @@ use std::time::{Duration, Instant};
 
 use delegationrpc::Ring;
 use fastrand::Rng;
+use ipc::parts::Reassembler;
 use ipc::{Announce, Dir, Ending, ReadyWords};
 use shm_testing::helpers::{self, Helper, Scratch, next_word, say, scale};
 use shm_testing::limits::any_port;
+use shm_testing::methods::{self, Sums};
 
 const CLIENTS: u64 = 3;
 /// Calls of a client, of each RPC, times `SHM_TEST_SCALE`.
@@ -391,5 +393,22 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
         storm::<Shared<Ring>>();
         storm::<CopyRpc>();
         storm::<ScaleRpc>();
+    });
+}
+
+/// Their own crates test `ipc` and `copyrpc`.
+#[test]
+fn payloads_above_a_message_are_one_call_of_scalerpc() {
+    helpers::limited(|| {
+        let mut server = scalerpc::Server::bind(any_port()).unwrap();
+        let (address, stop, max) = (server.local_addr().unwrap(), server.stop_handle(), server.max_payload());
+        let client = thread::spawn(move || {
+            methods::check_in_parts(scalerpc::Client::connect(address).unwrap(), max, max);
+            stop.stop();
+        });
+        let mut parts = Reassembler::new(4 << 20, 8 << 20);
+        server.serve(|part| parts.answer(part, |whole| methods::numbers::answer(&mut Sums, &whole))).unwrap();
+        assert_eq!(parts.held(), 0);
+        client.join().unwrap();
     });
 }
