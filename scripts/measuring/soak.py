@@ -102,7 +102,9 @@ PARTS = {
     "copyrpc-sanitizer": ("copyrpc's core under AddressSanitizer; needs a nightly toolchain", [
         "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
     ]),
-    "services": ("copyrpc: clients and tasks with deadlines at servers that hold, refuse, drop and call, and are suspended, killed and replaced", [
+    "services": ("10^7 calls with deadlines of all four RPCs at servers that hold, refuse, drop, and are killed and replaced; copyrpc: also tasks, "
+                 "calls from the server, suspensions", [
+        test("shm-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "services", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [

@@ -112,23 +112,21 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
             // A part that may have arrived has reached no handler.
             Self::Unsent(error) => error.is_retryable() || error.may_have_executed(),
             Self::Call(error) => error.is_retryable(),
-            Self::Busy | Self::Lost => true,
-            Self::Unfetched(_) | Self::TooLong { .. } | Self::ReplyLost | Self::ReplyTooLong { .. } | Self::Reply => false,
+            _ => matches!(self, Self::Busy | Self::Lost),
         }
     }
 
     fn may_have_executed(&self) -> bool {
         match self {
             Self::Call(error) => error.may_have_executed(),
-            Self::Unfetched(_) | Self::ReplyLost | Self::ReplyTooLong { .. } | Self::Reply => true,
-            Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost => false,
+            _ => !matches!(self, Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost),
         }
     }
 }
 
 /// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It belongs to one thread and has one call at a
 /// time, but for futures: of these any number may be under way, and each counts as one client at the server.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Client<C> {
     /// The client that sends the parts.
     pub caller: C,
@@ -149,6 +147,13 @@ impl<C> Client<C> {
     fn transfer<'a>(&self, name: (u64, u64), request: &'a [u8], timeout: Option<Duration>) -> Transfer<'a> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Transfer { request, sent: 0, reply: Vec::new(), reply_len: None, name, limits: self.limits, max_bytes: self.max_bytes, end }
+    }
+}
+
+/// The clone is another client to the server.
+impl<C: Clone> Clone for Client<C> {
+    fn clone(&self) -> Self {
+        Self { name: (random(), 0), caller: self.caller.clone(), ..*self }
     }
 }
 

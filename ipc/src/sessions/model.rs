@@ -64,7 +64,7 @@ impl Memory {
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
         // SAFETY: the memory is leaked, and so outlives the region it should lie in.
-        unsafe { Client::join(region, Views { entries: self.entries, lanes: self.lanes, announced: self.ready }) }.ok()
+        unsafe { Client::join(region, Views { entries: self.entries, lanes: self.lanes, announced: self.ready }, 0) }.ok()
     }
 
     fn call(caller: &mut Client<u64, u64, u64>, request: u64) {
@@ -109,6 +109,38 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
             assert!(server.answer(&from, ANSWERED, || 10 * answered));
         }
         client.join().unwrap();
+    });
+}
+
+/// C6: a call that ends as stopped was not taken.
+#[test]
+fn loom_a_server_that_stops_has_not_taken_the_calls_that_end_so() {
+    let home = Home::new("stop");
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.max_branches = 10_000;
+    model.check(move || {
+        let memory = Memory::new();
+        let (mut server, mut wakes) = (memory.server(), memory.ready);
+        let mut caller = memory.join(&home).unwrap();
+        let client = loom::thread::spawn(move || {
+            let is_made = caller.call(1, 1).is_ok();
+            let mut ended = None;
+            while caller.poll(|_, outcome| ended = Some(outcome)).is_ok() {
+                yield_now();
+            }
+            (is_made, ended, caller)
+        });
+        server.pass(&mut wakes, &[], home.region.lock_file());
+        let taken = server.recv();
+        if let Some((from, _)) = &taken {
+            assert!(server.answer(from, ANSWERED, || 10));
+        }
+        server.stop();
+        let (is_made, ended, _) = client.join().unwrap();
+        let expected = if taken.is_some() { Ok(10) } else { Err(calls::CallFailed::Stopped) };
+        assert_eq!(ended, is_made.then_some(expected));
+        assert!(memory.join(&home).is_none(), "nobody joins a server that stops");
     });
 }
 

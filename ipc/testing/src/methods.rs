@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use calls::methods::{AsyncCaller, Caller, MethodError};
-use calls::parts::{self, PartsError};
-use calls::{payload, service};
+use calls::{parts, payload, service};
 
 payload! {
     #[derive(Debug, PartialEq)]
@@ -95,42 +94,26 @@ pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) 
     assert_eq!(client.caller.call(b"raw bytes".to_vec(), None).await.unwrap(), [3], "no header");
 }
 
-/// Bytes of a message that make nearly each request and reply travel in parts.
+/// Bytes of a message that make almost every call one in parts.
 const SHORT: usize = 44;
 
-/// Like [`check`], at a server that takes parts: with messages so short that almost all calls are made in parts, then with 3 MiB in each
-/// direction in messages of up to `max_request` and `max_reply` bytes.
-pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, (max_request, max_reply): (usize, usize), is_late: impl Fn(&C::Error) -> bool) {
-    let mut short = parts::Client::new(caller, SHORT, SHORT);
-    assert_eq!(short.call(&[0xff; 3], None).unwrap(), [3], "no header");
-    let (short, is_late_part) = (&mut short, |error: &_| matches!(error, PartsError::Unsent(error) if is_late(error)));
-    check(By(&mut *short), is_late_part);
-    let mut client = numbers::Client::new(parts::Client::new(By(&mut short.caller), max_request, max_reply));
+/// Calls a server of [`Sums`] that takes parts: in very short ones, then with 3 MiB in each direction in messages of up to `max_request` and
+/// `max_reply` bytes.
+pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, max_reply: usize) {
+    let mut short = numbers::Client::new(parts::Client::new(caller, SHORT, SHORT));
+    assert_eq!(short.sum((0..20).collect(), 50).unwrap(), 240);
+    assert!(matches!(short.name(String::new()), Err(MethodError::Failed(7))));
+    let mut long = numbers::Client::new(parts::Client::new(short.caller.caller, max_request, max_reply));
     let word = "abc".repeat(1 << 20);
-    assert_eq!(client.name(word.clone()).unwrap(), word.to_uppercase());
+    assert_eq!(long.name(word.clone()).unwrap(), word.to_uppercase());
 }
 
-/// A client that is lent.
-struct By<'a, C>(&'a mut C);
-
-impl<C: Caller> Caller for By<'_, C> {
-    type Error = C::Error;
-
-    fn timeout(&self) -> Option<Duration> {
-        self.0.timeout()
-    }
-
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, C::Error> {
-        self.0.call(request, timeout)
-    }
-}
-
-/// Like [`check_in_parts`], with several long calls at once.
-pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Clone + Sync>(caller: C, max_request: usize, max_reply: usize) {
-    let short = numbers::AsyncClient::new(parts::Client::new(caller.clone(), SHORT, SHORT));
+/// Like [`check_in_parts`].
+pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(caller: C, max_request: usize, max_reply: usize) {
+    let short = numbers::AsyncClient::new(parts::Client::new(caller, SHORT, SHORT));
     assert_eq!(short.sum((0..20).collect(), 50).await.unwrap(), 240);
     assert!(matches!(short.name(String::new()).await, Err(MethodError::Failed(7))));
-    let long = numbers::AsyncClient::new(parts::Client::new(caller, max_request, max_reply));
+    let long = numbers::AsyncClient::new(parts::Client::new(short.caller.caller, max_request, max_reply));
     let word = "abc".repeat(1 << 20);
     assert_eq!(long.name(word.clone()).await.unwrap(), word.to_uppercase());
 }

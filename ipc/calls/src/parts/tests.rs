@@ -183,6 +183,18 @@ fn a_late_reply_leaves_the_next_call_of_its_client_alone() {
 }
 
 #[test]
+fn the_clone_of_a_client_is_another_client() {
+    #[derive(Clone)]
+    struct No;
+    let (client, parts) = (Client::new(No, MESSAGE, MESSAGE), &mut Reassembler::new(1000, 2000));
+    for client in [&client.clone(), &client] {
+        let part = client.transfer(client.name, &[7; 20], None).next_part();
+        assert_eq!(parts.receive(&part).unwrap_err(), [MORE]);
+    }
+    assert_eq!(parts.calls.len(), 2);
+}
+
+#[test]
 fn parts_that_do_not_fit_reach_no_handler() {
     let first = part(REQUEST, (1, 1), 30, 0, b"0123456789");
     let bad = [
