@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use batches::{ACTIVITY, Batches, INLINE_MAX, LAST, Posts, RAW, READ, WINDOWED_WRITE};
 use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Sge, Signal};
+use rendezvous::Peer;
 
 pub(crate) use batches::Remote;
 
@@ -85,6 +86,8 @@ pub(crate) struct Connection<U> {
     /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
+    /// The client, at a server.
+    pub(crate) peer: Cell<Option<Peer>>,
 }
 
 /// The parts that a flush changes.
@@ -209,6 +212,7 @@ impl<U> Connection<U> {
             blueflame_batch,
             handles: Cell::new(0),
             leaving: Cell::new(Leaving::No),
+            peer: Cell::new(None),
         }
     }
 

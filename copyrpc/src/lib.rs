@@ -7,8 +7,9 @@
 //! - It runs on mlx5 devices through the crate [`mlx5`], and without a NIC on that crate's software HCA, with the same bytes.
 //!
 //! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between processes of one host, where `copyrpc-ipc` is
-//! faster; nor for peers that are not trusted, since the exchange over TCP is neither authenticated nor encrypted. Requests and replies of
-//! more than about 100 KiB go around the messages, through [`Memory`]. No NIC has run it yet.
+//! faster; nor for peers that are not trusted, since nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
+//! secret, if there is one. Requests and replies of more than about 100 KiB go around the messages, through [`Memory`]. No NIC has run it
+//! yet.
 //!
 //! A server and a client, in two processes or two threads. They connect through a TCP address, and all messages go over the device:
 //!
@@ -164,6 +165,8 @@ pub use link::Window;
 pub use mlx5;
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
+/// Clients of a server and the events of their connections, and the secret that both ends may share.
+pub use rendezvous::{Event, Events, Peer, Secret};
 pub use ring::RecvBytes;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,

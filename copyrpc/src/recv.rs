@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use rendezvous::Peer;
+
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
@@ -60,6 +62,12 @@ impl<U> RecvHandle<U> {
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.request().max_reply()
+    }
+
+    /// Returns the client that called; `None` at an endpoint that no [`Server`](crate::Server) made.
+    #[must_use]
+    pub fn peer(&self) -> Option<Peer> {
+        self.connection.peer.get()
     }
 
     /// Returns the endpoint it came from.

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 use copyrpc::methods::MethodError;
 use copyrpc::parts::Reassembler;
 use copyrpc::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Ending, EndpointConfig, ServerOptions, ServerRequest,
-    StopHandle,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, ConnectError, Ending, EndpointConfig, Events, Peer,
+    RecordError, Refusal, Secret, ServerOptions, ServerRequest, StopHandle,
 };
 #[path = "support/local.rs"]
 mod local;
@@ -369,6 +370,63 @@ impl std::net::ToSocketAddrs for ListOf {
 
 fn serve_at(server: AsyncServer) -> (StopHandle, thread::JoinHandle<()>) {
     (server.stop_handle(), serve(server))
+}
+
+/// The events name the client that requests name, with the reason of its end; a stranger and a client without the secret are refused by name.
+#[test]
+fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
+    let net = Net::new();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&heard);
+    let events = Events::new(move |event| hears.lock().unwrap().push(event.to_string()));
+    let until = |count: usize| {
+        let start = Instant::now();
+        while heard.lock().unwrap().len() < count {
+            assert!(start.elapsed() < WATCHDOG, "{:?}", heard.lock().unwrap());
+            thread::sleep(Duration::from_millis(1));
+        }
+        heard.lock().unwrap()[count - 1].clone()
+    };
+    block_on(async {
+        let secret = Some(Secret::from(*b"shared"));
+        let options = ServerOptions { events, secret: secret.clone(), ..net.server_options() };
+        let server = AsyncServer::with_options(any_port(), &options).await.unwrap();
+        let address = server.local_addr();
+        let peer_of = async |client: &AsyncClient| -> Peer {
+            let call = start_call(client, b"who");
+            let request = server.recv().await.unwrap().unwrap();
+            let peer = request.peer().unwrap();
+            request.reply([]);
+            call.await.unwrap();
+            peer
+        };
+        let with = |secret: Option<Secret>| ClientOptions { secret, ..net.client_options() };
+        let client = AsyncClient::with_options(address, &with(secret.clone())).await.unwrap();
+        let peer = peer_of(&client).await;
+        assert_eq!((until(1), peer_of(&client).await), (format!("{peer} has connected"), peer));
+        assert!(peer.address.ip().is_loopback() && peer.address != address);
+        let second = AsyncClient::with_options(address, &with(secret)).await.unwrap();
+        assert_ne!(peer_of(&second).await.number, peer.number);
+        until(2);
+        for (secret, refusal) in [(None, Refusal::Secret), (Some(Secret::from(*b"other")), Refusal::WrongSecret)] {
+            let refused = AsyncClient::with_options(address, &with(secret)).await.unwrap_err();
+            let ClientError::Connect(ConnectError::Record(RecordError::Refused(told))) = refused else { panic!("{refused}") };
+            assert_eq!(told, refusal);
+            assert!(until(3).ends_with(&format!("was refused: {refusal}")));
+            heard.lock().unwrap().truncate(2);
+        }
+        drop(client);
+        let left = until(3);
+        assert!(left.starts_with(&format!("{peer} is disconnected: ")), "{left}");
+        drop(server);
+        assert_eq!(heard.lock().unwrap().len(), 4, "the second is told of too");
+        drop(second);
+    });
+    let without = net.serve(&any_port(), |server| server.serve(|_| []).unwrap());
+    let options = ClientOptions { secret: Some(Secret::from(*b"shared")), ..net.client_options() };
+    let refused = Client::with_options(without.address, &options).unwrap_err();
+    assert_eq!(refused.to_string(), format!("refused by the peer: {}", Refusal::NoSecret));
+    without.end();
 }
 
 #[test]

@@ -20,8 +20,8 @@ use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions}
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::{
-    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, RdmaClient, Server,
-    ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle,
+    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Events, Handlers, HeldRequest, RdmaClient,
+    Secret, Server, ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::executor::block_on;
 use shm_testing::limits::any_port;
@@ -570,6 +570,53 @@ fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
     }
     held.reply([]).unwrap();
     server.stop();
+}
+
+/// The events name the client that held requests name, with the reason of its end; a client without the secret is refused by name.
+#[test]
+fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
+    let (hear, heard) = mpsc::channel();
+    let hear = Mutex::new(hear);
+    let events = Events::new(move |event| hear.lock().unwrap().send(event.to_string()).unwrap());
+    let next = || heard.recv_timeout(WATCHDOG).unwrap();
+    let secret = Some(Secret::from(*b"shared"));
+    let (keep, kept) = mpsc::channel::<HeldRequest>();
+    let server = start_with(&any_port(), ServerOptions { events, secret: secret.clone(), ..options(4) }, |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
+        server.serve_types(&mut handlers).unwrap();
+    });
+    let address = server.address;
+    let with = |secret: Option<Secret>| Client::with_options(address, &ClientOptions { secret, ..ClientOptions::default() });
+    let (tell, told) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        for request in kept {
+            tell.send(request.peer().unwrap()).unwrap();
+            request.reply([]).unwrap();
+        }
+    });
+    let call = |client: &mut Client| {
+        client.call(b"who").unwrap();
+        told.recv_timeout(WATCHDOG).unwrap()
+    };
+    let mut client = with(secret.clone()).unwrap();
+    let peer = call(&mut client);
+    assert_eq!((next(), call(&mut client)), (format!("{peer} has connected"), peer));
+    for (secret, refusal) in [(None, Refusal::Secret), (Some(Secret::from(*b"other")), Refusal::WrongSecret)] {
+        let refused = with(secret).unwrap_err();
+        let ClientError::Connect(SetupError::Record(RecordError::Refused(told))) = refused else { panic!("{refused}") };
+        assert_eq!(told, refusal);
+        let heard = next();
+        assert!(heard.ends_with(&format!("was refused: {refusal}")), "{heard}");
+    }
+    drop(client);
+    assert_eq!(next(), format!("{peer} is disconnected: it is gone, or its device does not answer"));
+    let mut client = with(secret).unwrap();
+    let peer = call(&mut client);
+    assert_eq!(next(), format!("{peer} has connected"));
+    server.stop();
+    assert_eq!(next(), format!("{peer} is disconnected: the server stopped"));
+    worker.join().unwrap();
 }
 
 /// Three servers, each in a thread: every client belongs to one, none has all clients, and one handle ends them.

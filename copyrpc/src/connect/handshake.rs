@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::rc::Weak;
 
+use rendezvous::Peer;
 use rendezvous::record::field;
 
 use super::record::KIND;
@@ -31,6 +32,8 @@ pub(crate) struct Handshake<U> {
     sent: usize,
     taken: [u8; ALL],
     count: usize,
+    /// The client, at a server.
+    peer: Option<Peer>,
 }
 
 impl<U> Handshake<U> {
@@ -56,8 +59,9 @@ impl<U> Handshake<U> {
         Self::refuse(Refusal::Full, RecordError::Refused(Refusal::Full).into())
     }
 
-    /// Continues after a peer's record that has arrived already.
-    pub(crate) fn after(mut self, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
+    /// Continues after the record of a client, which has arrived already.
+    pub(crate) fn after(mut self, record: &[u8; EXCHANGE_RECORD_SIZE], peer: Peer) -> Self {
+        self.peer = Some(peer);
         self.taken[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
         self.count = EXCHANGE_RECORD_SIZE;
         self
@@ -75,7 +79,7 @@ impl<U> Handshake<U> {
     ) -> Self {
         let mut to_send = [0; ALL];
         to_send[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
-        Self { context, pending, outcome, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0 }
+        Self { context, pending, outcome, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0, peer: None }
     }
 
     /// Proceeds to the end. A stream that blocks returns an error when its timeout is over.
@@ -122,6 +126,9 @@ impl<U> Handshake<U> {
         // The peer's record has arrived.
         let Some(endpoint) = self.pending.take() else { return Ok(true) };
         let connected = ExchangeRecord::decode(&field(&self.taken, 0)).and_then(|record| endpoint.connect(&record));
+        if let Ok(endpoint) = &connected {
+            endpoint.connection.peer.set(self.peer);
+        }
         self.to_send[EXCHANGE_RECORD_SIZE] = if connected.is_ok() { CONNECTED } else { NOT_CONNECTED };
         self.ready = ALL;
         self.outcome = Some(connected);

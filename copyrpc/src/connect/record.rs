@@ -214,7 +214,7 @@ mod tests {
     fn each_illegal_number_is_refused_by_name() {
         let cases: [(usize, &[u8], &str); 8] = [
             (10, &[127], "size"),
-            (12, &[3], "refusal"),
+            (12, &[6], "refusal"),
             (64, &[0xff; 8], "receive ring address"),
             (72, &[1], "ring size"),
             (80, &[1], "published record address"),

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use calls::methods::Header;
 use mlx5::DeviceInfo;
+use rendezvous::Peer;
 use rendezvous::oneshot::{Sender, lock, oneshot};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
@@ -83,6 +84,7 @@ struct Queues {
 struct Waiting {
     number: u64,
     data: Vec<u8>,
+    peer: Option<Peer>,
     arrived: Instant,
 }
 
@@ -183,13 +185,13 @@ impl AsyncServer {
             let mut queues = lock(&self.shared.queues);
             let is_stopped = self.stop.is_stopped();
             let next = if is_stopped { None } else { queues.requests.pop_front() };
-            if let Some(Waiting { number, data, arrived }) = next {
+            if let Some(Waiting { number, data, peer, arrived }) = next {
                 let was_full = queues.buffered > self.shared.max_buffered;
                 queues.buffered -= data.len();
                 if was_full && queues.buffered <= self.shared.max_buffered {
                     self.shared.waker.wake_by_ref();
                 }
-                let request = ServerRequest { data, number, arrived, shared: Some(Arc::clone(&self.shared)) };
+                let request = ServerRequest { data, number, peer, arrived, shared: Some(Arc::clone(&self.shared)) };
                 return Poll::Ready(Ok(Some(request)));
             }
             if is_stopped || queues.is_over {
@@ -237,6 +239,7 @@ impl Drop for AsyncServer {
 pub struct ServerRequest {
     data: Vec<u8>,
     number: u64,
+    peer: Option<Peer>,
     arrived: Instant,
     /// `None` once it is answered.
     shared: Option<Arc<Shared>>,
@@ -253,6 +256,12 @@ impl ServerRequest {
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.data
+    }
+
+    /// Returns the client that called, as [`ServerOptions::events`] names it too. It is never `None`.
+    #[must_use]
+    pub const fn peer(&self) -> Option<Peer> {
+        self.peer
     }
 
     /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
@@ -375,7 +384,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         while !is_leaving && !is_full {
             let Some(mut request) = server.recv() else { break };
             last += 1;
-            is_full = shared.offer(last, request.data().to_vec());
+            is_full = shared.offer(last, request.data().to_vec(), request.peer());
             request.release_data();
             held.insert(last, request);
         }
@@ -422,11 +431,11 @@ impl Shared {
     }
 
     /// Offers a request to the receivers. Returns whether there is no room for more.
-    fn offer(&self, number: u64, data: Vec<u8>) -> bool {
+    fn offer(&self, number: u64, data: Vec<u8>, peer: Option<Peer>) -> bool {
         let (wakers, is_full) = {
             let mut queues = lock(&self.queues);
             queues.buffered += data.len();
-            queues.requests.push_back(Waiting { number, data, arrived: Instant::now() });
+            queues.requests.push_back(Waiting { number, data, peer, arrived: Instant::now() });
             (std::mem::take(&mut queues.wakers), queues.buffered > self.max_buffered)
         };
         wakers.into_iter().for_each(Waker::wake);

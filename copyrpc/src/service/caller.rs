@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::Ending;
 use mlx5::DeviceSpec;
+use rendezvous::Secret;
 use thiserror::Error;
 
 use super::default_device;
@@ -43,6 +44,9 @@ pub struct ClientOptions {
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the server lives and polls
     /// ([`EndpointConfig::stall_timeout`]).
     pub timeout: Option<Duration>,
+    /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both ends prove to each other. A client with another
+    /// secret, or without the server's, is refused: [`Refusal`](crate::Refusal). Default: none.
+    pub secret: Option<Secret>,
 }
 
 impl Default for ClientOptions {
@@ -53,6 +57,7 @@ impl Default for ClientOptions {
             connect_timeout: Duration::from_secs(5),
             max_reply: None,
             timeout: None,
+            secret: None,
         }
     }
 }
@@ -301,7 +306,12 @@ fn reach(
     is_wanted: impl FnMut() -> bool,
 ) -> Result<(Endpoint<u64>, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream| Ok((Handshake::of(context, &options.endpoint).complete(&mut stream)?, stream));
+    let meet = |mut stream| {
+        if let Some(secret) = &options.secret {
+            secret.prove::<ConnectError>(&mut stream)?;
+        }
+        Ok((Handshake::of(context, &options.endpoint).complete(&mut stream)?, stream))
+    };
     rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 

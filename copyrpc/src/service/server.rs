@@ -10,7 +10,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, GracePeriod, Incoming, Lifelines};
+use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Peer, Secret};
 use thiserror::Error;
 
 use super::{SPINS, default_device};
@@ -56,12 +56,18 @@ pub struct ServerOptions {
     /// answers, and the message that it goes, have arrived at all clients' devices. Time in which its thread is suspended does not count.
     /// Default: 1 s, of which it needs all only if a client's host is gone.
     pub stop_timeout: Duration,
+    /// Hears of clients that connect, leave or are refused, in the server's thread. Default: nothing does.
+    pub events: Events,
+    /// A secret that clients have to prove ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them, before
+    /// any key of memory is told. Messages are not encrypted. Default: none; every process that reaches the address may call.
+    pub secret: Option<Secret>,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let (device, endpoint) = (default_device(), EndpointConfig::default());
-        Self { device, clients: DEFAULT_ENDPOINTS, endpoint, max_buffered: MAX_BUFFERED, stop_timeout: STOP_TIMEOUT }
+        let (device, endpoint, events) = (default_device(), EndpointConfig::default(), Events::default());
+        let (clients, max_buffered, stop_timeout) = (DEFAULT_ENDPOINTS, MAX_BUFFERED, STOP_TIMEOUT);
+        Self { device, clients, endpoint, max_buffered, stop_timeout, events, secret: None }
     }
 }
 
@@ -145,6 +151,7 @@ pub struct Server {
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
     gate: Option<Gate<Connecting>>,
+    events: Events,
     lifelines: Lifelines,
     pub(super) context: Context<()>,
     endpoint: EndpointConfig,
@@ -161,6 +168,7 @@ pub struct Server {
 /// A client that is connected.
 struct Member {
     endpoint: Endpoint<()>,
+    peer: Peer,
     /// The socket over which it connected; `None` once the client has closed it.
     lifeline: Option<TcpStream>,
 }
@@ -177,6 +185,7 @@ impl Connecting {
     fn advance(
         &mut self,
         stream: &mut TcpStream,
+        peer: Peer,
         context: &Context<()>,
         config: &EndpointConfig,
         max_clients: u32,
@@ -191,7 +200,7 @@ impl Connecting {
             }
             // The queues may have room for more, as devices round up.
             let handshake = if context.shares() < max_clients { Handshake::of(context, config) } else { Handshake::full() };
-            *self = Self::Meeting(Box::new(handshake.after(record)));
+            *self = Self::Meeting(Box::new(handshake.after(record, peer)));
         }
         match self {
             Self::Meeting(handshake) => handshake.advance(stream),
@@ -210,6 +219,10 @@ impl fmt::Debug for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.close();
+        for Member { endpoint, peer, .. } in &self.clients {
+            let reason = endpoint.closed().map_or_else(|| "the server stopped".to_owned(), |reason| reason.to_string());
+            self.events.tell(Event::Disconnected(*peer, &reason));
+        }
     }
 }
 
@@ -229,14 +242,28 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let listening = Gate::bind(&address, CONNECT_TIME).and_then(|gate| Ok((gate, Lifelines::new()?)));
+        let (events, secret, refusal) = (options.events.clone(), options.secret.clone(), ExchangeRecord::refuse(Refusal::Secret).to_vec());
+        let gate = GateOptions { patience: CONNECT_TIME, events: events.clone(), secret, refusal };
+        let listening = Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new()?)));
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         context.inner.linger.set(options.stop_timeout);
         let (gate, endpoint, max_clients) = (Some(gate), options.endpoint.clone(), options.clients);
         let (turns_to_sockets, idle_turns, holds_back) = (0, 0, false);
-        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, max_clients, stop, turns_to_sockets, idle_turns, holds_back })
+        Ok(Self {
+            clients: Vec::new(),
+            gate,
+            events,
+            lifelines,
+            context,
+            endpoint,
+            max_clients,
+            stop,
+            turns_to_sockets,
+            idle_turns,
+            holds_back,
+        })
     }
 
     /// Returns the address at which it listens.
@@ -372,20 +399,26 @@ impl Server {
 
     /// Admits new clients, continues with clients that connect, and drops those that have left.
     fn poll_sockets(&mut self) {
-        self.clients.retain(|client| client.endpoint.closed().is_none());
+        self.clients.retain(|client| {
+            let closed = client.endpoint.closed();
+            if let Some(reason) = closed {
+                self.events.tell(Event::Disconnected(client.peer, &reason.to_string()));
+            }
+            closed.is_none()
+        });
         let Self { clients, gate, lifelines, context, endpoint, max_clients, .. } = self;
         let mut is_full = false;
         let Some(gate) = gate else { return };
         gate.poll(
             || Connecting::Record(Incoming::default()),
-            |connecting, stream| {
-                let outcome = connecting.advance(stream, context, endpoint, *max_clients);
+            |connecting, stream, peer| {
+                let outcome = connecting.advance(stream, peer, context, endpoint, *max_clients);
                 is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
                 outcome
             },
-            |endpoint, stream| {
+            |endpoint, stream, peer| {
                 lifelines.add(&stream);
-                clients.push(Member { endpoint, lifeline: Some(stream) });
+                clients.push(Member { endpoint, peer, lifeline: Some(stream) });
             },
         );
         for ended in lifelines.ended() {

@@ -1,6 +1,8 @@
 //! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate:
 //!
 //! - `gate`: a server at a TCP address, where no peer delays another;
+//! - `events`: the peers of a server, and the events of their connections;
+//! - `secret`: a secret that both ends prove to each other;
 //! - `reach`: a client that waits for its server;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
@@ -9,7 +11,7 @@
 //! - `posting`: their way from any thread to that one;
 //! - [`oneshot`]: one value from a thread to a future.
 //!
-//! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
+//! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take part. Nothing is encrypted.
 //!
 //! ```
 //! use rendezvous::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
@@ -29,6 +31,7 @@
 //! ```
 
 pub mod calls;
+mod events;
 mod gate;
 mod grace;
 mod lifelines;
@@ -36,11 +39,14 @@ pub mod oneshot;
 mod posting;
 mod reach;
 pub mod record;
+mod secret;
 
-pub use gate::{Gate, Incoming, Outgoing};
+pub use events::{Event, Events, Peer};
+pub use gate::{Gate, GateOptions, Incoming, Outgoing};
 pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
 pub use reach::{name_of, reach, stream_has_ended};
+pub use secret::Secret;
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]

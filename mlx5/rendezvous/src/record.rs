@@ -1,6 +1,8 @@
 //! Records of a fixed size, little-endian, that begin with the same 16 bytes: magic (8), version u16, size of the record u16, and a
 //! [`Refusal`] u32 or 0.
 
+use std::io::{Error as IoError, ErrorKind, Read};
+
 use thiserror::Error;
 
 /// Bytes before a record's own fields.
@@ -30,6 +32,19 @@ pub enum Refusal {
     /// Another error, which the refusing end reports to its own caller.
     #[error("no connection could be made there")]
     Failed = 2,
+    /// The server wants a secret, and the client has none.
+    #[error("the server wants a secret (ClientOptions::secret)")]
+    Secret = 3,
+    /// The client has a secret, and the server has none to prove.
+    #[error("the server has no secret (ServerOptions::secret)")]
+    NoSecret = 4,
+    /// The client's secret is not the server's.
+    #[error("the server has another secret")]
+    WrongSecret = 5,
+}
+
+impl Refusal {
+    const ALL: [Self; 5] = [Self::Full, Self::Failed, Self::Secret, Self::NoSecret, Self::WrongSecret];
 }
 
 /// Bytes that are not a record of the expected kind, or a record that cannot be used.
@@ -57,6 +72,9 @@ pub enum RecordError {
     /// The peer refuses.
     #[error("refused by the peer: {0}")]
     Refused(Refusal),
+    /// The server took the client's proof of their secret, and does not know it: it is not the server that the client wants.
+    #[error("the server did not prove that it knows the secret: another program is at this address")]
+    Unproven,
     /// A field is outside its range.
     #[error("{field} is {value} in the record, legal is {legal}")]
     Field {
@@ -112,10 +130,33 @@ impl Kind {
         require("size", u16::from_le_bytes(field(bytes, SIZE_AT)), "that of its kind", |size| size == N as u64)?;
         match u32::from_le_bytes(field(bytes, REFUSAL_AT)) {
             0 => Ok(()),
-            1 => Err(RecordError::Refused(Refusal::Full)),
-            2 => Err(RecordError::Refused(Refusal::Failed)),
-            code => require("refusal", code, "0, 1 or 2", |_| false),
+            code => match Refusal::ALL.into_iter().find(|refusal| *refusal as u32 == code) {
+                Some(refusal) => Err(RecordError::Refused(refusal)),
+                None => require("refusal", code, "0..=5", |_| false),
+            },
         }
+    }
+
+    /// Receives a record from a stream that blocks. Its magic is checked first: an end of another kind may never send as many bytes as the
+    /// record has.
+    ///
+    /// # Errors
+    /// The errors of the stream; [`RecordError::Magic`].
+    pub fn receive<const N: usize, E: From<IoError> + From<RecordError>>(&self, stream: &mut impl Read) -> Result<[u8; N], E> {
+        let mut bytes = [0; N];
+        let mut read = |part: &mut [u8]| {
+            stream.read_exact(part).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => IoError::new(ErrorKind::UnexpectedEof, "the other end went away before its record came"),
+                // A time limit of a socket is reported as an operation that would block.
+                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
+                _ => error,
+            })
+        };
+        let (magic, rest) = bytes.split_at_mut(self.magic.len());
+        read(magic)?;
+        self.check_magic(magic)?;
+        read(rest)?;
+        Ok(bytes)
     }
 }
 
@@ -157,7 +198,7 @@ mod tests {
         let golden = *b"testREC\0\x02\x03\x18\0\0\0\0\0\0\0\0\0\0\0\0\0";
         assert_eq!(KIND.begin::<24>(), golden);
         assert_eq!(KIND.check(&golden), Ok(()));
-        for (refusal, code) in [(Refusal::Full, 1), (Refusal::Failed, 2)] {
+        for (refusal, code) in Refusal::ALL.into_iter().zip(1..) {
             let mut bytes = golden;
             bytes[12] = code;
             assert_eq!(KIND.refuse::<24>(refusal), bytes);

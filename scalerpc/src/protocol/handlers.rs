@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use calls::methods::Header;
+use rendezvous::Peer;
 use thiserror::Error;
 
 use crate::protocol::memory::Memory;
@@ -55,6 +56,7 @@ pub struct HeldRequest {
     id: Option<HeldId>,
     payload: Vec<u8>,
     max_payload: usize,
+    peer: Option<Peer>,
     arrived: Instant,
     has_left: Arc<AtomicBool>,
     answers: Sender<Answer>,
@@ -89,6 +91,13 @@ impl HeldRequest {
     #[must_use]
     pub const fn max_response(&self) -> usize {
         self.max_payload
+    }
+
+    /// Returns the client that called, as [`ServerOptions::events`](crate::ServerOptions::events) names it too; `None` if no
+    /// [`Server`](crate::Server) admitted it.
+    #[must_use]
+    pub const fn peer(&self) -> Option<Peer> {
+        self.peer
     }
 
     /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
@@ -381,7 +390,7 @@ impl<'h> Handlers<'h> {
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
-        mut request: Request,
+        request: Request,
         may_wait: bool,
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
@@ -400,10 +409,7 @@ impl<'h> Handlers<'h> {
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
-                server.hold(&mut request);
-                let (id, has_left) = ((request.client, request.generation, request.id.slot), Arc::<AtomicBool>::default());
-                self.held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
-                give(take, id, has_left, &self.request[..len], self.response.len(), &self.answers.0);
+                hold(take, server, request, &self.request[..len], self.response.len(), &mut self.held, &self.answers.0);
                 return true;
             }
         };
@@ -432,14 +438,18 @@ fn failure(outcome: Result<usize, HandlerError>) -> Status {
 /// Gives a request away, to be answered later.
 #[cold]
 #[inline(never)]
-fn give(
+fn hold<M: Memory>(
     take: &mut dyn FnMut(HeldRequest),
-    id: HeldId,
-    has_left: Arc<AtomicBool>,
+    server: &mut Server<M>,
+    mut request: Request,
     payload: &[u8],
     max_payload: usize,
+    held: &mut BTreeMap<HeldId, Held>,
     answers: &Sender<Answer>,
 ) {
-    let (id, payload, arrived, answers) = (Some(id), payload.to_vec(), Instant::now(), answers.clone());
-    take(HeldRequest { id, payload, max_payload, arrived, has_left, answers });
+    server.hold(&mut request);
+    let (id, has_left) = ((request.client, request.generation, request.id.slot), Arc::<AtomicBool>::default());
+    let (payload, peer, arrived, answers) = (payload.to_vec(), server.peer(request.client), Instant::now(), answers.clone());
+    held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
+    take(HeldRequest { id: Some(id), payload, max_payload, peer, arrived, has_left, answers });
 }

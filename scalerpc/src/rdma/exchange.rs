@@ -2,7 +2,7 @@
 //! server. They can travel over any channel. Their sizes are fixed; all fields are little-endian and checked. An end that cannot go on
 //! sends a [`Refusal`] in the place of its record.
 
-use std::io::{Error, ErrorKind, Read, Write};
+use std::io::{Read, Write};
 
 use mlx5::{Device, QpAddress};
 use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
@@ -198,22 +198,6 @@ pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
     if matches!(error, SetupError::Full { .. }) { Refusal::Full } else { Refusal::Failed }
 }
 
-/// Receives a record. Its magic comes first: an end of another kind may never send as many bytes as the record has.
-fn receive<const N: usize>(channel: &mut impl Read, kind: &Kind) -> Result<[u8; N], SetupError> {
-    let mut bytes = [0; N];
-    let mut read = |part: &mut [u8]| {
-        channel.read_exact(part).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => Error::new(ErrorKind::UnexpectedEof, "the other end went away before its record came"),
-            _ => error,
-        })
-    };
-    let (magic, rest) = bytes.split_at_mut(kind.magic.len());
-    read(magic)?;
-    kind.check_magic(magic)?;
-    read(rest)?;
-    Ok(bytes)
-}
-
 impl RdmaServer {
     /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Blocks as long as the channel's
     /// reads do, and serves no client meanwhile. A server with other clients gives the channel a read timeout, or carries the records
@@ -222,11 +206,11 @@ impl RdmaServer {
     /// # Errors
     /// [`SetupError`]; the client was not admitted.
     pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, SetupError> {
-        Hello::decode(&receive(channel, &Hello::KIND)?)?;
+        Hello::decode(&Hello::KIND.receive::<{ Hello::BYTES }, SetupError>(channel)?)?;
         // A client whose channel takes no refusal does not learn of it.
         let pending = self.offer().inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;
         channel.write_all(&pending.record().encode())?;
-        let accept = Accept::decode(&receive(channel, &Accept::KIND)?)?;
+        let accept = Accept::decode(&Accept::KIND.receive::<{ Accept::BYTES }, SetupError>(channel)?)?;
         let admission = self.admit(pending, &accept).inspect_err(|error| drop(channel.write_all(&Admission::refuse(refusal_of(error)))))?;
         channel.write_all(&admission.encode())?;
         Ok(admission.0.client)
@@ -248,9 +232,9 @@ impl RdmaClient {
     /// [`SetupError`].
     pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
         channel.write_all(&Hello.encode())?;
-        let pending = PendingClient::on(device, &Offer::decode(&receive(channel, &Offer::KIND)?)?, options)?;
+        let pending = PendingClient::on(device, &Offer::decode(&Offer::KIND.receive::<{ Offer::BYTES }, SetupError>(channel)?)?, options)?;
         channel.write_all(&pending.record().encode())?;
-        Ok(pending.admitted(&Admission::decode(&receive(channel, &Admission::KIND)?)?))
+        Ok(pending.admitted(&Admission::decode(&Admission::KIND.receive::<{ Admission::BYTES }, SetupError>(channel)?)?))
     }
 }
 

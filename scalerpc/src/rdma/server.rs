@@ -57,6 +57,9 @@ impl Counts {
     }
 }
 
+/// The reason of a client whose device does not answer.
+const GONE: &str = "it is gone, or its device does not answer";
+
 /// The queue pair of one client.
 #[derive(Debug)]
 struct Peer {
@@ -69,7 +72,8 @@ struct Peer {
     probe_at: (u64, u32),
     /// The client sleeps until something completes.
     sleeps: bool,
-    is_broken: bool,
+    /// The reason why it is to be removed.
+    broken: Option<&'static str>,
     /// The socket over which it connected, until its end.
     lifeline: Option<TcpStream>,
 }
@@ -123,6 +127,8 @@ pub struct RdmaServer {
     under_way: usize,
     orphaned: usize,
     limits: Limits,
+    /// Clients that have left, with the reason, as far as they have a name.
+    departed: Vec<(rendezvous::Peer, &'static str)>,
     /// The next client to probe, and the time of that probe.
     probe: usize,
     probe_ns: u64,
@@ -156,7 +162,7 @@ impl RdmaServer {
         // The other half is left to runs that ask.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits { max: options.cq_size as usize, quiet: quiet as usize };
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, orphaned: 0, limits, probe: 0, probe_ns })
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, orphaned: 0, limits, departed: Vec::new(), probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -195,8 +201,8 @@ impl RdmaServer {
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
         let (backlog, posted, completed) = (VecDeque::new(), Counts::default(), Counts::default());
-        let (sleeps, is_broken, lifeline) = (accept.sleeps, false, None);
-        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps, is_broken, lifeline });
+        let (sleeps, broken, lifeline) = (accept.sleeps, None, None);
+        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps, broken, lifeline });
         Ok(Admission(regions))
     }
 
@@ -263,7 +269,7 @@ impl RdmaServer {
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         if let AsyncEvent::QpFatal { qpn } = event {
             let nth = self.peers.iter().position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
-            nth.into_iter().for_each(|nth| self.remove(ClientId(nth as u16)));
+            nth.into_iter().for_each(|nth| self.remove(ClientId(nth as u16), "its queue pair broke down"));
         }
         is_fatal(event, self.port.cq.cqn())
     }
@@ -384,8 +390,8 @@ impl RdmaServer {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         backlog.drain(..posted);
         peer.backlog = backlog;
-        if peer.is_broken {
-            self.remove(client);
+        if let Some(reason) = peer.broken {
+            self.remove(client, reason);
         }
     }
 
@@ -410,8 +416,8 @@ impl RdmaServer {
             self.unserved.push(client);
         }
         peer.backlog.extend(ops);
-        if peer.is_broken {
-            self.remove(client);
+        if let Some(reason) = peer.broken {
+            self.remove(client, reason);
         }
     }
 
@@ -465,11 +471,27 @@ impl RdmaServer {
             }
             // A full queue has operations that complete, and show the same.
             Err(error) if is_full(&error) => {}
-            Err(_) => self.remove(ClientId(nth as u16)),
+            Err(_) => self.remove(ClientId(nth as u16), GONE),
         }
     }
 
-    fn remove(&mut self, client: ClientId) {
+    /// Names a client that was admitted: requests and events tell the name.
+    pub(crate) fn set_peer(&mut self, client: ClientId, peer: rendezvous::Peer) {
+        self.core.set_peer(client, peer);
+    }
+
+    /// Returns the names of the connected clients.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = rendezvous::Peer> {
+        (0..self.peers.len()).filter_map(|nth| self.core.peer(ClientId(nth as u16)))
+    }
+
+    /// Returns the clients that have left, each once, with the reason.
+    pub(crate) fn take_departed(&mut self) -> Vec<(rendezvous::Peer, &'static str)> {
+        std::mem::take(&mut self.departed)
+    }
+
+    fn remove(&mut self, client: ClientId, reason: &'static str) {
+        self.departed.extend(self.core.peer(client).map(|peer| (peer, reason)));
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
         self.port.cq.unregister(peer.qp.qpn());
         self.orphaned += peer.under_way();
@@ -492,7 +514,7 @@ fn take_completions(
     found.take(COMPLETION_BATCH, |nth, cqe| {
         let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
         if cqe.result().is_err() {
-            peer.is_broken = true;
+            peer.broken = Some(GONE);
             unserved.push(client);
             return;
         }
@@ -548,7 +570,7 @@ fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[Server
 #[inline(always)]
 fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
     let fitting = ops.len().min(limits.max - *under_way);
-    if peer.is_broken || fitting == 0 {
+    if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
     // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
@@ -590,7 +612,9 @@ fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits
 /// Returns `false`: an operation was refused. A client whose queue pair is not full is broken.
 #[cold]
 fn refused(peer: &mut Peer, error: &PostError) -> bool {
-    peer.is_broken |= !is_full(error);
+    if !is_full(error) {
+        peer.broken = Some(GONE);
+    }
     false
 }
 
@@ -619,7 +643,7 @@ fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Si
             (Counts::REST_WORD, qp.post(&Read { addr, rkey, into }, Signal::Always, peer.posted.and(Counts::REST_WORD).0))
         }
         ServerOp::Evict { .. } => {
-            peer.is_broken = true;
+            peer.broken = Some("it is alive, and did not release its zone in time: evicted");
             return false;
         }
     };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::{Ending, methods};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
+use rendezvous::Secret;
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -27,12 +28,15 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`]. Default 5 s.
     pub timeout: Duration,
+    /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both ends prove to each other. A client with another
+    /// secret, or without the server's, is refused: [`Refusal`]. Default: none.
+    pub secret: Option<Secret>,
 }
 
 impl Default for ClientOptions {
     fn default() -> Self {
         let within = Duration::from_secs(5);
-        Self { device: default_device(), rdma: RdmaOptions::default(), connect_timeout: within, timeout: within }
+        Self { device: default_device(), rdma: RdmaOptions::default(), connect_timeout: within, timeout: within, secret: None }
     }
 }
 
@@ -313,12 +317,10 @@ fn connect_any(
 ) -> Result<(RdmaClient, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |mut stream: TcpStream| {
-        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(|error| match error {
-            // The stream reports its time limit as an operation that would block.
-            SetupError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => SetupError::Channel(io::ErrorKind::TimedOut.into()),
-            other => other,
-        })?;
-        Ok((rdma, stream))
+        if let Some(secret) = &options.secret {
+            secret.prove::<SetupError>(&mut stream)?;
+        }
+        Ok((RdmaClient::connect_on(device, &options.rdma, &mut stream)?, stream))
     };
     rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, GracePeriod, Incoming, Lifelines, Outgoing};
+use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -57,12 +57,17 @@ pub struct ServerOptions {
     ///
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
     pub stop_timeout: Duration,
+    /// Hears of clients that connect, leave or are refused, in the server's thread. Default: nothing does.
+    pub events: Events,
+    /// A secret that clients have to prove ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them, before
+    /// any key of memory is told. Messages are not encrypted. Default: none; every process that reaches the address may call.
+    pub secret: Option<Secret>,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         let (device, config, rdma) = (default_device(), ServerConfig::default(), RdmaOptions::default());
-        Self { device, config, rdma, stop_timeout: STOP_TIMEOUT }
+        Self { device, config, rdma, stop_timeout: STOP_TIMEOUT, events: Events::default(), secret: None }
     }
 }
 
@@ -107,8 +112,8 @@ pub struct SharedAddress {
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call: the
-/// exchange is not authenticated. The socket over which a client connected stays open as long as the client lives, of 512 clients: its end
+/// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call,
+/// unless there is a [secret](ServerOptions::secret). The socket over which a client connected stays open as long as the client lives, of 512 clients: its end
 /// makes the server probe the client at once, and free the place of a dead one. It is no more than a hint: a client whose socket is cut
 /// stays connected.
 ///
@@ -151,7 +156,13 @@ struct Offered {
 
 impl Connecting {
     /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
-    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, SetupError> {
+    fn advance(
+        &mut self,
+        stream: &mut TcpStream,
+        peer_of: Peer,
+        server: &mut RdmaServer,
+        offered: &mut usize,
+    ) -> Result<Option<ClientId>, SetupError> {
         if let Self::Silent(hello) = self {
             if *offered >= MAX_OFFERED {
                 return Ok(None);
@@ -176,6 +187,7 @@ impl Connecting {
             let accept = Accept::decode(accept).inspect_err(|_| refuse(stream, Refusal::Failed))?;
             let Some(peer) = peer.take() else { return Ok(None) };
             let admission = server.admit(peer, &accept).inspect_err(|error| refuse(stream, refusal_of(error)))?;
+            server.set_peer(admission.0.client, peer_of);
             *self = Self::Admitted(admission.0.client, admission.encode().into());
         }
         match self {
@@ -205,8 +217,8 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate =
-            Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
+        let gate = Gate::bind(&address, gate_options(options))
+            .map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         Self::at(gate, options.clone(), StopHandle::default())
     }
 
@@ -217,7 +229,7 @@ impl Server {
     /// [`ServerError`]; nothing is left behind.
     pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
         let SharedAddress { listener, options, stop } = other;
-        let mut server = Self::at(Gate::over(listener, CONNECT_TIME), options, stop)?;
+        let mut server = Self::at(Gate::over(listener, gate_options(&options)), options, stop)?;
         server.gate.iter_mut().for_each(|gate| gate.accept_at_most(SHARED_PEERS_PER_CHECK));
         server.rdma.synchronise(SAME_CLOCK);
         Ok(server)
@@ -368,6 +380,12 @@ impl Server {
         &mut self.rdma
     }
 
+    fn tell_departed(&mut self) {
+        for (peer, reason) in self.rdma.take_departed() {
+            self.options.events.tell(Event::Disconnected(peer, reason));
+        }
+    }
+
     fn take_events(&mut self) -> Result<(), ServerError> {
         while let Some(event) = self.rdma.device().take_async_event() {
             if self.rdma.heed(event) {
@@ -378,18 +396,19 @@ impl Server {
     }
 
     fn check_sockets(&mut self) {
+        self.tell_departed();
         let Self { rdma, gate, lifelines, .. } = self;
         let Some(gate) = gate else { return };
         let mut offered = gate.connecting().filter(|connecting| matches!(connecting, Connecting::Offered(_))).count();
         let (mut is_full, mut arrived) = (false, Vec::new());
         gate.poll(
             || Connecting::Silent(Incoming::default()),
-            |connecting, stream| {
-                let outcome = connecting.advance(stream, rdma, &mut offered);
+            |connecting, stream, peer| {
+                let outcome = connecting.advance(stream, peer, rdma, &mut offered);
                 is_full |= matches!(outcome, Err(SetupError::Full { .. }));
                 outcome
             },
-            |client, stream| arrived.push((client, stream)),
+            |client, stream, _| arrived.push((client, stream)),
         );
         for (client, stream) in arrived {
             if rdma.lifelines() < LIFELINES {
@@ -403,6 +422,19 @@ impl Server {
             rdma.probe_unheard();
         }
     }
+}
+
+/// Tells of the clients that are left.
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tell_departed();
+        self.rdma.peers().for_each(|peer| self.options.events.tell(Event::Disconnected(peer, "the server stopped")));
+    }
+}
+
+fn gate_options(options: &ServerOptions) -> GateOptions {
+    let (events, secret, refusal) = (options.events.clone(), options.secret.clone(), Offer::refuse(Refusal::Secret).to_vec());
+    GateOptions { patience: CONNECT_TIME, events, secret, refusal }
 }
 
 fn closed() -> io::Error {

@@ -25,6 +25,7 @@ use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
+use rendezvous::Peer;
 use zones::{ActiveZone, Zone, ZoneState};
 
 /// Number of entries of other groups that a poll checks (S19).
@@ -158,6 +159,8 @@ struct ClientRecord {
     taken_back: Option<u64>,
     /// The client was told that the server goes.
     is_dismissed: bool,
+    /// Its name, if the owner gave it one.
+    peer: Option<Peer>,
 }
 
 impl ClientRecord {
@@ -270,6 +273,7 @@ impl<M: Memory> Server<M> {
             responses: Chain::EMPTY,
             taken_back: None,
             is_dismissed: false,
+            peer: None,
         };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
@@ -295,6 +299,18 @@ impl<M: Memory> Server<M> {
         self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
         self.free_ids.push(client.0);
         self.left += 1;
+    }
+
+    /// Names a client.
+    pub(crate) fn set_peer(&mut self, client: ClientId, peer: Peer) {
+        if let Some(record) = &mut self.clients[client.index()] {
+            record.peer = Some(peer);
+        }
+    }
+
+    /// Returns the name of a client that is connected.
+    pub(crate) fn peer(&self, client: ClientId) -> Option<Peer> {
+        self.client(client)?.peer
     }
 
     /// Returns the number of clients that have left.
