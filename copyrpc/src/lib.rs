@@ -87,7 +87,8 @@
 //! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share
 //! one WRITE |
 //! | `async_server`, `async_client` | the same with futures |
-//! | `kv` | a key-value service: 16 clients with deadlines, and a server that is restarted under them |
+//! | `metadata` | a service with methods: clients with deadlines, and a server that is restarted under them |
+//! | `subscribe` | a server that calls its clients |
 //! | `bulk` | data above the message limit |
 //! | `calls` | two threads and many calls outstanding: the effect of batching |
 //!

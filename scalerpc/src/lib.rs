@@ -70,7 +70,7 @@
 //! | `server` | entries, zones, intake, replies |
 //! | `scheduler`, `slices`, `groups` | slices; their lengths; the group of each client |
 //! | `buffers` | the buffers of responses |
-//! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`], the lane for requests that take longer than a slice |
+//! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
 //!
 //! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
 //!

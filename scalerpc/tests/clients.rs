@@ -22,7 +22,6 @@ use support::plan::{SLOT_BYTES, WORK, request, response};
 
 /// Handlers of some tests, beside [`WORK`].
 const FAILS: u16 = 2;
-const LONG: u16 = 3;
 /// Calls of each client.
 const QUOTA: u64 = 300;
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -270,35 +269,6 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
         }
         assert_eq!((caller.failures.len(), server.stats().garbage), (failed + depth, 0), "round {round}");
     }
-}
-
-/// Requests of a handler that takes longer than a slice are served apart from the others, which go on. Each of its callers gets its
-/// response.
-#[test]
-fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() {
-    let config = config();
-    let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
-    let (mut handlers, _books) = handlers(&server);
-    let slice = Duration::from_nanos(config.slice_ns);
-    handlers.insert(LONG, move |request: &[u8], response: &mut [u8]| {
-        std::thread::sleep(2 * slice);
-        response[..request.len()].copy_from_slice(request);
-        Ok(request.len())
-    });
-    let mut patient = connect(&DeviceSpec::default(), &mut server);
-    let mut caller = Caller::new(connect(&DeviceSpec::default(), &mut server), 1);
-    let mut bytes = [0; 8];
-    for number in 0..20_u64 {
-        let mut serve = || {
-            caller.step(u64::MAX);
-            server.step(&mut handlers, 16);
-        };
-        assert_eq!(patient.call_sync(LONG, &number.to_le_bytes(), &mut bytes, &mut serve), Ok(8));
-        assert_eq!(u64::from_le_bytes(bytes), number);
-    }
-    // Except for the first three, after which the type was marked.
-    assert_eq!(server.stats().legacy, 17);
-    assert!(caller.made() > 20 && caller.failures.is_empty());
 }
 
 /// S26: clients that wait for each call are polled in their calls only. There are more of them than zones, and they pause for longer than

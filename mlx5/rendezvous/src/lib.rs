@@ -3,6 +3,7 @@
 //! - `gate`: a server at a TCP address, where no peer delays another;
 //! - `events`: the peers of a server, and the events of their connections;
 //! - `secret`: a secret that both ends prove to each other;
+//! - `pieces`: records that cross a stream in pieces;
 //! - `reach`: a client that waits for its server;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
@@ -36,15 +37,17 @@ mod gate;
 mod grace;
 mod lifelines;
 pub mod oneshot;
+mod pieces;
 mod posting;
 mod reach;
 pub mod record;
 mod secret;
 
 pub use events::{Event, Events, Peer};
-pub use gate::{Gate, GateOptions, Incoming, Outgoing};
+pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
+pub use pieces::{Incoming, Outgoing};
 pub use reach::{name_of, reach, stream_has_ended};
 pub use secret::Secret;
 

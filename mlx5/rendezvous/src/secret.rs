@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::gate::Incoming;
+use crate::pieces::Incoming;
 use crate::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
 
 const KIND: Kind = Kind { name: "secret", magic: *b"secretHS", version: 1 };

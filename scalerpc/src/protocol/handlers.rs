@@ -1,6 +1,6 @@
 //! The worker: takes requests, runs the handlers of their types, answers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -27,10 +27,6 @@ pub struct HandlerError;
 /// the response's bytes. A number above the length of `response` means that the response is too large: the call ends with a failure.
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
-
-/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones that end that. A single long run
-/// may be due to the operating system.
-pub const LONG_RUNS: u8 = 3;
 
 /// The response to a held request is larger than a slot. The caller gets
 /// [`CallFailure::ReplyTooLong`](crate::protocol::CallFailure::ReplyTooLong).
@@ -150,39 +146,11 @@ enum Action<'h> {
     Hold(Box<dyn FnMut(HeldRequest) + 'h>),
 }
 
-struct Entry<'h> {
-    rpc_type: u16,
-    action: Action<'h>,
-    /// Number of consecutive runs that were longer than a slice.
-    long_runs: u8,
-    /// Number of consecutive runs that were not. With [`LONG_RUNS`] of them the type is not measured, until a step takes longer than a
-    /// slice.
-    short_runs: u8,
-    /// The last [`LONG_RUNS`] runs of one kind in a row were long: requests of the type are put aside.
-    is_long: bool,
-}
-
-impl Entry<'_> {
-    /// Records the duration of a run. Returns it.
-    #[cold]
-    fn judge(&mut self, run_ns: u64, slice_ns: u64) -> u64 {
-        let is_long = run_ns > slice_ns;
-        let (runs, others) =
-            if is_long { (&mut self.long_runs, &mut self.short_runs) } else { (&mut self.short_runs, &mut self.long_runs) };
-        *others = 0;
-        *runs = runs.saturating_add(1);
-        if *runs >= LONG_RUNS {
-            self.is_long = is_long;
-        }
-        run_ns
-    }
-}
-
 /// Handlers by `rpc_type`, and the buffers of one worker.
 #[doc(alias("RpcHandler", "WorkerConfig"))]
 pub struct Handlers<'h> {
     /// Sorted by type.
-    table: Vec<Entry<'h>>,
+    table: Vec<(u16, Action<'h>)>,
     request: Vec<u8>,
     response: Vec<u8>,
     answers: (Sender<Answer>, Receiver<Answer>),
@@ -192,17 +160,12 @@ pub struct Handlers<'h> {
     held: BTreeMap<HeldId, Held>,
     /// Number of clients that had left when the requests of clients that left were last dropped.
     left: u64,
-    /// The legacy lane: requests of types whose handlers take longer than a slice, with their payloads. They are copied out of the pool, so
-    /// they pin no zone, and run when a step finds no other request.
-    long: VecDeque<(Request, Vec<u8>)>,
-    /// Duration, in ns, of the measured runs of this step.
-    measured_ns: u64,
 }
 
 impl fmt::Debug for Handlers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handlers")
-            .field("types", &Vec::from_iter(self.table.iter().map(|entry| entry.rpc_type)))
+            .field("types", &Vec::from_iter(self.table.iter().map(|(rpc_type, _)| *rpc_type)))
             .field("held", &self.held.len())
             .finish_non_exhaustive()
     }
@@ -246,8 +209,6 @@ impl<'h> Handlers<'h> {
             late: None,
             held: BTreeMap::new(),
             left: 0,
-            long: VecDeque::new(),
-            measured_ns: 0,
         }
     }
 
@@ -263,10 +224,9 @@ impl<'h> Handlers<'h> {
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        let entry = Entry { rpc_type, action, long_runs: 0, short_runs: 0, is_long: false };
-        match self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type) {
-            Ok(place) => self.table[place] = entry,
-            Err(place) => self.table.insert(place, entry),
+        match self.table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type) {
+            Ok(place) => self.table[place].1 = action,
+            Err(place) => self.table.insert(place, (rpc_type, action)),
         }
     }
 
@@ -276,15 +236,13 @@ impl<'h> Handlers<'h> {
         self.held.len()
     }
 
-    /// Returns whether a request of this client is held, or waits in the legacy lane.
+    /// Returns whether a request of this client is held.
     pub(crate) fn has_any_of(&self, client: ClientId) -> bool {
-        let is_held = self.held.range((client, 0, 0)..=(client, u32::MAX, u8::MAX)).next().is_some();
-        is_held || self.long.iter().any(|(request, _)| request.client == client)
+        self.held.range((client, 0, 0)..=(client, u32::MAX, u8::MAX)).next().is_some()
     }
 
-    /// Gives up the requests that were taken: held ones end as dropped, and their answers are discarded; those of the legacy lane do not run.
+    /// Ends the held requests as dropped. Answers to them are discarded.
     pub(crate) fn give_up<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) {
-        self.long.clear();
         self.held.retain(|_, held| {
             let is_answered = server.resume(&mut held.request);
             if is_answered {
@@ -295,9 +253,7 @@ impl<'h> Handlers<'h> {
     }
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
-    /// at which the step began, and `clock` returns the time, in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row
-    /// has its type marked, until as many of its runs in a row took less. Requests of a marked type are answered one in each step that
-    /// finds no other request, so they delay no other one.
+    /// at which the step began, and `clock` returns the time, in ns.
     #[inline]
     pub fn step<M: Memory>(
         &mut self,
@@ -307,7 +263,7 @@ impl<'h> Handlers<'h> {
         clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let is_idle = self.held.is_empty() && self.long.is_empty() && server.queued() == 0;
+        let is_idle = self.held.is_empty() && server.queued() == 0;
         if is_idle { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
     }
 
@@ -322,21 +278,12 @@ impl<'h> Handlers<'h> {
     ) -> usize {
         let held = if !self.held.is_empty() { self.answer_held(server, now_ns, out) } else { 0 };
         let mut done = held;
-        self.measured_ns = 0;
         while done < budget {
             let Some(request) = server.take(&mut self.request) else { break };
-            done += usize::from(self.run(server, request, true, now_ns, &mut clock, out));
+            self.run(server, request, now_ns, &mut clock, out);
+            done += 1;
         }
-        if done > held && clock().saturating_sub(now_ns).saturating_sub(self.measured_ns) > server.slice_ns() {
-            self.measure();
-        }
-        if done == 0 { usize::from(self.answer_long(server, clock, out)) } else { done }
-    }
-
-    /// Measures the next runs of every type: one of those that were not measured may have been long.
-    #[cold]
-    fn measure(&mut self) {
-        self.table.iter_mut().for_each(|entry| entry.short_runs = 0);
+        done
     }
 
     /// Answers the held requests that have their answer by now, as long as response buffers are free. Returns their number.
@@ -365,55 +312,29 @@ impl<'h> Handlers<'h> {
         answered
     }
 
-    /// Answers one request of the legacy lane. Returns whether there was one, and a response buffer for it.
-    #[cold]
-    fn answer_long<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
-        if !self.long.front_mut().is_some_and(|(request, _)| server.resume(request)) {
-            return false;
-        }
-        let Some((request, payload)) = self.long.pop_front() else { return false };
-        self.request[..payload.len()].copy_from_slice(&payload);
-        let now_ns = clock();
-        self.run(server, request, false, now_ns, &mut clock, out)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn put_aside<M: Memory>(&mut self, server: &mut Server<M>, mut request: Request, len: usize) {
-        server.put_aside(&mut request);
-        self.long.push_back((request, self.request[..len].to_vec()));
-    }
-
-    /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns `false` if the
-    /// request went to the lane.
+    /// Answers one request. `now_ns` is a time before its run.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
         request: Request,
-        may_wait: bool,
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
-    ) -> bool {
+    ) {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
-        let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok();
-        let Some(entry) = place.and_then(|place| self.table.get_mut(place)) else {
+        let place = self.table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type).ok();
+        let Some((_, action)) = place.and_then(|place| self.table.get_mut(place)) else {
             server.reply(&request, Err(Status::UnknownType), now_ns, out);
-            return true;
+            return;
         };
-        if may_wait && entry.is_long {
-            self.put_aside(server, request, len);
-            return false;
-        }
-        let handler = match &mut entry.action {
+        let handler = match action {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
                 hold(take, server, request, &self.request[..len], self.response.len(), &mut self.held, &self.answers.0);
-                return true;
+                return;
             }
         };
-        let start_ns = if entry.short_runs < LONG_RUNS { Some(clock()) } else { None };
         let room = self.response.len().min(server.layout().max_payload());
         let response = &mut self.response[..room];
         let running = Running { server: &mut *server, out, request: &request, now_ns };
@@ -422,10 +343,6 @@ impl<'h> Handlers<'h> {
             outcome => (failure(outcome), &[][..]),
         };
         running.end(status, payload, &mut *clock);
-        if let Some(start_ns) = start_ns {
-            self.measured_ns += entry.judge(clock().saturating_sub(start_ns), server.slice_ns());
-        }
-        true
     }
 }
 

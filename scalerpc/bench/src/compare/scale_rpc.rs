@@ -80,7 +80,7 @@ impl Server for ScaleServer {
 
     fn counters(&self) -> Counters {
         let (stats, groups) = (self.server.stats(), self.server.groups() as u64);
-        let counters = [("groups", groups), ("slices", stats.slices), ("fetched", stats.reads), ("legacy", stats.legacy)];
+        let counters = [("groups", groups), ("slices", stats.slices), ("fetched", stats.reads)];
         counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
     }
 }

@@ -136,8 +136,6 @@ pub struct ServerStats {
     pub taken_back: u64,
     /// Clients evicted.
     pub evictions: u64,
-    /// Requests that were put aside, since their handler takes longer than a slice.
-    pub legacy: u64,
 }
 
 /// The server's record of one client.

@@ -81,12 +81,6 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// [Holds](Self::hold) a request whose handler takes longer than a slice.
-    pub(crate) fn put_aside(&mut self, request: &mut Request) {
-        self.stats.legacy += 1;
-        self.hold(request);
-    }
-
     /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no buffer is free; a response that is
     /// written frees one.
     #[must_use]

@@ -1,10 +1,9 @@
-//! Workers and callers: handlers that fail, panic or take long, buffers that run out.
+//! Workers and callers: handlers that fail or panic, buffers that run out.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use super::defects::active_world;
 use super::world::{World, small};
-use crate::protocol::handlers::LONG_RUNS;
 use crate::protocol::{CallFailure, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp};
 
 /// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock` as their time. Returns its outcome.
@@ -57,67 +56,6 @@ fn a_handler_that_panics_drops_its_request() {
     let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, 0, || 0, &mut ops));
     assert!(std::panic::catch_unwind(step).is_err());
     assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::Dropped)));
-}
-
-#[test]
-fn requests_of_a_handler_that_takes_longer_than_a_slice_wait_for_a_step_without_others_and_run_one_in_a_step() {
-    let mut world = active_world(&ServerConfig { depth: 3, ..small() }, 1);
-    let mut handlers = Handlers::new(world.server.layout().max_payload());
-    handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
-    handlers.insert(2, |_: &[u8], _: &mut [u8]| Ok(2));
-    let mut now_ns = 0;
-    let mut slow = || {
-        now_ns += 1_001;
-        now_ns
-    };
-    for _ in 0..LONG_RUNS {
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Ok(0)), "at first it is answered like any");
-        assert_eq!(world.server.stats().legacy, 0);
-    }
-    let side = &mut world.sides[0];
-    for _ in 0..2 {
-        side.client.call(1, &[], 0, &mut side.to_server).unwrap();
-    }
-    while world.deliver_to_server(0) {}
-    assert_eq!(answer(&mut world, &mut handlers, 2, || 0), Some(Ok(2)), "the other type is answered first");
-    assert_eq!((world.server.stats().legacy, world.server.free_buffers()), (2, 4), "those that wait hold no response buffer");
-    for left in [1, 0] {
-        let mut ops = Vec::new();
-        assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut ops), 1, "one in each step");
-        assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "{left} left");
-    }
-    assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut Vec::new()), 0);
-}
-
-/// The operating system may have made its runs long.
-#[test]
-fn a_type_whose_handler_takes_less_than_a_slice_again_is_answered_like_any() {
-    let mut world = active_world(&ServerConfig { depth: 3, ..small() }, 1);
-    let mut handlers = Handlers::new(world.server.layout().max_payload());
-    handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
-    let (now_ns, run_ns) = (Cell::new(0), Cell::new(1_001));
-    let mut clock = || {
-        now_ns.set(now_ns.get() + run_ns.get());
-        now_ns.get()
-    };
-    for _ in 0..LONG_RUNS {
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
-    }
-    // A long run between them begins the count anew.
-    for (put_aside, run) in (1..).zip((0..LONG_RUNS - 1).chain([LONG_RUNS]).chain(0..LONG_RUNS)) {
-        run_ns.set(if run == LONG_RUNS { 1_001 } else { 1_000 });
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
-        assert_eq!(world.server.stats().legacy, put_aside, "run {run}");
-    }
-    let put_aside = world.server.stats().legacy;
-    // Its runs are not measured any more, but that of a step is.
-    run_ns.set(1_001);
-    for _ in 0..=LONG_RUNS {
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
-        assert_eq!(world.server.stats().legacy, put_aside, "it is answered like any");
-    }
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
-    assert_eq!(world.server.stats().legacy, put_aside + 1, "it is long again");
 }
 
 /// A request without a buffer for its response is not taken, and stays where it is.
