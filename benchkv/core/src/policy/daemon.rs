@@ -38,7 +38,7 @@ impl Policy {
     /// Returns whether there are rules that act. Without one no round is begun.
     #[inline]
     #[must_use]
-    pub const fn acts(&self) -> bool {
+    pub fn acts(&self) -> bool {
         !self.rules.is_empty()
     }
 
