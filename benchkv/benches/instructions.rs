@@ -49,11 +49,11 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, with --no-verify", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend meta --no-verify"), operations);
     }),
-    operation("kv_remote_meta", Some(1775), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
-    operation("kv_remote_delegation", Some(1490), "nohca", "benchkv: the same, delegation", delegation),
-    operation("kv_remote_sharded", Some(1204), "nohca", "benchkv: the same, sharded", sharded),
+    operation("kv_remote_meta", Some(1765), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
+    operation("kv_remote_delegation", Some(1482), "nohca", "benchkv: the same, delegation", delegation),
+    operation("kv_remote_sharded", Some(1199), "nohca", "benchkv: the same, sharded", sharded),
     operation("kv_remote_direct", Some(872), "nohca", "benchkv: the same, direct", direct),
-    operation("kv_remote_delegation_policy", Some(1527), "nohca", "benchkv: the same, delegation, with a policy", with_policy),
+    operation("kv_remote_delegation_policy", Some(1524), "nohca", "benchkv: the same, delegation, with a policy", with_policy),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
     operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),

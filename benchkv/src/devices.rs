@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use engine::topology::{Topology, Worker};
 use harness::range::{RangeError, range};
-use launch::device::{AutoError, DeviceChoice};
+use launch::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 
@@ -79,7 +79,7 @@ impl Devices {
     ///
     /// # Errors
     /// Likewise.
-    pub fn resolve(self) -> Result<(Self, Option<String>), AutoError> {
+    pub fn resolve(self) -> Result<(Self, Option<String>), String> {
         let (first, why) = self.first.resolve()?;
         Ok((Self { first, ..self }, why))
     }

@@ -15,7 +15,7 @@ use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::options::Options;
 use benchkv::orchestrate::{RankError, run_rank};
-use benchkv::output::{self, OutputFile};
+use benchkv::output;
 use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
@@ -203,9 +203,9 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 /// Checks whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     options.asked.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.asked.output.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.asked.output.output.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--output: {error}"))?;
     let trace_dir = options.asked.traced.as_ref().map(|trace| trace.dir.as_path());
-    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_ref(), trace_dir)?;
+    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_deref(), trace_dir)?;
     options.asked.traced.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
@@ -317,8 +317,8 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of the worst one. An interrupted job has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let write = |file: &OutputFile| file.write(&csv(result).map_err(|error| error.to_string())?).map_err(|error| error.to_string());
-    let table = options.asked.output.output.as_ref().map_or(Ok(()), write);
+    let write = |file: &Path| Ok::<(), Failure>(harness::file::write(file, &csv(result)?)?);
+    let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
     let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));

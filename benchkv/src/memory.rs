@@ -3,11 +3,11 @@
 
 use std::fmt;
 
+use harness::Failure;
 use harness::cgroup;
 use harness::environment::Environment;
 use harness::report::bytes;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use engine::carrier::Connection;
 use engine::job::Job;
@@ -36,19 +36,6 @@ pub struct Memory {
     pub channels_bytes: u64,
     /// Bytes of all that, of the clients and of the processes.
     pub total_bytes: u64,
-}
-
-/// A job needs more memory on this host than it may use.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "the job needs about {} bytes of memory ({memory}) and may take {limit_bytes} ({}, {source_of_limit}): fewer ranks or threads, a \
-     smaller --ring-size, --queue-depth or --key-range, --no-verify; or raise --memory-limit",
-    memory.total_bytes, bytes(*limit_bytes)
-)]
-pub struct OverLimit {
-    memory: Memory,
-    limit_bytes: u64,
-    source_of_limit: String,
 }
 
 impl Memory {
@@ -94,15 +81,21 @@ impl Memory {
     /// Checks the memory against `--memory-limit`, or the memory of this host, or the limit of its control group if that is less.
     ///
     /// # Errors
-    /// [`OverLimit`] when the job needs more.
-    pub fn check(self, given: Option<u64>) -> Result<(), OverLimit> {
+    /// The job needs more: its need, the limit, and the remedies.
+    pub fn check(self, given: Option<u64>) -> Result<(), Failure> {
         let host = (Environment::detect().memory_bytes, "what the host has".to_owned());
         let group = cgroup::memory_limit().map(|(bytes, file)| (bytes, format!("as {} says", file.display())));
         let (limit_bytes, source_of_limit) = match given {
             Some(bytes) => (bytes, "as --memory-limit says".to_owned()),
             None => group.filter(|(bytes, _)| *bytes < host.0).unwrap_or(host),
         };
-        if self.total_bytes <= limit_bytes { Ok(()) } else { Err(OverLimit { memory: self, limit_bytes, source_of_limit }) }
+        if self.total_bytes <= limit_bytes {
+            return Ok(());
+        }
+        let need = format!("the job needs about {} bytes of memory ({self})", self.total_bytes);
+        let limit = format!("and may take {limit_bytes} ({}, {source_of_limit})", bytes(limit_bytes));
+        let fewer = "fewer ranks or threads, a smaller --ring-size, --queue-depth or --key-range, --no-verify; or raise --memory-limit";
+        Err(format!("{need} {limit}: {fewer}").into())
     }
 }
 

@@ -65,20 +65,9 @@ pub enum RankError {
     /// A thread could not be pinned as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
-    /// A thread could not be started.
-    #[error("thread {thread} could not be started: {source}")]
-    Thread {
-        /// The thread.
-        thread: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// A thread did not get ready.
-    #[error("{thread} was not ready within {SETUP_LIMIT:?}")]
-    NotReady {
-        /// The threads that were waited for.
-        thread: &'static str,
-    },
+    /// The sentence says what else.
+    #[error("{0}")]
+    Failed(String),
     /// A thread panicked: a defect of this program.
     #[error("thread {thread} panicked ({message}): this is a defect, please report it")]
     Panicked {
@@ -87,18 +76,12 @@ pub enum RankError {
         /// Message of the panic.
         message: String,
     },
-    /// Another rank's report of the drain is malformed.
-    #[error("rank {rank} did not say how far it has drained")]
-    View {
-        /// The rank.
-        rank: usize,
-    },
-    /// The connection records of another rank are malformed.
-    #[error("rank {rank} sent connection records that cannot be read")]
-    Records {
-        /// The rank.
-        rank: usize,
-    },
+}
+
+impl From<String> for RankError {
+    fn from(what: String) -> Self {
+        Self::Failed(what)
+    }
 }
 
 impl RankError {
@@ -310,7 +293,9 @@ impl<W: Workers> Rank<'_, W> {
             let view = View { cuts: view.cuts || (is_interrupted && self.control.phase().is_loading()), ..view };
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
-            let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice::<View>(part).map_err(|_| RankError::View { rank });
+            let read = |(rank, part): (usize, &Vec<u8>)| {
+                serde_json::from_slice::<View>(part).map_err(|_| format!("rank {rank} did not say how far it has drained"))
+            };
             let views = parts.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
             if let Some(end) = drain.compare(&views, &daemons) {
                 return Ok(end);
@@ -360,7 +345,8 @@ impl<W: Workers> Rank<'_, W> {
     fn exchange_records(&self, assembly: Assembly, exchange: &mut dyn Exchange) -> Result<(), RankError> {
         let Assembly { news, mailboxes, records: mine, .. } = assembly;
         let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| self.control.is_stopped())?;
-        let mut mail = records::deliver(self.rank, &mine, &parts).map_err(|rank| RankError::Records { rank })?;
+        let mut mail = records::deliver(self.rank, &mine, &parts)
+            .map_err(|rank| format!("rank {rank} sent connection records that cannot be read"))?;
         for (worker, mailbox) in &mailboxes {
             // A worker that has ended has recorded the reason.
             let _ = mailbox.send(mail.remove(worker).unwrap_or_default());
@@ -386,7 +372,10 @@ impl<W: Workers> Rank<'_, W> {
             self.control.fail(failure);
             None
         };
-        Builder::new().name(thread.clone()).spawn_scoped(scope, guarded).map_err(|source| RankError::Thread { thread, source })
+        Builder::new()
+            .name(thread.clone())
+            .spawn_scoped(scope, guarded)
+            .map_err(|why| format!("thread {thread} could not be started: {why}").into())
     }
 
     /// Connects the endpoints of an open worker. Returns `false` if the rank has given up.
@@ -488,7 +477,7 @@ impl<W: Workers> Rank<'_, W> {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
-        Err(RankError::NotReady { thread: who })
+        Err(format!("{who} was not ready within {SETUP_LIMIT:?}").into())
     }
 }
 

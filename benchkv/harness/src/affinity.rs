@@ -27,13 +27,6 @@ pub enum PinPolicy {
     List(Vec<usize>),
 }
 
-/// The text of `--pin` is malformed.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{given:?} is neither auto, none nor a core list such as 0-3,8")]
-pub struct PinSyntaxError {
-    given: String,
-}
-
 /// The reason why the cores cannot be determined, or cannot be used.
 #[derive(Debug, Error)]
 pub enum AffinityError {
@@ -65,13 +58,15 @@ pub enum AffinityError {
 }
 
 impl FromStr for PinPolicy {
-    type Err = PinSyntaxError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            list => parse_core_list(list).map(Self::List).ok_or_else(|| PinSyntaxError { given: text.to_owned() }),
+            list => {
+                parse_core_list(list).map(Self::List).ok_or_else(|| format!("{text:?} is neither auto, none nor a core list such as 0-3,8"))
+            }
         }
     }
 }

@@ -20,11 +20,6 @@ fn is_kernel_name(text: &str) -> bool {
     KERNEL_NAMES.iter().any(|start| text.starts_with(start))
 }
 
-/// The environment names no device for `auto`.
-#[derive(Debug, thiserror::Error)]
-#[error("--device auto: {0}")]
-pub struct AutoError(String);
-
 /// The value of `--device`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -147,11 +142,11 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// The variable names no device.
-    pub fn resolve(self) -> Result<(Self, Option<String>), AutoError> {
+    pub fn resolve(self) -> Result<(Self, Option<String>), String> {
         if self != Self::Auto {
             return Ok((self, None));
         }
-        let (device, why) = Self::detect().map_err(AutoError)?;
+        let (device, why) = Self::detect().map_err(|why| format!("--device auto: {why}"))?;
         Ok((device, Some(why)))
     }
 

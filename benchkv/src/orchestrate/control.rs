@@ -162,10 +162,10 @@ mod tests {
     #[test]
     fn the_first_failure_is_the_one_reported() {
         let control = Control::new(1);
-        control.fail(RankError::View { rank: 1 });
-        control.fail(RankError::View { rank: 2 });
+        control.fail("first".to_owned().into());
+        control.fail("second".to_owned().into());
         assert!(control.is_stopped());
-        assert!(matches!(control.take_failure(), Some(RankError::View { rank: 1 })));
+        assert!(matches!(control.take_failure(), Some(RankError::Failed(what)) if what == "first"));
         assert!(control.take_failure().is_none());
     }
 }

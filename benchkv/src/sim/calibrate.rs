@@ -23,7 +23,6 @@ use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
 
-use super::options::Named;
 use super::resolve;
 use crate::cli::{Cli, SimArgs};
 use crate::options::Options;

@@ -76,18 +76,7 @@ pub trait Named {
 
 impl Named for Cpu {
     fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
-        vec![
-            ("round", round_ns),
-            ("poll", poll_ns),
-            ("message", message_ns),
-            ("completion", completion_ns),
-            ("write", write_ns),
-            ("client", client_ns),
-            ("operation", operation_ns),
-            ("line", line_ns),
-            ("stall", stall_ns),
-        ]
+        Cpu::named(self).into()
     }
 }
 

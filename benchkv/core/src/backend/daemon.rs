@@ -131,6 +131,15 @@ impl KvDaemon {
         self.store
     }
 
+    /// Begins a round at `now_ns` by the plan of the policies.
+    #[inline(never)]
+    fn begin(&mut self, now_ns: u64) {
+        let Self { policy, remote, .. } = self;
+        let round = RoundState { now_ns, ..RoundState::default() };
+        let open = policy.begin(remote.as_ref().map_or(round, |remote| remote.state(round)));
+        remote.iter_mut().for_each(|remote| remote.open_links(open));
+    }
+
     /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
@@ -431,15 +440,8 @@ impl Restful for KvDaemon {
 
 impl Daemon for KvDaemon {
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
-        if self.polls == 0 {
-            let Self { policy, remote, .. } = self;
-            let round = || {
-                let round = RoundState { now_ns: now_ns(), ..RoundState::default() };
-                remote.as_ref().map_or(round, |remote| remote.state(round))
-            };
-            if let (Some(open), Some(remote)) = (policy.begin(round), remote) {
-                remote.open_links(open);
-            }
+        if self.polls == 0 && self.policy.acts() {
+            self.begin(now_ns());
         }
         self.round()
     }

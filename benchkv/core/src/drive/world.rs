@@ -47,20 +47,26 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// Returns the costs of a slower CPU, by `factor`.
-    pub(super) const fn times(self, times: u64) -> Self {
+    /// Returns the costs with their names on a command line. The last two are those of memory, and not of a core.
+    pub const fn named(&mut self) -> [(&'static str, &mut u64); 9] {
         let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
-        Self {
-            round_ns: round_ns.saturating_mul(times),
-            poll_ns: poll_ns.saturating_mul(times),
-            message_ns: message_ns.saturating_mul(times),
-            completion_ns: completion_ns.saturating_mul(times),
-            write_ns: write_ns.saturating_mul(times),
-            client_ns: client_ns.saturating_mul(times),
-            operation_ns: operation_ns.saturating_mul(times),
-            line_ns,
-            stall_ns,
-        }
+        [
+            ("round", round_ns),
+            ("poll", poll_ns),
+            ("message", message_ns),
+            ("completion", completion_ns),
+            ("write", write_ns),
+            ("client", client_ns),
+            ("operation", operation_ns),
+            ("line", line_ns),
+            ("stall", stall_ns),
+        ]
+    }
+
+    /// Returns the costs of a slower CPU, by `factor`.
+    pub(super) fn times(mut self, factor: u64) -> Self {
+        self.named().into_iter().take(7).for_each(|(_, ns)| *ns = ns.saturating_mul(factor));
+        self
     }
 }
 

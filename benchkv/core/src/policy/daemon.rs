@@ -35,16 +35,19 @@ impl Policy {
         }
     }
 
-    /// Begins a round: makes its plan. Asks for its state only if there are rules; returns the connections that may send, if so.
+    /// Returns whether there are rules that act. Without one no round is begun.
     #[inline]
-    pub fn begin(&mut self, state: impl FnOnce() -> RoundState) -> Option<usize> {
-        if self.rules.is_empty() {
-            return None;
-        }
+    #[must_use]
+    pub fn acts(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
+    /// Begins a round: makes its plan. Returns the number of connections that may send.
+    pub fn begin(&mut self, state: RoundState) -> usize {
         let Self { rules, round, plan, .. } = self;
-        (*round, *plan) = (RoundState { rtt_ns: round.rtt_ns, ..state() }, RoundPlan::default());
+        (*round, *plan) = (RoundState { rtt_ns: round.rtt_ns, ..state }, RoundPlan::default());
         rules.iter_mut().for_each(|rule| rule.begin(round, plan));
-        Some(plan.open_links)
+        plan.open_links
     }
 
     /// Returns the plan of the round.
@@ -57,7 +60,7 @@ impl Policy {
     /// Notes what the round's polls found. Returns whether to deliver the held answers now.
     #[inline]
     pub fn releases(&mut self, found: Found) -> bool {
-        !self.rules.is_empty() && self.releases_after(found)
+        self.acts() && self.releases_after(found)
     }
 
     fn releases_after(&mut self, found: Found) -> bool {
@@ -72,7 +75,9 @@ impl Policy {
     /// Notes the number of requests that a poll of the clients found.
     #[inline]
     pub fn polled_clients(&mut self, found: usize) {
-        self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+        if self.acts() {
+            self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+        }
     }
 
     /// Returns whether this round flushes. `has_moved`: it moved a message.
@@ -132,7 +137,7 @@ mod tests {
     }
 
     fn begin(policy: &mut Policy, now_ns: u64, outstanding: usize) {
-        policy.begin(|| RoundState { now_ns, outstanding, ..RoundState::default() });
+        policy.begin(RoundState { now_ns, outstanding, ..RoundState::default() });
     }
 
     const ONE_POLL: Found = Found { polls: 1, cqes: 0, passed: 0, held: 0 };
@@ -212,7 +217,7 @@ mod tests {
     fn staggering_ends_when_all_may_send() {
         let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));
         let opened = [(0, false), (500, true), (1_500, true), (2_500, true), (2_600, true)]
-            .map(|(now_ns, has_work)| policy.begin(|| RoundState { now_ns, links: 3, has_work, ..RoundState::default() }));
-        assert_eq!(opened, [1, 1, 2, 3, usize::MAX].map(Some));
+            .map(|(now_ns, has_work)| policy.begin(RoundState { now_ns, links: 3, has_work, ..RoundState::default() }));
+        assert_eq!(opened, [1, 1, 2, 3, usize::MAX]);
     }
 }
