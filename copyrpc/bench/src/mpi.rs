@@ -31,7 +31,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         };
     }
     // Each process has one thread.
-    let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Failure::from);
+    let hosts = Hosts::gather(&mut exchange, START_LIMIT);
     let options = match hosts.and_then(|hosts| Options::resolve_on(cli, hosts.cores_here(1, &[]))) {
         Ok(options) => options,
         Err(error) => {
