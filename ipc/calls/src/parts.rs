@@ -34,7 +34,7 @@
 //! # Memory
 //! The length of a payload is checked before memory is reserved, at both ends. A server keeps at most one payload of a client, and at most
 //! [`max_held`](Reassembler::new) bytes in all; further requests end as [`PartsError::Busy`], which is retryable. What a client that is gone
-//! has left behind makes room for others after [`IDLE`], or by [`Reassembler::forget_idle`]. A client has a random number of 64 bits,
+//! has left behind makes room for others after 10 s without a part, or by [`Reassembler::forget_idle`]. A client has a random number of 64 bits,
 //! by which nobody else reaches its payload. The next part is sent when the server has taken the one before it.
 //!
 //! # The bytes
