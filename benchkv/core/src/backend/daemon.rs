@@ -146,11 +146,10 @@ impl KvDaemon {
         if round.is_part {
             return Ok(round);
         }
-        let plan = self.policy.plan();
-        if plan.takes_requests {
+        if self.policy.plan().takes_requests {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if plan.polls_clients {
+            if self.policy.plan().polls_clients {
                 let found = self.serve_clients()?;
                 self.policy.polled_clients(found);
                 round.moved += found;
