@@ -10,6 +10,7 @@ use crate::connection::{Connection, Outcome};
 /// Maximum time for which a context that is dropped waits for its posted messages. A peer's device takes them without a program, so only a
 /// peer that is gone needs this long.
 pub(crate) const LINGER: Duration = Duration::from_millis(20);
+
 impl<U> Inner<U> {
     /// Ends all connections. Their messages have the context's time to arrive: a queue pair loses
     /// everything under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
