@@ -180,7 +180,7 @@ fn land(hca: &Hca, qp: &SoftQp, counter: u16, offset: usize, bytes: &[u8]) -> Re
 /// Runs `f` with a queue pair, its connection by packets, and the rest of the state. `None` if it has no such connection.
 fn with<R>(state: &mut State, index: usize, f: impl FnOnce(&mut State, &mut SoftQp, &mut Connection) -> R) -> Option<R> {
     let mut qp = state.queues.qps.get_mut(index)?.take_if(|qp| matches!(qp.transport, Transport::Wire(_)))?;
-    let Transport::Wire(mut connection) = core::mem::replace(&mut qp.transport, Transport::NoPeer) else { return None };
+    let Transport::Wire(mut connection) = core::mem::replace(&mut qp.transport, Transport::Unconnected) else { return None };
     let result = f(state, &mut qp, &mut connection);
     qp.transport = Transport::Wire(connection);
     state.queues.qps[index] = Some(qp);

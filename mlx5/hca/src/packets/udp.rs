@@ -207,13 +207,15 @@ impl Udp {
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
-    /// Receives packets. Returns their number.
+    /// Receives packets, at least one if there is one, and at most twice as many as the last time: while the kernel looks for another
+    /// packet in vain, those before it wait. Returns their number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
         // The kernel wrote the lengths of their addresses.
         packets.headers[..packets.received].iter_mut().for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
+        let most = (2 * packets.received).clamp(1, BATCH) as u32;
         let headers = packets.headers.as_mut_ptr();
         // SAFETY: the headers describe buffers of `packets`.
-        let count = unsafe { libc::recvmmsg(self.fd(), headers, BATCH as u32, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
+        let count = unsafe { libc::recvmmsg(self.fd(), headers, most, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
         packets.received = usize::try_from(count).unwrap_or(0);
         packets.received
     }
@@ -263,9 +265,13 @@ mod tests {
                 out.set(nth, len, &b.local().unwrap());
             }
             assert_eq!(a.send(&mut out, 0, 4), (4, 0));
-            assert_eq!(b.receive(&mut incoming), 4);
-            for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
-                assert_eq!(incoming.get(nth).unwrap(), (a.local().unwrap(), &vec![nth as u8 + 1; len][..]));
+            let mut lengths = [0, 1, 1500, MAX_PACKET].into_iter().enumerate();
+            for count in [1, 2, 1, 0] {
+                assert_eq!(b.receive(&mut incoming), count);
+                for at in 0..count {
+                    let (nth, len) = lengths.next().unwrap();
+                    assert_eq!(incoming.get(at).unwrap(), (a.local().unwrap(), &vec![nth as u8 + 1; len][..]));
+                }
             }
             let longer = UdpSocket::bind((address, 0)).unwrap();
             longer.send_to(&[0; MAX_PACKET + 1], b.local().unwrap()).unwrap();
