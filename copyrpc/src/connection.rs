@@ -70,7 +70,7 @@ pub(crate) struct Connection<U> {
     serial: u64,
     core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
-    kept_ring: RefCell<Option<Mr>>,
+    kept_ring: RefCell<Option<Box<Mr>>>,
     /// Declared after the queue pair, which READs into it.
     control: ControlMemory,
     recv_view: RingView,
@@ -603,7 +603,7 @@ impl<U> Connection<U> {
         let Some(Resources { qp, send_ring, recv_ring, share }) = self.core.borrow_mut().resources.take() else { return };
         drop((qp, send_ring, share));
         if self.with_link(|link| link.has_taken_bytes()) {
-            self.kept_ring.replace(Some(recv_ring));
+            self.kept_ring.replace(Some(Box::new(recv_ring)));
         }
     }
 
