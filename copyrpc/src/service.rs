@@ -19,9 +19,6 @@ pub use server::{Server, ServerError, ServerOptions, StopHandle};
 /// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Polls that find nothing before a server or client sleeps.
-const SPINS: u32 = 256;
-
 /// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
 fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))

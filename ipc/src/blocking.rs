@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use calls::Patience;
 use shm::sleep::SLICE;
-use shm::sync::spin_loop;
 
 use crate::token::StopHandle;
 
-/// Number of idle rounds before a blocking function sleeps.
-pub(crate) const SPINS: u32 = 256;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -19,15 +17,13 @@ pub(crate) fn serve<S>(
     mut step: impl FnMut(&mut S) -> usize,
     wait: impl Fn(&mut S, Option<Duration>) -> bool,
 ) {
-    let mut idle_rounds = 0;
+    let mut patience = Patience::new();
     while !stop.is_stopped() {
         if step(server) > 0 {
-            idle_rounds = 0;
-        } else if idle_rounds < SPINS {
-            idle_rounds += 1;
-            spin_loop();
-        } else {
+            patience.reset();
+        } else if let Some(start) = patience.idle() {
             wait(server, Some(SLICE));
+            patience.slept(start);
         }
     }
 }

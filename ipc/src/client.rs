@@ -3,17 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, SessionEnd, Tag as CallToken, Tagged};
+use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken, Tagged};
 use shm::dir::Dir;
 use shm::lane::{Ahead, LaneRx, LaneTx};
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sleep::{self, SLICE, Sleeper, Watch, Word};
-use shm::sync::spin_loop;
 
 use crate::announce::Announce;
-use crate::blocking::{self, SPINS};
+use crate::blocking;
 use crate::entries::JoinError;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header};
@@ -29,6 +28,7 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
     responses: LaneRx<Tagged<Resp>>,
     calls: Calls<U>,
     type_tag: u64,
+    polling: Patience,
     /// Maximum time to wait for the next server.
     pub(crate) patience: Duration,
     /// Last: everything above points into its region.
@@ -93,7 +93,16 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneTx::new(lanes.requests_of(entry), depth as u64, 0), LaneRx::new(lanes.responses_to(entry), depth as u64, 0)) };
-        Ok(Self { announced, requests, responses, calls: Calls::new(depth), type_tag, patience: Duration::ZERO, member })
+        Ok(Self {
+            announced,
+            requests,
+            responses,
+            calls: Calls::new(depth),
+            type_tag,
+            polling: Patience::new(),
+            patience: Duration::ZERO,
+            member,
+        })
     }
 
     /// Connects to the server that has the name now, the next one if the session is over; tries again for `timeout` if it is not up yet or
@@ -338,18 +347,18 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
 
     /// Waits for the reply to the only unanswered call. Returns the call's slot and the reply.
     pub(crate) fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
-        let (mut ended, mut idle_rounds) = (None, 0);
+        let mut ended = None;
+        self.polling.reset();
         loop {
             let polled = self.poll_slots(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
             match (ended, polled) {
                 (Some(outcome), _) => return outcome,
                 (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
-                (None, Ok(_)) if idle_rounds < SPINS => {
-                    idle_rounds += 1;
-                    spin_loop();
-                }
                 (None, Ok(_)) => {
-                    self.wait(None);
+                    if let Some(start) = self.polling.idle() {
+                        self.wait(None);
+                        self.polling.slept(start);
+                    }
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use calls::Patience;
 use calls::methods::Header;
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
@@ -344,6 +345,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         Ok(bound) => bound,
         Err(error) => return tell.send(Err(error)),
     };
+    server.patience = Patience::yielding();
     let (stop, device) = (server.stop_handle(), server.device_info());
     let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker(), max_buffered: options.max_buffered });
     // Its drop marks the end, in a panic too.

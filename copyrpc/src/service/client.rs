@@ -4,10 +4,9 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-use calls::methods;
+use calls::{Patience, methods};
 use mlx5::DeviceInfo;
 
-use super::SPINS;
 use super::caller::{Caller, ClientError, ClientOptions, ended};
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
@@ -26,6 +25,7 @@ pub struct Client {
     pub(super) caller: Caller,
     /// Numbers the calls: a reply that arrives after its call was given up does not belong to the next call.
     calls: u64,
+    patience: Patience,
 }
 
 impl fmt::Debug for Client {
@@ -48,7 +48,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0 })
+        Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0, patience: Patience::new() })
     }
 
     /// Sends a request and waits for its reply, as long as the options allow. If the connection has ended, connects again first.
@@ -126,7 +126,8 @@ impl Client {
     fn attempt(&mut self, request: &[u8], end: Option<Instant>) -> Result<Vec<u8>, ClientError> {
         self.calls += 1;
         let number = self.calls;
-        let (mut is_made, mut idle_polls) = (false, 0);
+        let mut is_made = false;
+        self.patience.reset();
         loop {
             // The time also bounds a call that is not taken yet.
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -158,11 +159,13 @@ impl Client {
             if let Some(outcome) = end_of_call {
                 return outcome;
             }
-            idle_polls = if moved > 0 { 0 } else { idle_polls + 1 };
-            if idle_polls > SPINS {
+            if moved > 0 {
+                self.patience.reset();
+            } else if let Some(start) = self.patience.idle() {
                 // The context knows the deadline of a call that was made.
                 let longest = left.into_iter().chain(self.caller.starves_for()).min();
                 self.caller.sleep(longest.filter(|_| !is_made));
+                self.patience.slept(start);
             }
         }
     }

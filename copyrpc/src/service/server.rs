@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use calls::Patience;
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Peer, Secret};
 use thiserror::Error;
 
-use super::{SPINS, default_device};
+use super::default_device;
 use crate::config::EndpointConfig;
 use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, Handshake, Refusal};
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
@@ -159,8 +160,7 @@ pub struct Server {
     max_clients: u32,
     stop: StopHandle,
     turns_to_sockets: u32,
-    /// Number of polls in a row that found nothing.
-    idle_turns: u32,
+    pub(super) patience: Patience,
     /// Requests that were not received do not end a sleep.
     pub(super) holds_back: bool,
 }
@@ -250,7 +250,7 @@ impl Server {
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         context.inner.linger.set(options.stop_timeout);
         let (gate, endpoint, max_clients) = (Some(gate), options.endpoint.clone(), options.clients);
-        let (turns_to_sockets, idle_turns, holds_back) = (0, 0, false);
+        let (turns_to_sockets, patience, holds_back) = (0, Patience::new(), false);
         Ok(Self {
             clients: Vec::new(),
             gate,
@@ -261,7 +261,7 @@ impl Server {
             max_clients,
             stop,
             turns_to_sockets,
-            idle_turns,
+            patience,
             holds_back,
         })
     }
@@ -347,19 +347,21 @@ impl Server {
     fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<usize, ServerError> {
         // The polls of a server do not nest.
         let moved = take(&self.context).unwrap_or(0);
-        self.idle_turns = if moved > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         if self.turns_to_sockets == 0 {
             self.poll_sockets();
             self.turns_to_sockets = TURNS_PER_SOCKETS;
         }
         self.turns_to_sockets -= 1;
-        if self.idle_turns > SPINS {
+        if moved > 0 {
+            self.patience.reset();
+        } else if let Some(start) = self.patience.idle() {
             if let Some(event) = self.context.inner.breakdown() {
                 return Err(ServerError::Broken(event));
             }
             let is_quiet = self.gate.iter().flat_map(Gate::connecting).next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
             let _woken = self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests());
+            self.patience.slept(start);
             self.turns_to_sockets = 0;
         }
         Ok(moved)

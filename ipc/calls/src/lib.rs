@@ -26,6 +26,7 @@
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: their deadlines.
 //! - `error`: the errors of calls.
+//! - `patience`: the number of vain polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
@@ -35,11 +36,13 @@ mod deadlines;
 mod error;
 pub mod methods;
 pub mod parts;
+mod patience;
 pub mod payloads;
 mod table;
 mod tag;
 
 pub use error::{AskError, CallError, CallFailed, Ending, SessionEnd};
+pub use patience::Patience;
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};
 

@@ -10,11 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ::calls::Patience;
+
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
-
-/// Number of turns that find nothing before the thread sleeps.
-const SPINS: u32 = 256;
 
 /// The end of a call.
 pub type Reply<E> = Result<Vec<u8>, E>;
@@ -250,11 +249,13 @@ impl<C: Connection> Worker<C> {
 
     /// Runs until no caller is left.
     pub fn serve(mut self) {
-        let mut idle_turns = 0;
+        let mut patience = Patience::yielding();
         while let Some(moved) = self.turn() {
-            idle_turns = if moved { 0 } else { idle_turns + 1 };
-            if idle_turns > SPINS {
+            if moved {
+                patience.reset();
+            } else if let Some(start) = patience.idle() {
                 self.connection.sleep(self.posted.left());
+                patience.slept(start);
             }
         }
     }

@@ -61,21 +61,24 @@ impl<J> Poster<J> {
     /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended.
     /// Returns the number.
     pub(crate) fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
-        let (number, refused) = {
+        let (number, refused, is_first) = {
             let mut mailbox = lock(&self.mailbox);
             mailbox.last += 1;
             let number = mailbox.last;
             let job = job(number);
             if mailbox.is_over {
-                (number, Some(job))
+                (number, Some(job), true)
             } else {
                 mailbox.jobs.push((number, job));
-                (number, None)
+                (number, None, mailbox.jobs.len() == 1)
             }
         };
         // Outside the lock: the drop of a job wakes its caller, which may post at once.
         drop(refused);
-        self.waker.wake_by_ref();
+        // The thread takes all jobs at once.
+        if is_first {
+            self.waker.wake_by_ref();
+        }
         number
     }
 

@@ -1,0 +1,116 @@
+//! The number of vain polls before a thread sleeps.
+
+use std::hint::spin_loop;
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
+
+/// Number of polls before a sleep: usually, and at most.
+const FEWEST: u32 = 256;
+const MOST: u32 = 8192;
+/// A sleep below this is one that a few more polls might have saved. A thread wakes up within 5 us on a host, and 50 us on a virtual machine.
+const SHORT: Duration = Duration::from_micros(100);
+/// Number of sleeps before more polls are tried again, once they have not helped.
+const SLEEPS_PER_TRY: u32 = 1024;
+
+/// Decides when a thread that polls in vain sleeps.
+///
+/// Two threads that answer each other may wake each other for ever: while one wakes up, the other polls in vain, and sleeps too. So after a
+/// short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs the same core, the
+/// thread sleeps early again. The clock is read only around a sleep.
+#[derive(Debug)]
+pub struct Patience {
+    /// Vain polls since the last one that found something.
+    polls: u32,
+    /// Polls before a sleep.
+    limit: u32,
+    /// Sleeps before the limit may grow.
+    sleeps: u32,
+    /// Called between two polls.
+    pause: fn(),
+}
+
+impl Patience {
+    /// Makes one that sleeps after 256 vain polls.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { polls: 0, limit: FEWEST, sleeps: 0, pause: spin_loop }
+    }
+
+    /// Makes one that yields the core after each vain poll, for a thread beside those that it works for: they may need its core.
+    #[must_use]
+    pub const fn yielding() -> Self {
+        Self { pause: yield_now, ..Self::new() }
+    }
+
+    /// Notes a poll that found something, or the beginning of a wait.
+    #[inline(always)]
+    pub const fn reset(&mut self) {
+        self.polls = 0;
+    }
+
+    /// Notes a vain poll. Returns the time if there have been enough of them since the last [`reset`](Self::reset): then the thread sleeps
+    /// until there is something to poll for, and calls [`slept`](Self::slept).
+    #[inline]
+    pub fn idle(&mut self) -> Option<Instant> {
+        if self.polls < self.limit {
+            self.polls += 1;
+            (self.pause)();
+            return None;
+        }
+        Some(Instant::now())
+    }
+
+    /// Notes a sleep that began at `start` and has ended.
+    pub fn slept(&mut self, start: Instant) {
+        self.adapt(start.elapsed());
+    }
+
+    fn adapt(&mut self, time: Duration) {
+        let may_grow = self.sleeps == 0;
+        self.sleeps = self.sleeps.saturating_sub(1);
+        self.limit = match self.limit {
+            limit if time < SHORT && may_grow && limit < MOST => 2 * limit,
+            limit => {
+                if limit == MOST && time < SHORT {
+                    self.sleeps = SLEEPS_PER_TRY;
+                }
+                FEWEST
+            }
+        };
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of polls before a sleep of this time.
+    fn polls(patience: &mut Patience, time: Duration) -> usize {
+        patience.reset();
+        let polls = (0..).take_while(|_| patience.idle().is_none()).count();
+        patience.adapt(time);
+        polls
+    }
+
+    #[test]
+    fn short_sleeps_let_a_thread_poll_for_longer_and_long_ones_do_not() {
+        let (mut patience, short, long) = (Patience::new(), Duration::from_micros(30), Duration::from_millis(1));
+        assert_eq!([long, short, short, short, long, short].map(|time| polls(&mut patience, time)), [256, 256, 512, 1024, 2048, 256]);
+    }
+
+    #[test]
+    fn polls_that_do_not_help_are_given_up_for_a_while() {
+        let (mut patience, short) = (Patience::new(), Duration::from_micros(30));
+        let of_a_try = [256, 512, 1024, 2048, 4096, 8192];
+        for _ in 0..3 {
+            assert_eq!(of_a_try.map(|_| polls(&mut patience, short)), of_a_try);
+            assert!((0..SLEEPS_PER_TRY).all(|_| polls(&mut patience, short) == 256));
+        }
+    }
+}
