@@ -11,7 +11,6 @@ use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use calls::Patience;
 use calls::methods::Header;
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
@@ -323,8 +322,12 @@ impl ServerRequest {
             let mut queues = lock(&shared.queues);
             queues.watches.remove(&self.number);
             queues.answers.push((self.number, answer));
+            let is_first = queues.answers.len() == 1;
             drop(queues);
-            shared.waker.wake_by_ref();
+            // The thread takes all answers at once.
+            if is_first {
+                shared.waker.wake_by_ref();
+            }
         }
     }
 }
@@ -345,7 +348,6 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         Ok(bound) => bound,
         Err(error) => return tell.send(Err(error)),
     };
-    server.patience = Patience::yielding();
     let (stop, device) = (server.stop_handle(), server.device_info());
     let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker(), max_buffered: options.max_buffered });
     // Its drop marks the end, in a panic too.
@@ -354,17 +356,17 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         return;
     }
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
-    let (mut held, mut last) = (HashMap::<u64, RecvHandle<()>>::new(), 0);
+    let (mut held, mut last, mut arrived) = (HashMap::<u64, RecvHandle<()>>::new(), 0, Vec::new());
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let (mut is_leaving, mut unwanted) = (false, Vec::new());
     loop {
-        let (answers, ending, mut is_full) = {
+        let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
             if server.polls_sockets_next() {
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
                 unwanted = queues.watch(&mut held);
             }
-            (std::mem::take(&mut queues.answers), queues.ending, queues.buffered > shared.max_buffered)
+            (std::mem::take(&mut queues.answers), queues.ending, queues.buffered)
         };
         unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
@@ -383,14 +385,21 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
             break;
         }
-        while !is_leaving && !is_full {
+        while !is_leaving && buffered <= shared.max_buffered {
             let Some(mut request) = server.recv() else { break };
             last += 1;
-            is_full = shared.offer(last, request.data().to_vec(), request.peer());
+            let data = request.data().to_vec();
+            buffered += data.len();
+            arrived.push(Waiting { number: last, data, peer: request.peer(), arrived: Instant::now() });
             request.release_data();
             held.insert(last, request);
         }
-        server.holds_back = is_full;
+        server.holds_back = buffered > shared.max_buffered;
+        if !arrived.is_empty() {
+            shared.offer(&mut arrived);
+        }
+        // The receivers may need this core, and more answers gather meanwhile.
+        thread::yield_now();
         if let Err(error) = server.step() {
             shared.end(Some(error));
             break;
@@ -432,16 +441,15 @@ impl Shared {
         self.waker.wake_by_ref();
     }
 
-    /// Offers a request to the receivers. Returns whether there is no room for more.
-    fn offer(&self, number: u64, data: Vec<u8>, peer: Option<Peer>) -> bool {
-        let (wakers, is_full) = {
+    /// Offers requests to the receivers.
+    fn offer(&self, requests: &mut Vec<Waiting>) {
+        let wakers = {
             let mut queues = lock(&self.queues);
-            queues.buffered += data.len();
-            queues.requests.push_back(Waiting { number, data, peer, arrived: Instant::now() });
-            (std::mem::take(&mut queues.wakers), queues.buffered > self.max_buffered)
+            queues.buffered += requests.iter().map(|request| request.data.len()).sum::<usize>();
+            queues.requests.extend(requests.drain(..));
+            std::mem::take(&mut queues.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
-        is_full
     }
 
     /// Marks that there are no more requests. Returns the numbers of the requests that were not received.

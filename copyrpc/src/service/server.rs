@@ -160,7 +160,7 @@ pub struct Server {
     max_clients: u32,
     stop: StopHandle,
     turns_to_sockets: u32,
-    pub(super) patience: Patience,
+    patience: Patience,
     /// Requests that were not received do not end a sleep.
     pub(super) holds_back: bool,
 }

@@ -1,7 +1,6 @@
 //! The number of vain polls before a thread sleeps.
 
 use std::hint::spin_loop;
-use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 /// Number of polls before a sleep: usually, and at most.
@@ -25,21 +24,13 @@ pub struct Patience {
     limit: u32,
     /// Sleeps before the limit may grow.
     sleeps: u32,
-    /// Called between two polls.
-    pause: fn(),
 }
 
 impl Patience {
     /// Makes one that sleeps after 256 vain polls.
     #[must_use]
     pub const fn new() -> Self {
-        Self { polls: 0, limit: FEWEST, sleeps: 0, pause: spin_loop }
-    }
-
-    /// Makes one that yields the core after each vain poll, for a thread beside those that it works for: they may need its core.
-    #[must_use]
-    pub const fn yielding() -> Self {
-        Self { pause: yield_now, ..Self::new() }
+        Self { polls: 0, limit: FEWEST, sleeps: 0 }
     }
 
     /// Notes a poll that found something, or the beginning of a wait.
@@ -54,7 +45,7 @@ impl Patience {
     pub fn idle(&mut self) -> Option<Instant> {
         if self.polls < self.limit {
             self.polls += 1;
-            (self.pause)();
+            spin_loop();
             return None;
         }
         Some(Instant::now())

@@ -249,8 +249,10 @@ impl<C: Connection> Worker<C> {
 
     /// Runs until no caller is left.
     pub fn serve(mut self) {
-        let mut patience = Patience::yielding();
+        let mut patience = Patience::new();
         while let Some(moved) = self.turn() {
+            // The callers may need this core, and more calls gather meanwhile.
+            thread::yield_now();
             if moved {
                 patience.reset();
             } else if let Some(start) = patience.idle() {
