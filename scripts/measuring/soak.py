@@ -102,8 +102,8 @@ PARTS = {
     "copyrpc-sanitizer": ("copyrpc's core under AddressSanitizer; needs a nightly toolchain", [
         "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
     ]),
-    "services": ("10^7 calls with deadlines of all four RPCs at servers that hold, refuse, drop, and are killed and replaced; copyrpc: also tasks, "
-                 "calls from the server, suspensions", [
+    "services": ("10^7 calls of all four RPCs, blocking and as futures, with deadlines and cancels, at servers that hold, refuse, drop, call back, "
+                 "and are killed and replaced; credit is back; copyrpc: also suspensions", [
         test("shm-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "services", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
     ]),

@@ -1,46 +1,59 @@
-//! Four RPCs under the same storm: clients with deadlines, a server that holds, refuses and drops requests, and that is stopped and killed while
-//! its successor takes its place.
+//! Every RPC under the same storm: clients with deadlines that give calls up, a server that holds, refuses and drops requests, calls its
+//! clients where it can, and is stopped and killed while its successor takes its place.
 //!
 //! A server notes in a file how often it executed each request. So the end of each call can be held against the truth: a call that "may
-//! not have executed" never did, a reply belongs to its request, no request is executed twice. In the end descriptors and memory are back.
+//! not have executed" never did, a reply belongs to its request, no request is executed twice. In the end descriptors and memory are back,
+//! and each client can have as many calls under way as before.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::pin::Pin;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread;
+use std::task::{Context, Poll, Waker};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use calls::methods::AsyncCaller;
 use delegationrpc::Ring;
 use fastrand::Rng;
 use ipc::parts::Reassembler;
-use ipc::{Announce, Dir, Ending, ReadyWords};
+use ipc::{Dir, Ending};
+use shm_testing::executor::block_on;
 use shm_testing::helpers::{self, Helper, Scratch, next_word, say, scale};
 use shm_testing::limits::any_port;
 use shm_testing::methods::{self, Sums};
 
 const CLIENTS: u64 = 3;
+/// Calls that a client makes at once, if it can.
+const BATCH: u64 = 8;
 /// Calls of a client, of each RPC, times `SHM_TEST_SCALE`.
-const CALLS: u64 = 400;
+const CALLS: u64 = 25 * BATCH;
 /// Servers of each RPC, at least.
-const SERVERS: u64 = 4;
+const SERVERS: u64 = 3;
 /// Calls that a server lasts for, in a long run.
 const LIFE: u64 = 40_000;
 /// Time in which a client finds the next server.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory by which the process may grow, as its allocator keeps some, in bytes.
 const GROWTH: u64 = 32 << 20;
+/// The requests from this number on are answered with their number, once no other has come for [`QUIET`].
+const COUNTED: u64 = 1 << 40;
+const QUIET: Duration = Duration::from_millis(30);
 
 /// The fate of a request at the server, by its number.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Answer,
     Hold,
     Refuse,
     Drop,
+    /// The server calls the client, where it can, and answers.
+    Push,
 }
 
 fn kind(number: u64) -> Kind {
@@ -48,6 +61,7 @@ fn kind(number: u64) -> Kind {
         0..3 => Kind::Hold,
         3 => Kind::Refuse,
         4 => Kind::Drop,
+        5..8 => Kind::Push,
         _ => Kind::Answer,
     }
 }
@@ -80,185 +94,388 @@ impl Log {
     }
 }
 
-/// Requests that are held, and until when.
-struct Held<R>(VecDeque<(Instant, u64, R)>);
+/// The requests that a server has.
+struct Desk<'a, R> {
+    log: &'a Log,
+    /// By the time of the answer, and the number.
+    held: BTreeMap<(Instant, u64), R>,
+    counted: Vec<R>,
+    last: Instant,
+}
 
-impl<R> Held<R> {
-    fn push(&mut self, number: u64, request: R) {
-        self.0.push_back((Instant::now() + Duration::from_micros(number % 4_000), number, request));
+impl<'a, R> Desk<'a, R> {
+    fn new(log: &'a Log) -> Self {
+        Self { log, held: BTreeMap::new(), counted: Vec::new(), last: Instant::now() }
     }
 
-    /// Takes a request that is due; at the end, any.
-    fn pop(&mut self, is_over: bool) -> Option<(u64, R)> {
-        let is_due = self.0.front().is_some_and(|(due, ..)| is_over || *due <= Instant::now());
-        self.0.pop_front().filter(|_| is_due).map(|(_, number, request)| (number, request))
+    /// Executes a request.
+    fn take(&mut self, number: u64, request: R) {
+        let now = Instant::now();
+        if number >= COUNTED {
+            self.last = now;
+            return self.counted.push(request);
+        }
+        self.log.execute(number);
+        let hold = if kind(number) == Kind::Hold { Duration::from_micros(number % 4_000) } else { Duration::ZERO };
+        self.held.insert((now + hold, number), request);
+    }
+
+    /// Ends the requests that are due; at the end of the server, all.
+    fn answer(&mut self, is_over: bool, mut end: impl FnMut(R, Kind, u64)) {
+        if is_over || self.last.elapsed() > QUIET {
+            let count = self.counted.len() as u64;
+            self.counted.drain(..).for_each(|request| end(request, Kind::Answer, count));
+        }
+        while let Some(first) = self.held.first_entry().filter(|first| is_over || first.key().0 <= Instant::now()) {
+            let ((_, number), request) = first.remove_entry();
+            end(request, kind(number), answer(number));
+        }
     }
 }
 
-/// An RPC as the storm sees it.
-trait Carrier {
-    type Client;
-
-    const NAME: &str;
-
-    /// Serves at a place until the test says so.
-    fn serve(place: &str, dir: &Dir, log: &Log, is_over: &AtomicBool);
-    fn connect(place: &str, dir: &Dir) -> Self::Client;
-    fn call(client: &mut Self::Client, number: u64, timeout: Duration) -> Result<u64, Box<dyn Ending>>;
+/// A call of a client.
+#[derive(Clone, Copy)]
+struct Call {
+    number: u64,
+    timeout: Duration,
+    /// The caller does not wait for its end.
+    is_given_up: bool,
 }
 
-fn words(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("a message of 8 bytes"))
+/// The end of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Answered,
+    MayHaveExecuted,
+    HasNotExecuted,
+    GivenUp,
 }
 
-/// `ipc` and `delegationrpc`.
-struct Shared<W>(std::marker::PhantomData<W>);
-
-trait Named: Announce {
-    const NAME: &str;
-}
-
-impl Named for ReadyWords {
-    const NAME: &str = "ipc";
-}
-
-impl Named for Ring {
-    const NAME: &str = "delegationrpc";
-}
-
-impl<W: Named + 'static> Carrier for Shared<W> {
-    type Client = ipc::Client<u64, u64, (), W>;
-
-    const NAME: &str = W::NAME;
-
-    fn serve(_: &str, dir: &Dir, log: &Log, is_over: &AtomicBool) {
-        let bind = || ipc::Server::<u64, u64, W>::bind_in(dir, W::NAME, 4, 32, 0).ok();
-        let mut server = helpers::wait_for_some("the name stays taken", bind);
-        say(W::NAME);
-        let mut held = Held(VecDeque::new());
-        while !is_over.load(Relaxed) {
-            if server.poll() == 0 {
-                server.wait(Some(Duration::from_millis(1)));
+impl Call {
+    fn end<E: Ending>(self, outcome: Result<u64, E>) -> End {
+        match outcome {
+            Ok(reply) => {
+                assert_eq!(reply, answer(self.number), "the reply to {}", self.number);
+                End::Answered
             }
-            while let Some((token, number)) = server.recv() {
-                log.execute(number);
-                match kind(number) {
-                    Kind::Answer => _ = server.reply(token, answer(number)),
-                    Kind::Hold => held.push(number, token),
+            Err(error) => {
+                assert!(!(error.is_retryable() && error.may_have_executed()), "{error}");
+                if error.may_have_executed() { End::MayHaveExecuted } else { End::HasNotExecuted }
+            }
+        }
+    }
+}
+
+/// A client as the storm sees it.
+trait Client: Sized {
+    const NAME: &str;
+    /// Number of calls that the server can have of it at once.
+    const ROOM: u64;
+
+    fn connect(place: &str, dir: &Dir) -> Self;
+    fn make(&mut self, calls: &[Call]) -> Vec<End>;
+    /// Makes [`ROOM`](Self::ROOM) calls and more at once. Returns how many the server had.
+    fn fill(&mut self) -> u64;
+}
+
+/// The number in a message.
+trait Word {
+    fn word(&self) -> u64;
+}
+
+impl Word for u64 {
+    fn word(&self) -> u64 {
+        *self
+    }
+}
+
+impl Word for [u8] {
+    fn word(&self) -> u64 {
+        u64::from_le_bytes(self.try_into().expect("a message of 8 bytes"))
+    }
+}
+
+/// `ipc`, its messages of bytes and `delegationrpc`, in which a `$number` travels as `$message`.
+macro_rules! through_shared_memory {
+    ($serve:ident, $name:literal, $bind:expr, $client:ty, |$number:ident| $message:expr) => {
+        fn $serve(dir: &Dir, log: &Log, is_over: &AtomicBool) {
+            let mut server = helpers::wait_for_some("the name stays taken", || $bind(dir).ok());
+            say($name);
+            let (mut desk, mut has_ended) = (Desk::new(log), false);
+            while !has_ended {
+                has_ended = is_over.load(Relaxed);
+                if server.poll() == 0 {
+                    server.wait(Some(Duration::from_millis(1)));
+                }
+                while let Some((token, request)) = server.recv() {
+                    desk.take(request.word(), token);
+                }
+                desk.answer(has_ended, |token, kind, $number| match kind {
                     Kind::Refuse => _ = server.refuse(token),
                     Kind::Drop => drop(token),
+                    _ => _ = server.reply(token, $message),
+                });
+            }
+        }
+
+        impl Client for $client {
+            const NAME: &str = $name;
+            const ROOM: u64 = 32;
+
+            fn connect(_: &str, dir: &Dir) -> Self {
+                helpers::wait_for_some("no server comes", || Self::connect_in(dir, $name, 0).ok())
+            }
+
+            fn make(&mut self, calls: &[Call]) -> Vec<End> {
+                let mut make = |call: &Call| {
+                    let $number = call.number;
+                    if call.is_given_up {
+                        return match self.call($message, ()).map_err(ipc::AskError::from) {
+                            Ok(made) => {
+                                if call.timeout > Duration::ZERO {
+                                    thread::yield_now();
+                                }
+                                assert_eq!(self.cancel(made), Some(()));
+                                End::GivenUp
+                            }
+                            Err(error) => call.end(Err(error)),
+                        };
+                    }
+                    let outcome = self.ask($message, call.timeout);
+                    // It was made without a time to wait for the next server.
+                    if matches!(outcome, Err(ipc::AskError::NotSent(_))) {
+                        let _ = self.reconnect(PATIENCE);
+                    }
+                    call.end(outcome.map(|reply| reply.word()))
+                };
+                calls.iter().map(&mut make).collect()
+            }
+
+            fn fill(&mut self) -> u64 {
+                let ($number, mut most) = (COUNTED, 0);
+                while self.call($message, ()).is_ok() {}
+                while self.in_flight() > 0 {
+                    self.poll(|(), reply| most = most.max(reply.unwrap().word())).unwrap();
+                    self.wait(Some(QUIET));
                 }
-            }
-            while let Some((number, token)) = held.pop(false) {
-                let _ = server.reply(token, answer(number));
+                most
             }
         }
-        while let Some((number, token)) = held.pop(true) {
-            let _ = server.reply(token, answer(number));
-        }
-    }
-
-    fn connect(_: &str, dir: &Dir) -> Self::Client {
-        helpers::wait_for_some("no server comes", || ipc::Client::connect_in(dir, W::NAME, 0).ok())
-    }
-
-    fn call(client: &mut Self::Client, number: u64, timeout: Duration) -> Result<u64, Box<dyn Ending>> {
-        client.ask(number, timeout).map_err(|error| {
-            // It was made without a time to wait for the next server.
-            if matches!(error, ipc::AskError::NotSent(_)) {
-                let _ = client.reconnect(PATIENCE);
-            }
-            Box::new(error) as _
-        })
-    }
+    };
 }
 
-struct CopyRpc;
+through_shared_memory!(
+    serve_ipc,
+    "ipc",
+    |dir| ipc::Server::<u64, u64>::bind_in(dir, "ipc", 4, 32, 0),
+    ipc::Client<u64, u64, ()>,
+    |number| number
+);
+through_shared_memory!(
+    serve_delegationrpc,
+    "delegationrpc",
+    |dir| ipc::Server::<u64, u64, Ring>::bind_in(dir, "delegationrpc", 4, 32, 0),
+    delegationrpc::Client<u64, u64, ()>,
+    |number| number
+);
+through_shared_memory!(
+    serve_bytes,
+    "bytes",
+    |dir| ipc::bytes::Server::bind_in(dir, "bytes", 4, 32, ipc::bytes::MessageBytes { request: 64, response: 64 }, 0),
+    ipc::bytes::Client<()>,
+    |number| &number.to_le_bytes()
+);
 
-impl Carrier for CopyRpc {
-    type Client = copyrpc::Client;
+/// A client that calls in turn.
+fn make_in_turn<E: Ending>(calls: &[Call], mut make: impl FnMut(&Call) -> Result<Vec<u8>, E>) -> Vec<End> {
+    calls.iter().map(|call| call.end(make(call).map(|reply| reply.word()))).collect()
+}
 
+fn copyrpc_options() -> copyrpc::ClientOptions {
+    copyrpc::ClientOptions { connect_timeout: PATIENCE, ..copyrpc::ClientOptions::default() }
+}
+
+fn serve_copyrpc(place: &str, log: &Log, is_over: &AtomicBool) {
+    let mut server = helpers::wait_for_some("the address stays taken", || copyrpc::Server::bind(place).ok());
+    say(server.local_addr().unwrap());
+    let mut desk = Desk::new(log);
+    let end = |request: copyrpc::RecvHandle<()>, kind, reply: u64| match kind {
+        Kind::Refuse => _ = request.refuse(),
+        Kind::Drop => drop(request),
+        _ => _ = request.reply(&reply.to_le_bytes()),
+    };
+    while !is_over.load(Relaxed) {
+        server.step().unwrap();
+        while let Some(request) = server.recv() {
+            let number = request.data().to_vec().word();
+            if number < COUNTED && kind(number) == Kind::Push {
+                // The client refuses it. A client that has left takes none.
+                let pushed = request.endpoint().call(&[0; 100], (), 8);
+                assert!(pushed.is_ok() || !request.is_wanted(), "the credit of calls from the server is gone: {pushed:?}");
+            }
+            desk.take(number, request);
+        }
+        desk.answer(false, end);
+    }
+    server.close();
+    desk.answer(true, end);
+}
+
+impl Client for copyrpc::Client {
     const NAME: &str = "copyrpc";
+    const ROOM: u64 = 1;
 
-    fn serve(place: &str, _: &Dir, log: &Log, is_over: &AtomicBool) {
-        let mut server = helpers::wait_for_some("the address stays taken", || copyrpc::Server::bind(place).ok());
-        say(server.local_addr().unwrap());
-        let mut held = Held(VecDeque::new());
-        while !is_over.load(Relaxed) {
-            server.step().unwrap();
-            while let Some(request) = server.recv() {
-                let number = words(&request.data().to_vec());
-                log.execute(number);
-                match kind(number) {
-                    Kind::Answer => _ = request.reply(&answer(number).to_le_bytes()),
-                    Kind::Hold => held.push(number, request),
-                    Kind::Refuse => _ = request.refuse(),
-                    Kind::Drop => drop(request),
-                }
-            }
-            while let Some((number, request)) = held.pop(false) {
-                let _ = request.reply(&answer(number).to_le_bytes());
-            }
-        }
-        server.close();
-        while let Some((number, request)) = held.pop(true) {
-            let _ = request.reply(&answer(number).to_le_bytes());
-        }
+    fn connect(place: &str, _: &Dir) -> Self {
+        Self::with_options(place.to_owned(), &copyrpc_options()).unwrap()
     }
 
-    fn connect(place: &str, _: &Dir) -> Self::Client {
-        let options = copyrpc::ClientOptions { connect_timeout: PATIENCE, ..copyrpc::ClientOptions::default() };
-        copyrpc::Client::with_options(place.to_owned(), &options).unwrap()
+    fn make(&mut self, calls: &[Call]) -> Vec<End> {
+        make_in_turn(calls, |call| self.call_within(&call.number.to_le_bytes(), call.timeout))
     }
 
-    fn call(client: &mut Self::Client, number: u64, timeout: Duration) -> Result<u64, Box<dyn Ending>> {
-        let reply = client.call_within(&number.to_le_bytes(), timeout);
-        reply.map(|reply| words(&reply)).map_err(|error| Box::new(error) as _)
+    fn fill(&mut self) -> u64 {
+        self.call(&COUNTED.to_le_bytes()).unwrap().word()
     }
 }
 
-struct ScaleRpc;
-
-impl Carrier for ScaleRpc {
-    type Client = scalerpc::Client;
-
-    const NAME: &str = "scalerpc";
-
-    fn serve(place: &str, _: &Dir, log: &Log, is_over: &AtomicBool) {
-        let mut server = helpers::wait_for_some("the address stays taken", || scalerpc::Server::bind(place).ok());
-        say(server.local_addr().unwrap());
-        let held = RefCell::new(Held(VecDeque::new()));
-        let mut handlers = scalerpc::Handlers::new(server.max_payload());
-        handlers.insert_held(scalerpc::DEFAULT_TYPE, |request| {
-            let number = words(request.payload());
-            log.execute(number);
-            match kind(number) {
-                Kind::Answer => _ = request.reply(answer(number).to_le_bytes().to_vec()),
-                Kind::Hold => held.borrow_mut().push(number, request),
-                Kind::Refuse | Kind::Drop => drop(request),
+fn serve_copyrpc_tasks(place: &str, log: &Log, is_over: &AtomicBool) {
+    let server = helpers::wait_for_some("the address stays taken", || block_on(copyrpc::AsyncServer::bind(place.to_owned())).ok());
+    say(server.local_addr());
+    let (stop, desk, has_ended) = (server.stop_handle(), Mutex::new(Desk::new(log)), AtomicBool::new(false));
+    let answer_due = |is_over| {
+        desk.lock().unwrap().answer(is_over, |request: copyrpc::ServerRequest, kind, reply| match kind {
+            Kind::Refuse => request.refuse(),
+            Kind::Drop => drop(request),
+            _ => request.reply(reply.to_le_bytes()),
+        });
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Relaxed) {
+                if is_over.load(Relaxed) {
+                    stop.stop();
+                }
+                answer_due(false);
+                thread::sleep(Duration::from_micros(200));
             }
         });
-        let answer_held = |is_over| {
-            while let Some((number, request)) = held.borrow_mut().pop(is_over) {
-                let _ = request.reply(answer(number).to_le_bytes().to_vec());
-            }
-        };
-        while !is_over.load(Relaxed) {
-            server.step(&mut handlers).unwrap();
-            answer_held(false);
+        while let Some(request) = block_on(server.recv()).unwrap() {
+            desk.lock().unwrap().take(request.data().word(), request);
         }
-        answer_held(true);
-        server.close(&mut handlers);
+        has_ended.store(true, Relaxed);
+    });
+    answer_due(true);
+}
+
+fn serve_scalerpc(place: &str, log: &Log, is_over: &AtomicBool) {
+    let mut server = helpers::wait_for_some("the address stays taken", || scalerpc::Server::bind(place).ok());
+    say(server.local_addr().unwrap());
+    let desk = RefCell::new(Desk::new(log));
+    let mut handlers = scalerpc::Handlers::new(server.max_payload());
+    handlers.insert_held(scalerpc::DEFAULT_TYPE, |request| desk.borrow_mut().take(request.payload().word(), request));
+    let answer_due = |is_over| {
+        desk.borrow_mut().answer(is_over, |request, kind, reply| match kind {
+            Kind::Refuse | Kind::Drop => drop(request),
+            _ => _ = request.reply(reply.to_le_bytes()),
+        });
+    };
+    while !is_over.load(Relaxed) {
+        server.step(&mut handlers).unwrap();
+        answer_due(false);
+    }
+    answer_due(true);
+    server.close(&mut handlers);
+}
+
+fn scalerpc_options() -> scalerpc::ClientOptions {
+    scalerpc::ClientOptions { connect_timeout: PATIENCE, ..scalerpc::ClientOptions::default() }
+}
+
+impl Client for scalerpc::Client {
+    const NAME: &str = "scalerpc";
+    const ROOM: u64 = SLOTS;
+
+    fn connect(place: &str, _: &Dir) -> Self {
+        Self::with_options(place.to_owned(), &scalerpc_options()).unwrap()
     }
 
-    fn connect(place: &str, _: &Dir) -> Self::Client {
-        let options = scalerpc::ClientOptions { connect_timeout: PATIENCE, ..scalerpc::ClientOptions::default() };
-        scalerpc::Client::with_options(place.to_owned(), &options).unwrap()
+    fn make(&mut self, calls: &[Call]) -> Vec<End> {
+        make_in_turn(calls, |call| self.call_within(&call.number.to_le_bytes(), call.timeout))
     }
 
-    fn call(client: &mut Self::Client, number: u64, timeout: Duration) -> Result<u64, Box<dyn Ending>> {
-        let reply = client.call_within(&number.to_le_bytes(), timeout);
-        reply.map(|reply| words(&reply)).map_err(|error| Box::new(error) as _)
+    fn fill(&mut self) -> u64 {
+        self.call(&COUNTED.to_le_bytes()).unwrap();
+        self.rdma().free_slots() as u64
+    }
+}
+
+/// A client whose calls are futures, many of them at a time.
+struct Tasks<C>(C);
+
+/// Connects such a client.
+trait Reach: AsyncCaller<Error: std::fmt::Debug> {
+    const NAME: &str;
+    const ROOM: u64;
+
+    fn reach(place: &str, dir: &Dir) -> Self;
+}
+
+impl Reach for copyrpc::AsyncClient {
+    const NAME: &str = "copyrpc, tasks";
+    const ROOM: u64 = 63;
+
+    fn reach(place: &str, _: &Dir) -> Self {
+        block_on(Self::with_options(place.to_owned(), &copyrpc_options())).unwrap()
+    }
+}
+
+/// The default depth of a server of `scalerpc`.
+const SLOTS: u64 = 8;
+
+impl Reach for scalerpc::AsyncClient {
+    const NAME: &str = "scalerpc, tasks";
+    const ROOM: u64 = SLOTS;
+
+    fn reach(place: &str, _: &Dir) -> Self {
+        block_on(Self::with_options(place.to_owned(), &scalerpc_options())).unwrap()
+    }
+}
+
+/// A future that was polled, and its output if there is one.
+struct Begun<F: Future>(Pin<Box<F>>, Option<F::Output>);
+
+impl<F: Future> Begun<F> {
+    fn new(future: F) -> Self {
+        let mut future = Box::pin(future);
+        let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { return Self(future, None) };
+        Self(future, Some(output))
+    }
+
+    fn end(self) -> F::Output {
+        self.1.unwrap_or_else(|| block_on(self.0))
+    }
+}
+
+impl<C: Reach> Client for Tasks<C> {
+    const NAME: &str = C::NAME;
+    const ROOM: u64 = C::ROOM;
+
+    fn connect(place: &str, dir: &Dir) -> Self {
+        Self(C::reach(place, dir))
+    }
+
+    fn make(&mut self, calls: &[Call]) -> Vec<End> {
+        let begin = |call: &Call| Begun::new(self.0.call(call.number.to_le_bytes().to_vec(), Some(call.timeout)));
+        let mut ends = Vec::new();
+        for (call, begun) in calls.iter().zip(calls.iter().map(begin).collect::<Vec<_>>()) {
+            ends.push(if call.is_given_up { End::GivenUp } else { call.end(begun.end().map(|reply| reply.word())) });
+        }
+        ends
+    }
+
+    fn fill(&mut self) -> u64 {
+        let begun: Vec<_> = (0..2 * C::ROOM).map(|_| Begun::new(self.0.call(COUNTED.to_le_bytes().to_vec(), None))).collect();
+        begun.into_iter().map(|begun| begun.end().unwrap().word()).max().unwrap_or(0)
     }
 }
 
@@ -274,46 +491,72 @@ fn helper_process() {
             is_over.store(true, Relaxed);
         });
         match name {
-            "ipc" => Shared::<ReadyWords>::serve(place, &dir, &log, &is_over),
-            "delegationrpc" => Shared::<Ring>::serve(place, &dir, &log, &is_over),
-            "copyrpc" => CopyRpc::serve(place, &dir, &log, &is_over),
-            "scalerpc" => ScaleRpc::serve(place, &dir, &log, &is_over),
+            "ipc" => serve_ipc(&dir, &log, &is_over),
+            "delegationrpc" => serve_delegationrpc(&dir, &log, &is_over),
+            "bytes" => serve_bytes(&dir, &log, &is_over),
+            "copyrpc" => serve_copyrpc(place, &log, &is_over),
+            "copyrpc-tasks" => serve_copyrpc_tasks(place, &log, &is_over),
+            "scalerpc" => serve_scalerpc(place, &log, &is_over),
             other => panic!("{other}"),
         }
     });
 }
 
-/// The ends of a client's calls, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Answered,
-    MayHaveExecuted,
-    HasNotExecuted,
+/// A storm under way.
+struct Storm {
+    made: AtomicU64,
+    /// Servers that it will have had, and the number of those that have come after the first.
+    servers: u64,
+    successors: AtomicU64,
+    /// The number of the last call outside the storm. One client at a time makes such calls.
+    last: Mutex<u64>,
 }
 
-fn work<C: Carrier>(place: &str, dir: &Dir, first: u64, calls: u64, made: &AtomicU64) -> Vec<End> {
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Makes the calls of a client. Returns their ends, in order.
+fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm) -> Vec<End> {
     let (mut client, mut rng) = (C::connect(place, dir), Rng::with_seed(first));
-    let numbers = first..first + calls;
-    numbers
-        .map(|number| {
-            made.fetch_add(1, Relaxed);
+    let mut ends = Vec::with_capacity(calls as usize);
+    for made in (0..calls).step_by(BATCH as usize) {
+        // Each server has its share of the calls. Half of the next share is made without it.
+        wait_until(|| 2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls);
+        let call = |number| {
             let timeout = match rng.u32(..100) {
                 0 => Duration::ZERO,
                 1..5 => Duration::from_micros(rng.u64(..3_000)),
                 _ => Duration::from_secs(1),
             };
-            match C::call(&mut client, number, timeout) {
-                Ok(reply) => {
-                    assert_eq!(reply, answer(number), "{}: the reply to {number}", C::NAME);
-                    End::Answered
-                }
-                Err(error) => {
-                    assert!(!(error.is_retryable() && error.may_have_executed()), "{error}");
-                    if error.may_have_executed() { End::MayHaveExecuted } else { End::HasNotExecuted }
-                }
-            }
-        })
-        .collect()
+            Call { number, timeout, is_given_up: rng.u32(..20) == 0 }
+        };
+        let batch: Vec<_> = (first + made..).take(BATCH as usize).map(call).collect();
+        ends.extend(client.make(&batch));
+        storm.made.fetch_add(BATCH, Relaxed);
+    }
+    wait_until(|| storm.successors.load(Relaxed) + 1 == storm.servers);
+    check_room(&mut client, &mut storm.last.lock().unwrap());
+    ends
+}
+
+/// Checks that the client can have as many calls under way as its server permits.
+fn check_room<C: Client>(client: &mut C, number: &mut u64) {
+    // The last server may have come after the client's last call.
+    helpers::wait_for("the client gets no answer", || {
+        *number += 1;
+        let call = Call { number: *number, timeout: Duration::from_secs(1), is_given_up: false };
+        client.make(&[call]) == [End::Answered]
+    });
+    let mut room = 0;
+    let start = Instant::now();
+    while room < C::ROOM {
+        assert!(start.elapsed() < PATIENCE, "{}: room for {room} calls, of {}", C::NAME, C::ROOM);
+        room = client.fill();
+    }
+    assert_eq!(room, C::ROOM, "{}", C::NAME);
 }
 
 fn memory() -> u64 {
@@ -325,26 +568,25 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn storm<C: Carrier>() {
-    let scratch = Scratch::new(&format!("services-{}", C::NAME));
+fn storm<C: Client>(server_name: &str) {
+    let scratch = Scratch::new(&format!("services-{server_name}"));
     let calls = CALLS * u64::from(scale());
     let all = CLIENTS * calls;
     let servers = SERVERS.max(all / LIFE);
     let log = Log::open(scratch.path());
-    let mut server = Helper::start(&format!("{} {}", C::NAME, any_port()), &scratch);
+    let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
     let place = server.hear();
     // A process makes some things once.
-    drop(C::connect(&place, &scratch.dir()));
-    let before = (descriptors(), memory());
-    let (made, mut kills) = (AtomicU64::new(0), 0);
+    let storm = Storm { made: AtomicU64::new(0), servers, successors: AtomicU64::new(0), last: Mutex::new(all) };
+    check_room(&mut C::connect(&place, &scratch.dir()), &mut storm.last.lock().unwrap());
+    let (before, mut kills) = ((descriptors(), memory()), 0);
     let ends: Vec<End> = thread::scope(|scope| {
-        let (place, made, scratch) = (&*place, &made, &scratch);
+        let (place, storm, scratch) = (&*place, &storm, &scratch);
         let clients: Vec<_> =
-            (0..CLIENTS).map(|client| scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, made))).collect();
+            (0..CLIENTS).map(|client| scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, storm))).collect();
         for life in 1..servers {
-            while made.load(Relaxed) < life * all / servers {
-                thread::sleep(Duration::from_millis(1));
-            }
+            // A client that failed makes no more calls.
+            wait_until(|| storm.made.load(Relaxed) >= life * all / servers || clients.iter().any(ScopedJoinHandle::is_finished));
             if life % 2 == 0 {
                 server.kill();
                 kills += 1;
@@ -352,31 +594,32 @@ fn storm<C: Carrier>() {
                 server.hang_up();
                 server.wait();
             }
-            server = Helper::start(&format!("{} {place}", C::NAME), scratch);
+            server = Helper::start(&format!("{server_name} {place}"), scratch);
             server.hear();
+            storm.successors.store(life, Relaxed);
         }
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
     server.hang_up();
     server.wait();
     drop(server);
-    let mut counts = [0; 3];
+    let mut counts = [0; 4];
     for (number, (end, executed)) in ends.iter().zip(log.read(all)).enumerate() {
         let is_true = match end {
             End::Answered => executed == 1,
-            End::MayHaveExecuted => executed <= 1,
+            End::MayHaveExecuted | End::GivenUp => executed <= 1,
             End::HasNotExecuted => executed == 0,
         };
         assert!(is_true, "{}: call {number} ended as {end:?}, and was executed {executed} times", C::NAME);
         counts[*end as usize] += 1;
     }
-    let [answered, unknown, not] = counts;
+    let [answered, unknown, not, given_up] = counts;
     println!(
-        "{}: {answered} calls answered, {unknown} of unknown fate, {not} not executed, {kills} kills, {} restarts",
+        "{}: {answered} calls answered, {unknown} of unknown fate, {not} not executed, {given_up} given up, {kills} kills, {} restarts",
         C::NAME,
         servers - 1 - kills
     );
-    assert_eq!(answered + unknown + not, all);
+    assert_eq!(answered + unknown + not + given_up, all);
     assert!(answered > all / 2, "{}: the storm was no service", C::NAME);
     drop(ends);
     assert!(descriptors() < before.0, "the server's pipe is closed, and nothing else is open");
@@ -389,10 +632,14 @@ fn storm<C: Carrier>() {
 #[test]
 fn every_call_of_every_rpc_ends_once_and_as_it_says() {
     helpers::limited(|| {
-        storm::<Shared<ReadyWords>>();
-        storm::<Shared<Ring>>();
-        storm::<CopyRpc>();
-        storm::<ScaleRpc>();
+        storm::<ipc::Client<u64, u64, ()>>("ipc");
+        storm::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
+        storm::<ipc::bytes::Client<()>>("bytes");
+        storm::<copyrpc::Client>("copyrpc");
+        storm::<Tasks<copyrpc::AsyncClient>>("copyrpc");
+        storm::<Tasks<copyrpc::AsyncClient>>("copyrpc-tasks");
+        storm::<scalerpc::Client>("scalerpc");
+        storm::<Tasks<scalerpc::AsyncClient>>("scalerpc");
     });
 }
 
