@@ -4,18 +4,21 @@
 //! Both ends are in one process, each with its own runtime of one thread. The blocking pair has a core for each end; the others share both
 //! cores, as copyrpc's clients and servers with futures have one more thread each.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bench::program::Program;
 use bytes::{Buf, BufMut, Bytes};
 use clap::{Parser, ValueEnum};
 use futures::StreamExt;
 use harness::Failure;
 use harness::affinity::pin_current_thread;
-use harness::report::say;
+use harness::report::JsonSink;
+use serde::Serialize;
 use tarpc::tokio_serde::formats::Bincode;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -52,6 +55,8 @@ struct Cli {
     /// The cores of client and server of the blocking pair.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
+    #[arg(long)]
+    json: Option<JsonSink>,
     /// `cargo bench` gives it to each benchmark.
     #[arg(long, hide = true)]
     bench: bool,
@@ -72,10 +77,10 @@ fn runtime() -> Result<Runtime, Failure> {
 }
 
 /// Keeps `depth` calls under way for the whole time. Returns their number.
-async fn load<F: Future<Output = Result<Vec<u8>, Failure>>>(cli: &Cli, call: impl Fn(Vec<u8>) -> F + Clone + 'static) -> Result<u64, Failure>
-where
-    F: 'static,
-{
+async fn load<F: Future<Output = Result<Vec<u8>, Failure>> + 'static>(
+    cli: &Cli,
+    call: impl Fn(Vec<u8>) -> F + Clone + 'static,
+) -> Result<u64, Failure> {
     let (tasks, end) = (LocalSet::new(), Instant::now() + Duration::from_secs_f64(cli.duration));
     let caller = |first: u32| {
         let call = call.clone();
@@ -166,7 +171,9 @@ impl Echo for Answers {
 }
 
 /// Runs the server of a rival in a thread of its own, which ends with the process.
-fn serve<F: Future<Output = Result<(), Failure>>>(server: impl FnOnce(Sender<SocketAddr>) -> F + Send + 'static) -> Result<SocketAddr, Failure> {
+fn serve<F: Future<Output = Result<(), Failure>>>(
+    server: impl FnOnce(Sender<SocketAddr>) -> F + Send + 'static,
+) -> Result<SocketAddr, Failure> {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || runtime()?.block_on(server(tell)));
     Ok(told.recv()?)
@@ -283,22 +290,25 @@ fn of_tonic(cli: &Cli) -> Result<u64, Failure> {
     })
 }
 
+#[derive(Debug, Serialize)]
+struct Measured {
+    per_s: f64,
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} calls/s, {:.0} ns each", self.per_s, 1e9 / self.per_s)
+    }
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let (program, cli) = (Program("services"), Cli::parse());
     let count = match cli.mode {
         Mode::Blocking => blocking(&cli),
         Mode::Async => of_futures(&cli),
         Mode::Tarpc => of_tarpc(&cli),
         Mode::Tonic => of_tonic(&cli),
     };
-    match count {
-        Ok(count) => {
-            println!("{{\"per_s\": {}}}", count as f64 / cli.duration);
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            say(&format!("services: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    let shown = count.and_then(|count| program.show(&Measured { per_s: count as f64 / cli.duration }, cli.json.as_ref(), None));
+    shown.unwrap_or_else(|error| program.fail(1, &error))
 }

@@ -26,7 +26,7 @@
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: their deadlines.
 //! - `error`: the errors of calls.
-//! - `patience`: the number of vain polls before a thread sleeps.
+//! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.

@@ -1,4 +1,4 @@
-//! The number of vain polls before a thread sleeps.
+//! The number of empty polls before a thread sleeps.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ const SHORT: Duration = Duration::from_micros(100);
 /// Number of sleeps before more polls are tried again, once they have not helped.
 const SLEEPS_PER_TRY: u32 = 1024;
 
-/// Decides when a thread that polls in vain sleeps.
+/// Decides when a thread sleeps whose polls find nothing.
 ///
-/// Two threads that answer each other may wake each other for ever: while one wakes up, the other polls in vain, and sleeps too. So after a
-/// short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs the same core, the
+/// Two threads that answer each other may wake each other for every message: while one wakes up, the polls of the other find nothing, and it
+/// sleeps too. So after a short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs the same core, the
 /// thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {
-    /// Vain polls since the last one that found something.
+    /// Empty polls since the last one that found something.
     polls: u32,
     /// Polls before a sleep.
     limit: u32,
@@ -27,7 +27,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Makes one that sleeps after 256 vain polls.
+    /// Makes one that sleeps after 256 empty polls.
     #[must_use]
     pub const fn new() -> Self {
         Self { polls: 0, limit: FEWEST, sleeps: 0 }
@@ -39,7 +39,7 @@ impl Patience {
         self.polls = 0;
     }
 
-    /// Notes a vain poll. Returns the time if there have been enough of them since the last [`reset`](Self::reset): then the thread sleeps
+    /// Notes an empty poll. Returns the time if there have been enough of them since the last [`reset`](Self::reset): then the thread sleeps
     /// until there is something to poll for, and calls [`slept`](Self::slept).
     #[inline]
     pub fn idle(&mut self) -> Option<Instant> {

@@ -45,28 +45,30 @@ pub const QPN_OFFSET: usize = OPCODE_QPN + 1;
 pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
-/// CQE opcodes (`MLX5_CQE_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum CqeOpcode {
-    /// A send WQE is complete.
-    Requester = 0,
-    /// A WRITE with immediate arrived.
-    ResponderWriteImm = 1,
-    /// A SEND arrived.
-    ResponderSend = 2,
-    /// A SEND with immediate arrived.
-    ResponderSendImm = 3,
-    /// A SEND that invalidates an rkey arrived. The rkey replaces the immediate.
-    ResponderSendInvalidate = 4,
-    /// The CQ was resized: later CQEs are in the new buffer.
-    Resize = 5,
-    /// A send WQE failed.
-    RequesterError = 13,
-    /// A receive WQE failed.
-    ResponderError = 14,
-    /// Not written yet.
-    Invalid = 15,
+of_bytes! {
+    /// CQE opcodes (`MLX5_CQE_*`).
+    pub enum CqeOpcode {
+        /// A send WQE is complete.
+        Requester = 0,
+        /// A WRITE with immediate arrived.
+        ResponderWriteImm = 1,
+        /// A SEND arrived.
+        ResponderSend = 2,
+        /// A SEND with immediate arrived.
+        ResponderSendImm = 3,
+        /// A SEND that invalidates an rkey arrived. The rkey replaces the immediate.
+        ResponderSendInvalidate = 4,
+        /// The CQ was resized: later CQEs are in the new buffer.
+        Resize = 5,
+        /// A send WQE failed.
+        RequesterError = 13,
+        /// A receive WQE failed.
+        ResponderError = 14,
+        /// Not written yet.
+        Invalid = 15,
+    }
+    /// Returns the opcode of this number; `None` if this crate does not know it.
+    from_number
 }
 
 impl CqeOpcode {
@@ -74,18 +76,7 @@ impl CqeOpcode {
     #[must_use]
     #[inline(always)]
     pub const fn from_op_own(op_own: u8) -> Option<Self> {
-        Some(match op_own >> 4 {
-            0 => Self::Requester,
-            1 => Self::ResponderWriteImm,
-            2 => Self::ResponderSend,
-            3 => Self::ResponderSendImm,
-            4 => Self::ResponderSendInvalidate,
-            5 => Self::Resize,
-            13 => Self::RequesterError,
-            14 => Self::ResponderError,
-            15 => Self::Invalid,
-            _ => return None,
-        })
+        Self::from_number(op_own >> 4)
     }
 }
 

@@ -14,44 +14,28 @@
 
 use super::{SEGMENT, be32, be64};
 
-/// Send WQE opcodes (`MLX5_OPCODE_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Opcode {
-    /// No operation; fills the end of the SQ.
-    Nop = 0x00,
-    /// RDMA WRITE.
-    RdmaWrite = 0x08,
-    /// RDMA WRITE with immediate: consumes a receive at the target.
-    RdmaWriteImm = 0x09,
-    /// SEND: consumes a receive at the target, which names the destination of the bytes.
-    Send = 0x0a,
-    /// SEND with immediate.
-    SendImm = 0x0b,
-    /// RDMA READ.
-    RdmaRead = 0x10,
-    /// Atomic compare-and-swap of 8 bytes.
-    AtomicCompareSwap = 0x11,
-    /// Atomic fetch-and-add of 8 bytes.
-    AtomicFetchAdd = 0x12,
-}
-
-impl Opcode {
-    /// Returns the opcode of a WQE byte; `None` if this crate does not know it.
-    #[must_use]
-    pub const fn from_wire(byte: u8) -> Option<Self> {
-        Some(match byte {
-            0x00 => Self::Nop,
-            0x08 => Self::RdmaWrite,
-            0x09 => Self::RdmaWriteImm,
-            0x0a => Self::Send,
-            0x0b => Self::SendImm,
-            0x10 => Self::RdmaRead,
-            0x11 => Self::AtomicCompareSwap,
-            0x12 => Self::AtomicFetchAdd,
-            _ => return None,
-        })
+of_bytes! {
+    /// Send WQE opcodes (`MLX5_OPCODE_*`).
+    pub enum Opcode {
+        /// No operation; fills the end of the SQ.
+        Nop = 0x00,
+        /// RDMA WRITE.
+        RdmaWrite = 0x08,
+        /// RDMA WRITE with immediate: consumes a receive at the target.
+        RdmaWriteImm = 0x09,
+        /// SEND: consumes a receive at the target, which names the destination of the bytes.
+        Send = 0x0a,
+        /// SEND with immediate.
+        SendImm = 0x0b,
+        /// RDMA READ.
+        RdmaRead = 0x10,
+        /// Atomic compare-and-swap of 8 bytes.
+        AtomicCompareSwap = 0x11,
+        /// Atomic fetch-and-add of 8 bytes.
+        AtomicFetchAdd = 0x12,
     }
+    /// Returns the opcode of a WQE byte; `None` if this crate does not know it.
+    from_wire
 }
 
 /// The condition for the CQE of a WQE (`MLX5_WQE_CTRL_CQ_UPDATE` is `Always`).

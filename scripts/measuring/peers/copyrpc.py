@@ -1,10 +1,13 @@
-"""Compares copyrpc with UCX active messages and a bare cache line.
+"""Compares copyrpc with UCX active messages and a bare cache line, and its clients and servers with tarpc and tonic.
 
 Two processes pinned to two cores, on the software HCA, are compared with UCX active messages over shared memory (ucx_perftest of Debian's
 ucx-utils) and with a bare cache line that goes back and forth. Compared with UCX, times and rates are means over a run on both sides; the medians
 of both are printed too (p50). Compared with the cache line, and for idle endpoints, times are medians of blocks of calls. A round trip of UCX is twice its one-way
 time, its rate of requests with replies half of its one-way message rate. Payloads are verified once before the rounds, and not in them, since
 ucx_perftest does not. Then follow one active endpoint alone and among 1,024, in turn; instructions by callgrind; and memory.
+
+The README's client and server (`services`, a benchmark of benchkv/peers) are compared with the same round trip without them, and the pair with futures
+with tarpc and tonic over TCP on the loopback interface, whose tasks run on the same two cores. Each reply is checked.
 """
 
 import os
@@ -82,7 +85,12 @@ def measure(bench):
     ucx = Ucx(bench.cores)
     transport = ucx.transport()
 
-    names = ["rtt", "rtt_p50", "rtt_of_blocks", "rate", "ucx_rtt", "ucx_rtt_p50", "ucx_rate", "raw", "alone", "among"]
+    services = tools.built("", "bench", "services", workspace=tools.ROOT / "benchkv/peers")
+
+    def service(mode, depth=1):
+        return at(bench.document_of([services, "--mode", mode, "--depth", str(depth), "--cores", bench.pin]), "per_s")
+
+    names = ["pair", "async", "tarpc", "tonic", "rtt", "rtt_p50", "rtt_of_blocks", "rate", "ucx_rtt", "ucx_rtt_p50", "ucx_rate", "raw", "alone", "among"]
     samples = {name: Samples() for name in names}
     for _ in bench.each_round():
         latency, median, _ = ucx.figures("ucp_am_lat", 300000)
@@ -93,6 +101,9 @@ def measure(bench):
         samples["rtt_of_blocks"].append(at(run, "ns_per_call_of_blocks"))
         samples["raw"].append(at(run, "raw_cacheline.latency_ns.p50"))
         samples["rtt_p50"].append(at(ours("--verify=false", "--mode", "latency", "--depth", "1"), "round_trip_p50_ns.median"))
+        samples["pair"].append(1e9 / service("blocking"))
+        for mode in ("async", "tarpc", "tonic"):
+            samples[mode].append(service(mode, 64))
         samples["ucx_rate"].append(ucx.figures("ucp_am_bw", 2000000)[2] / 2)
         samples["rate"].append(at(rate(64), "calls_per_s.median"))
 
@@ -114,6 +125,10 @@ def measure(bench):
         "copyrpc_rate_vs_ucx_am": samples["rate"] / samples["ucx_rate"],
         "copyrpc_rtt_vs_raw_cacheline": samples["rtt_of_blocks"] / samples["raw"],
         "idle_endpoints_cost": samples["among"] / samples["alone"],
+        "client_and_server_rtt_vs_copyrpc": samples["pair"] / samples["rtt"],
+        "client_and_server_rtt_vs_ucx_am": samples["pair"] / samples["ucx_rtt"],
+        "async_rate_vs_tarpc": samples["async"] / samples["tarpc"],
+        "async_rate_vs_tonic": samples["async"] / samples["tonic"],
     }
     version = re.search(r"(?:Library version|Version|UCT version=)[: ]*(.*)", tools.output(["ucx_info", "-v"]))
     return {
@@ -130,6 +145,8 @@ def measure(bench):
             "ucx_am_rtt_ns": samples["ucx_rtt"].object(),
             "ucx_am_rtt_p50_ns": samples["ucx_rtt_p50"].object(),
             "raw_cacheline_rtt_ns": samples["raw"].object(),
+            "client_and_server_rtt_ns": samples["pair"].object(),
+            **{f"{mode}_calls_per_s": samples[mode].object() for mode in ("async", "tarpc", "tonic")},
             "copyrpc_calls_per_s": samples["rate"].object(),
             "ucx_am_calls_per_s": samples["ucx_rate"].object(),
             "one_endpoint_ns_per_call": samples["alone"].object(),
@@ -162,6 +179,12 @@ def table(result):
     target("round trip of 32 B, depth 1 / UCX AM", raw["copyrpc_rtt_vs_ucx_am"], "<=", 1.0, 3, beside("copyrpc_rtt_ns", "ucx_am_rtt_ns", "ns"))
     row("the same, medians of the calls", shown("copyrpc_rtt_p50_vs_ucx_am_p50", 3), "-", beside("copyrpc_rtt_p50_ns", "ucx_am_rtt_p50_ns", "ns"))
     target("calls/s of 32 B, depth 64 / UCX AM", raw["copyrpc_rate_vs_ucx_am"], ">=", 5, 2, beside("copyrpc_calls_per_s", "ucx_am_calls_per_s", "per s"))
+    pair = beside("client_and_server_rtt_ns", "copyrpc_rtt_ns", "ns")
+    target("round trip of Client and Server / without them", raw["client_and_server_rtt_vs_copyrpc"], "<=", 1.1, 3, pair)
+    row("the same / UCX AM", shown("client_and_server_rtt_vs_ucx_am", 3), "-")
+    for rival in ("tarpc", "tonic"):
+        what = beside("async_calls_per_s", f"{rival}_calls_per_s", "per s")
+        target(f"calls/s of AsyncClient and AsyncServer, depth 64 / {rival}", raw[f"async_rate_vs_{rival}"], ">=", 3, 2, what)
     row("round trip / bare cache line", shown("copyrpc_rtt_vs_raw_cacheline", 3), "-", beside("copyrpc_rtt_of_blocks_ns", "raw_cacheline_rtt_ns", "ns"))
     target("instructions per call, both sides, depth 64", result["instructions_per_rpc"], "<=", 250, 0, f"depth 1 {counts['rpc_depth1']:.0f}")
     target(

@@ -207,8 +207,8 @@ impl Udp {
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
-    /// Receives packets, at least one if there is one, and at most twice as many as the last time: while the kernel looks for another
-    /// packet in vain, those before it wait. Returns their number.
+    /// Receives packets, at least one if there is one, and at most twice as many as the last time: while the kernel looks for a
+    /// packet that is not there, those before it wait. Returns their number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
         // The kernel wrote the lengths of their addresses.
         packets.headers[..packets.received].iter_mut().for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);

@@ -12,66 +12,39 @@ pub enum Transport {
     Ud = 3,
 }
 
-/// The kind of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs, reason = "the names are those of the specification, table \"OpCode Encoding\"")]
-pub enum Opcode {
-    SendFirst = 0,
-    SendMiddle = 1,
-    SendLast = 2,
-    SendLastImm = 3,
-    SendOnly = 4,
-    SendOnlyImm = 5,
-    WriteFirst = 6,
-    WriteMiddle = 7,
-    WriteLast = 8,
-    WriteLastImm = 9,
-    WriteOnly = 10,
-    WriteOnlyImm = 11,
-    ReadRequest = 12,
-    ReadResponseFirst = 13,
-    ReadResponseMiddle = 14,
-    ReadResponseLast = 15,
-    ReadResponseOnly = 16,
-    Acknowledge = 17,
-    AtomicAcknowledge = 18,
-    CompareSwap = 19,
-    FetchAdd = 20,
-    SendLastInvalidate = 22,
-    SendOnlyInvalidate = 23,
+of_bytes! {
+    /// The kind of a packet.
+    #[allow(missing_docs, reason = "the names are those of the specification, table \"OpCode Encoding\"")]
+    pub enum Opcode {
+        SendFirst = 0,
+        SendMiddle = 1,
+        SendLast = 2,
+        SendLastImm = 3,
+        SendOnly = 4,
+        SendOnlyImm = 5,
+        WriteFirst = 6,
+        WriteMiddle = 7,
+        WriteLast = 8,
+        WriteLastImm = 9,
+        WriteOnly = 10,
+        WriteOnlyImm = 11,
+        ReadRequest = 12,
+        ReadResponseFirst = 13,
+        ReadResponseMiddle = 14,
+        ReadResponseLast = 15,
+        ReadResponseOnly = 16,
+        Acknowledge = 17,
+        AtomicAcknowledge = 18,
+        CompareSwap = 19,
+        FetchAdd = 20,
+        SendLastInvalidate = 22,
+        SendOnlyInvalidate = 23,
+    }
+    /// Returns the kind of this number; `None` if this crate does not know it.
+    from_number
 }
 
 impl Opcode {
-    const ALL: [Self; 23] = {
-        use Opcode::*;
-        [
-            SendFirst,
-            SendMiddle,
-            SendLast,
-            SendLastImm,
-            SendOnly,
-            SendOnlyImm,
-            WriteFirst,
-            WriteMiddle,
-            WriteLast,
-            WriteLastImm,
-            WriteOnly,
-            WriteOnlyImm,
-            ReadRequest,
-            ReadResponseFirst,
-            ReadResponseMiddle,
-            ReadResponseLast,
-            ReadResponseOnly,
-            Acknowledge,
-            AtomicAcknowledge,
-            CompareSwap,
-            FetchAdd,
-            SendLastInvalidate,
-            SendOnlyInvalidate,
-        ]
-    };
-
     /// Returns whether the packet is the first, or the only one, of a SEND or WRITE.
     #[must_use]
     pub const fn begins_message(self) -> bool {
@@ -139,7 +112,7 @@ impl PacketOpcode {
     /// atomics, UD only whole SENDs.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
-        let opcode = Opcode::ALL.into_iter().find(|opcode| *opcode as u8 == byte & 31)?;
+        let opcode = Opcode::from_number(byte & 31)?;
         let (transport, is_legal) = match byte >> 5 {
             0 => (Transport::Rc, true),
             1 => (Transport::Uc, opcode as u8 <= Opcode::WriteOnlyImm as u8),
