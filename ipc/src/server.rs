@@ -26,7 +26,7 @@ use crate::views::Views;
 /// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of each client: with
 /// [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes them again elsewhere, unless a [`Token`] of that client is
 /// unanswered.
-pub struct Server<Req, Resp, W = ReadyWords> {
+pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
     sessions: Sessions<Req, Resp>,
     announced: W,
     listed: Listed,
@@ -34,16 +34,18 @@ pub struct Server<Req, Resp, W = ReadyWords> {
     region: Region,
 }
 
-impl<Req, Resp, W> fmt::Debug for Server<Req, Resp, W> {
+impl<Req: Plain, Resp: Plain, W: Announce> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("name", &self.region.name()).field("region_bytes", &self.region.view().len()).finish_non_exhaustive()
     }
 }
 
-impl<Req, Resp, W> Drop for Server<Req, Resp, W> {
+impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
     fn drop(&mut self) {
         // In a forked child the sessions are the parent's, and the memory is not mapped.
         if self.region.is_here() {
+            // A handler that panicked has dropped its token since the last poll.
+            self.end_dropped();
             self.sessions.stop();
         }
     }

@@ -204,3 +204,22 @@ fn calls_allocate_nothing_once_as_many_were_held_before() {
     serve(3);
     assert_eq!(serve(1000), 0);
 }
+
+#[test]
+fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped() {
+    let scratch = Scratch::new("bytes-unwound");
+    let (mut server, mut client) = pair(&scratch, 2, most(64, 64));
+    client.call(b"one", 1).unwrap();
+    client.call(b"two", 2).unwrap();
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        server.step(|_| -> Vec<u8> { panic!("a handler's own fault") });
+    }));
+    assert!(unwound.is_err());
+    let mut ended = vec![];
+    while ended.len() < 2 {
+        // The session is over once all calls have ended.
+        let _ = client.poll(|user, outcome| ended.push((user, outcome.map(<[u8]>::to_vec))));
+    }
+    ended.sort_unstable_by_key(|(user, _)| *user);
+    assert_eq!(ended, [(1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Stopped))]);
+}

@@ -301,6 +301,30 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
     }
 }
 
+#[test]
+fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_and_later_ones_as_stopped() {
+    let scratch = Scratch::new("ipc-unwound");
+    for is_found_before in [false, true] {
+        let (mut server, mut client) = pair(&scratch, 1, 8);
+        for request in 0..4 {
+            client.call(request, request).unwrap();
+        }
+        assert_eq!(if is_found_before { server.poll() } else { 4 }, 4);
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            server.step(|request| if *request == 1 { panic!("a handler's own fault") } else { 10 * request });
+        }));
+        assert!(unwound.is_err());
+        let mut ended = vec![];
+        while ended.len() < 4 {
+            // The session is over once all calls have ended.
+            let _ = client.poll(|user, outcome| ended.push((user, outcome)));
+        }
+        ended.sort_unstable_by_key(|(user, _)| *user);
+        let stopped = Err(CallFailed::Stopped);
+        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, stopped), (3, stopped)], "{is_found_before}");
+    }
+}
+
 /// As by `rm -rf /dev/shm/copyrpc-*`.
 #[test]
 fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing() {

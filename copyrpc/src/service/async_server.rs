@@ -176,7 +176,7 @@ impl AsyncServer {
     }
 
     /// Waits for a request, and returns the oldest one; returns `None` once the server is stopped. Several tasks may wait; each request
-    /// reaches one of them.
+    /// reaches one of them. A future that is dropped has taken no request, so `recv` may be a branch of `tokio::select!`.
     ///
     /// # Errors
     /// [`ServerError::Broken`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.

@@ -34,7 +34,8 @@ pub struct ClientOptions {
     /// Options of the connection. The ring size must be the server's.
     pub endpoint: EndpointConfig,
     /// Maximum time to wait, whenever a connection is made, for a server that is not there yet, does not answer, or has no room for another
-    /// client. Default: 5 s.
+    /// client. A refusal that does not pass ends it at once: another secret or version, or a device that this process may not reach.
+    /// Default: 5 s.
     pub connect_timeout: Duration,
     /// Maximum bytes of a reply; a longer one ends its call as [`ClientError::ReplyTooLong`]. A call takes that much of the credit, which is a quarter of the ring, until
     /// the server answers it, even if it is given up before; calls for which no credit is left wait, and end as
@@ -321,7 +322,7 @@ fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(error) if error.is_for_lack_of_room() => true,
         ClientError::Connect(ConnectError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::Soft(_))) => true,
+        ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::Soft(e))) => !matches!(e, mlx5::hca::ConnectError::NoAccess { .. }),
         _ => false,
     }
 }
@@ -336,5 +337,19 @@ pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, C
         Err(CallFailure::Dropped) => Err(ClientError::Dropped),
         Err(CallFailure::TimedOut) => Err(ClientError::TimedOut),
         Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No later attempt has access; a device that is not there may come.
+    #[test]
+    fn a_refused_access_is_not_tried_again() {
+        use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
+        let refused = |error| may_pass(&ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::Soft(error))));
+        assert!(!refused(NoAccess { lid: 1, reason: String::new() }));
+        assert!(refused(NoSuchDevice { lid: 1, reason: String::new() }));
     }
 }

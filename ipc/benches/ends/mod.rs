@@ -6,7 +6,7 @@ use ipc::{Announce, CallError, Client, Dir, Server};
 /// The tag that both ends must have in common.
 const TAG: u64 = 0x7065_6572;
 
-pub(crate) struct RpcServer<W>(Server<Payload, Payload, W>);
+pub(crate) struct RpcServer<W: Announce>(Server<Payload, Payload, W>);
 pub(crate) struct RpcClient<W>(Client<Payload, Payload, u32, W>);
 
 impl<W: Announce> RpcServer<W> {

@@ -13,7 +13,7 @@ pub(crate) const DEPTH: usize = 32;
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
 /// Both ends. The client that calls is in the middle.
-pub(crate) struct Pair<W> {
+pub(crate) struct Pair<W: Announce> {
     pub(crate) client: Client<Payload, Payload, u32, W>,
     _idle: Vec<Client<Payload, Payload, u32, W>>,
     server: Server<Payload, Payload, W>,

@@ -254,9 +254,9 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 /// Makes a module for a service: its methods have a number, up to 6 arguments that are [`Payload`](crate::methods::Payload)s, and a
 /// `Result` of two payloads. The module has
 ///
-/// - `Service`, the trait for the server to implement, and `answer`, which calls its method for the bytes of a request, and returns those
-///   of the reply;
-/// - `AsyncService` and `answer_async`, the same with methods that are futures;
+/// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and `answer`, which calls its method for the bytes of
+///   a request, and returns those of the reply;
+/// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as calls run beside each other;
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
 ///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return [`MethodError`](crate::methods::MethodError).
 ///

@@ -24,7 +24,7 @@ pub struct ClientOptions {
     /// Options of its queues.
     pub rdma: RdmaOptions,
     /// Maximum time to wait, at each connection, for a server that is not there yet, does not answer, or has no room for another client.
-    /// Default 5 s.
+    /// A refusal that does not pass ends it at once: another secret or version, or a device that this process may not reach. Default 5 s.
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`]. Default 5 s.
     pub timeout: Duration,
@@ -76,10 +76,9 @@ impl ClientError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::NoCredit { .. } => true,
-            Self::Connect(error) => !matches!(error, SetupError::Config(_)),
+            Self::Connect(SetupError::Config(_)) | Self::Thread(_) => false,
+            Self::Connect(_) | Self::Unreachable { .. } | Self::NoCredit { .. } => true,
             Self::Call(error) => error.is_retryable(),
-            Self::Thread(_) => false,
         }
     }
 
@@ -331,7 +330,7 @@ fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))) => true,
         ClientError::Connect(SetupError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(_))) => true,
+        ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(e))) => !matches!(e, mlx5::hca::ConnectError::NoAccess { .. }),
         _ => false,
     }
 }
@@ -368,5 +367,14 @@ mod tests {
             let ending: &dyn Ending = &error;
             assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
         }
+    }
+
+    /// No later attempt has access; a device that is not there may come.
+    #[test]
+    fn a_refused_access_is_not_tried_again() {
+        use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
+        let refused = |error| may_pass(&ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(error))));
+        assert!(!refused(NoAccess { lid: 1, reason: String::new() }));
+        assert!(refused(NoSuchDevice { lid: 1, reason: String::new() }));
     }
 }
