@@ -265,6 +265,10 @@ impl Session {
                 let ResolveIp { src_addr, dst_addr, id: handle, .. } = call.request()?;
                 let to = address::parse(&dst_addr).ok_or(Errno(libc::EAFNOSUPPORT))?;
                 let is_found = ids.get(handle)?.resolve(self.settings, address::parse(&src_addr), to)?;
+                if !is_found {
+                    let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
+                    log::refused(self.settings, format_args!("rdma_cm resolve_ip {}: {why}", to.ip()));
+                }
                 let (event, status) = if is_found { (Event::AddressResolved, 0) } else { (Event::AddressError, -libc::ENODEV) };
                 ids.push(handle, event, status, [0; 304]);
                 Ok(())
