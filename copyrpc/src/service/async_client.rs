@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use ::calls::methods;
+use calls::futures::{self, Calls, Connection, Refusal, Reply};
+use calls::methods;
+use calls::oneshot::lock;
 use mlx5::DeviceInfo;
-use rendezvous::calls::{self, Calls, Connection, Refusal, Reply};
-use rendezvous::oneshot::lock;
 
 use super::caller::{Caller, ClientError, ClientOptions, ended};
 use crate::endpoint::CallToken;
@@ -42,7 +42,7 @@ pub struct AsyncClient {
 }
 
 /// The reply to a call of an [`AsyncClient`].
-pub type AsyncCall = calls::AsyncCall<Vec<u8>, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Vec<u8>, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 pub(super) struct Properties {
@@ -142,7 +142,7 @@ impl methods::AsyncCaller for AsyncClient {
     }
 }
 
-impl calls::CallError for ClientError {
+impl futures::CallError for ClientError {
     fn not_sent() -> Self {
         Self::NotSent
     }
@@ -269,8 +269,8 @@ mod tests {
     use std::task::Context as TaskContext;
     use std::thread;
 
+    use calls::futures::Worker;
     use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-    use rendezvous::calls::Worker;
     use shm_testing::executor::block_on;
     use shm_testing::limits;
 

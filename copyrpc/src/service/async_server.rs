@@ -12,9 +12,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use calls::methods::Header;
+use calls::oneshot::{Sender, lock, oneshot};
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
-use rendezvous::oneshot::{Sender, lock, oneshot};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::recv::RecvHandle;

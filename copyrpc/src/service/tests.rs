@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use calls::Ending;
+use calls::futures::Worker;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use rendezvous::calls::Worker;
 use shm_testing::limits;
 
 use super::async_client::{AsyncClient, AsyncConnection};

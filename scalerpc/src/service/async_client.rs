@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use ::calls::methods;
+use calls::futures::{self, Calls, Refusal, Reply};
+use calls::methods;
 use mlx5::DeviceInfo;
-use rendezvous::calls::{self, Calls, Refusal, Reply};
 
 use super::DEFAULT_TYPE;
 use super::client::{ClientError, ClientOptions, Connection, take_events};
@@ -45,7 +45,7 @@ pub struct AsyncClient {
 }
 
 /// The response to a call of an [`AsyncClient`].
-pub type AsyncCall = calls::AsyncCall<Request, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Request, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 struct Properties {
@@ -152,7 +152,7 @@ fn failed(failure: CallFailure) -> ClientError {
     SyncCallError::from(failure).into()
 }
 
-impl calls::CallError for ClientError {
+impl futures::CallError for ClientError {
     fn not_sent() -> Self {
         failed(CallFailure::NotSent)
     }
@@ -182,7 +182,7 @@ impl AsyncConnection {
     }
 }
 
-impl calls::Connection for AsyncConnection {
+impl futures::Connection for AsyncConnection {
     type Request = Request;
     type Error = ClientError;
     /// A call that is given up keeps its slot until its response has arrived.
@@ -227,7 +227,7 @@ impl calls::Connection for AsyncConnection {
     }
 
     fn late(&mut self) -> ClientError {
-        self.connection.starved().unwrap_or_else(calls::CallError::not_sent)
+        self.connection.starved().unwrap_or_else(futures::CallError::not_sent)
     }
 
     fn cancel(&mut self, (): ()) {}
@@ -259,7 +259,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use rendezvous::calls::Worker;
+    use calls::futures::Worker;
 
     use super::*;
     use crate::Server;
