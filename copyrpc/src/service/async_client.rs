@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Connection, Refusal, Reply};
+use calls::futures::{self, Calls, Connection, Ended, Refusal};
 use calls::methods;
 use calls::oneshot::lock;
 use mlx5::DeviceInfo;
@@ -37,12 +37,12 @@ const POLLS_PER_STATS: u32 = 1024;
 /// ```
 #[derive(Clone)]
 pub struct AsyncClient {
-    calls: Calls<Vec<u8>, ClientError>,
+    calls: Calls<Vec<u8>, Vec<u8>, ClientError>,
     properties: Arc<Properties>,
 }
 
 /// The reply to a call of an [`AsyncClient`].
-pub type AsyncCall = futures::AsyncCall<Vec<u8>, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Vec<u8>, Vec<u8>, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 pub(super) struct Properties {
@@ -80,11 +80,11 @@ impl AsyncClient {
     ) -> Result<Self, ClientError> {
         let options = options.clone();
         let connect = move |is_wanted: &dyn Fn() -> bool| Caller::connect(address, &options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("copyrpc-client", connect).await?;
+        let (calls, properties) = Calls::start("copyrpc-client", ClientError::Thread, connect).await?;
         Ok(Self::of(calls, properties))
     }
 
-    pub(super) fn of(calls: Calls<Vec<u8>, ClientError>, properties: Properties) -> Self {
+    pub(super) fn of(calls: Calls<Vec<u8>, Vec<u8>, ClientError>, properties: Properties) -> Self {
         Self { calls, properties: Arc::new(properties) }
     }
 
@@ -150,10 +150,6 @@ impl futures::CallError for ClientError {
     fn closed() -> Self {
         Self::Closed(CloseReason::ClosedHere)
     }
-
-    fn no_thread(error: io::Error) -> Self {
-        Self::Thread(error)
-    }
 }
 
 /// The connection of the thread.
@@ -192,6 +188,7 @@ impl AsyncConnection {
 
 impl Connection for AsyncConnection {
     type Request = Vec<u8>;
+    type Reply = Vec<u8>;
     type Error = ClientError;
     type Call = CallToken;
 
@@ -217,7 +214,7 @@ impl Connection for AsyncConnection {
         self.caller.flush();
     }
 
-    fn poll(&mut self, replies: &mut Vec<(u64, Reply<ClientError>)>) -> bool {
+    fn poll(&mut self, replies: &mut Ended<Vec<u8>, ClientError>) -> bool {
         self.polls += 1;
         if self.polls % POLLS_PER_STATS == 0 {
             self.publish();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Refusal, Reply};
+use calls::futures::{self, Calls, Ended, Refusal};
 use calls::methods;
 use mlx5::DeviceInfo;
 
@@ -40,12 +40,12 @@ type Request = (u16, Vec<u8>);
 /// ```
 #[derive(Clone)]
 pub struct AsyncClient {
-    calls: Calls<Request, ClientError>,
+    calls: Calls<Request, Vec<u8>, ClientError>,
     properties: Arc<Properties>,
 }
 
 /// The response to a call of an [`AsyncClient`].
-pub type AsyncCall = futures::AsyncCall<Request, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Request, Vec<u8>, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 struct Properties {
@@ -83,7 +83,7 @@ impl AsyncClient {
         let mut options = options.clone();
         options.rdma.sleeps = true;
         let connect = move |is_wanted: &dyn Fn() -> bool| Connection::open(address, options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("scalerpc-client", connect).await?;
+        let (calls, properties) = Calls::start("scalerpc-client", ClientError::Thread, connect).await?;
         Ok(Self { calls, properties: Arc::new(properties) })
     }
 
@@ -160,10 +160,6 @@ impl futures::CallError for ClientError {
     fn closed() -> Self {
         failed(CallFailure::Closed(CloseReason::ClosedHere))
     }
-
-    fn no_thread(error: io::Error) -> Self {
-        Self::Thread(error)
-    }
 }
 
 /// The connection of the thread.
@@ -184,6 +180,7 @@ impl AsyncConnection {
 
 impl futures::Connection for AsyncConnection {
     type Request = Request;
+    type Reply = Vec<u8>;
     type Error = ClientError;
     /// A call that is given up keeps its slot until its response has arrived.
     type Call = ();
@@ -207,7 +204,7 @@ impl futures::Connection for AsyncConnection {
         self.connection.rdma.poll();
     }
 
-    fn poll(&mut self, ended: &mut Vec<(u64, Reply<ClientError>)>) -> bool {
+    fn poll(&mut self, ended: &mut Ended<Vec<u8>, ClientError>) -> bool {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let Connection { rdma, response, .. } = &mut self.connection;
         rdma.poll();
