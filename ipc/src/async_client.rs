@@ -35,12 +35,6 @@ pub trait Session: Sleeper + Sized + 'static {
     /// [`ConnectError`].
     fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError>;
 
-    /// Connects to the next server of the name, as [`Client::reconnect`] without a timeout.
-    ///
-    /// # Errors
-    /// [`ConnectError`]; the client is as before.
-    fn reconnect(&mut self) -> Result<(), ConnectError>;
-
     /// Returns the limits at the server in use.
     fn limits(&self) -> Self::Limits;
 
@@ -77,10 +71,6 @@ impl<Req: Plain + Send, Resp: Plain + Send, W: Announce + 'static> Session for C
         Self::connect_in(dir, name, type_tag)
     }
 
-    fn reconnect(&mut self) -> Result<(), ConnectError> {
-        self.reconnect(Duration::ZERO)
-    }
-
     fn limits(&self) {}
 
     fn call(&mut self, number: u64, request: &Req, left: Option<Duration>) -> Result<CallToken, Refusal<AskError>> {
@@ -110,10 +100,6 @@ impl Session for bytes::Client<u64> {
 
     fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         Self::connect_in(dir, name, type_tag)
-    }
-
-    fn reconnect(&mut self) -> Result<(), ConnectError> {
-        self.reconnect(Duration::ZERO)
     }
 
     fn limits(&self) -> MessageBytes {
@@ -199,11 +185,11 @@ impl<C: Session> AsyncClient<C> {
     /// Like [`connect`](Self::connect).
     pub async fn connect_in(dir: &Dir, name: &str, type_tag: u64, timeout: Duration) -> Result<Self, ConnectError> {
         let (dir, name) = (dir.clone(), name.to_owned());
+        let open = Box::new(move || C::connect_in(&dir, &name, type_tag));
         let connect = move |is_wanted: &dyn Fn() -> bool| {
-            let may_pass = |error: &ConnectError| error.may_pass() && is_wanted();
-            let client = blocking::retry(timeout, may_pass, || C::connect_in(&dir, &name, type_tag))?;
+            let client = blocking::retry(timeout, |error: &ConnectError| error.may_pass() && is_wanted(), &open)?;
             let limits = Arc::new(Mutex::new(client.limits()));
-            Ok((AsyncConnection { client, alarm: Arc::default(), limits: Arc::clone(&limits), timeout, is_full: false }, limits))
+            Ok((AsyncConnection { client, open, alarm: Arc::default(), limits: Arc::clone(&limits), timeout, is_full: false }, limits))
         };
         let (calls, limits) = Calls::start("ipc-client", ConnectError::Thread, connect).await?;
         Ok(Self { calls, limits })
@@ -284,6 +270,8 @@ impl Watch for &Alarm {
 /// The session of the thread.
 struct AsyncConnection<C: Session> {
     client: C,
+    /// Connects to the server that has the name now.
+    open: Box<dyn Fn() -> Result<C, ConnectError>>,
     alarm: Arc<Alarm>,
     limits: Arc<Mutex<C::Limits>>,
     /// Maximum time for a new session.
@@ -344,8 +332,8 @@ impl<C: Session> Connection for AsyncConnection<C> {
     }
 
     fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), AskError> {
-        let connected = blocking::retry(within, |error: &ConnectError| error.may_pass() && is_wanted(), || self.client.reconnect());
-        connected.map_err(|_| AskError::NotSent(SessionEnd::PeerGone))?;
+        let next = blocking::retry(within, |error: &ConnectError| error.may_pass() && is_wanted(), &self.open);
+        self.client = next.map_err(|_| AskError::NotSent(SessionEnd::PeerGone))?;
         *lock(&self.limits) = self.client.limits();
         Ok(())
     }

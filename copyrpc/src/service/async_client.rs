@@ -37,8 +37,8 @@ const POLLS_PER_STATS: u32 = 1024;
 /// ```
 #[derive(Clone)]
 pub struct AsyncClient {
-    calls: Calls<Vec<u8>, Vec<u8>, ClientError>,
-    properties: Arc<Properties>,
+    pub(super) calls: Calls<Vec<u8>, Vec<u8>, ClientError>,
+    pub(super) properties: Arc<Properties>,
 }
 
 /// The reply to a call of an [`AsyncClient`].
@@ -81,11 +81,7 @@ impl AsyncClient {
         let options = options.clone();
         let connect = move |is_wanted: &dyn Fn() -> bool| Caller::connect(address, &options, is_wanted).map(AsyncConnection::new);
         let (calls, properties) = Calls::start("copyrpc-client", ClientError::Thread, connect).await?;
-        Ok(Self::of(calls, properties))
-    }
-
-    pub(super) fn of(calls: Calls<Vec<u8>, Vec<u8>, ClientError>, properties: Properties) -> Self {
-        Self { calls, properties: Arc::new(properties) }
+        Ok(Self { calls, properties: Arc::new(properties) })
     }
 
     /// Sends a request with the first poll of the future, and waits for its reply, as long as the options allow. Dropping the future
