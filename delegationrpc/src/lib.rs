@@ -89,3 +89,6 @@ pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
 /// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call, which comes back with its reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;
+
+/// A client of a [`Server`] whose calls are futures: an [`ipc::AsyncClient`] with a [`Ring`].
+pub type AsyncClient<Req, Resp> = ipc::AsyncClient<Client<Req, Resp, u64>>;

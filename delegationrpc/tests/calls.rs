@@ -3,8 +3,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
 use delegationrpc::ipc::{ParameterError, ReplyError};
-use delegationrpc::{CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd, ring_depth_for};
+use delegationrpc::{AsyncClient, CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd, ring_depth_for};
 use shm::region::{OpenError, Region};
+use shm_testing::executor::Begun;
 use shm_testing::helpers::{PATIENCE, Scratch, wait_for};
 
 type S = Server<u64, u64>;
@@ -288,4 +289,21 @@ fn is_served(server: &mut S, mut client: C) -> bool {
         let mut answered = false;
         client.poll(|_, reply| answered = reply == Ok(7)).is_ok() && answered
     })
+}
+
+#[test]
+fn calls_as_futures_get_their_own_replies_and_a_dropped_one_gives_its_slot_back() {
+    let scratch = Scratch::new("dlg-futures");
+    let mut server = S::bind_with(&scratch.dir(), "s", 8, 2, 4, 1).unwrap();
+    let stop = server.stop_handle();
+    std::thread::scope(|scope| {
+        scope.spawn(move || server.serve(|number| 10 * number));
+        let client = Begun::new(AsyncClient::<u64, u64>::connect_in(&scratch.dir(), "s", 1, PATIENCE)).end().unwrap();
+        for _ in 0..50 {
+            let mut calls: Vec<_> = (0..8_u64).map(|number| (number, Begun::new(client.call(number)))).collect();
+            drop(calls.drain(2..6));
+            calls.into_iter().for_each(|(number, call)| assert_eq!(call.end(), Ok(10 * number)));
+        }
+        stop.stop();
+    });
 }

@@ -40,12 +40,16 @@ pub(crate) fn connect_first<E>(timeout: Duration, patience: Option<Duration>, co
 ///
 /// # Errors
 /// The errors of `attempt`.
-pub(crate) fn retry<T, E>(timeout: Duration, may_pass: impl Fn(&E) -> bool, mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+pub(crate) fn retry<T, E>(
+    timeout: Duration,
+    mut may_pass: impl FnMut(&E) -> bool,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     let start = Instant::now();
     loop {
         let outcome = attempt();
         let left = timeout.saturating_sub(start.elapsed());
-        if left.is_zero() || !outcome.as_ref().is_err_and(&may_pass) {
+        if left.is_zero() || !outcome.as_ref().is_err_and(&mut may_pass) {
             return outcome;
         }
         std::thread::sleep(left.min(PAUSE));

@@ -1,5 +1,7 @@
 //! Errors, one type per verb.
 
+use std::io;
+
 use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
@@ -87,6 +89,9 @@ pub enum ConnectError {
     /// The client got no entry.
     #[error(transparent)]
     Join(#[from] JoinError),
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
+    #[error("starting the thread of a client: {0}")]
+    Thread(#[source] io::Error),
 }
 
 impl ConnectError {

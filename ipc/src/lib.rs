@@ -67,6 +67,8 @@
 //!   be set by hand. A single-threaded driver of both ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in [`parts`], or
 //!   in a file whose name is the message.
+//! - **Futures**: an [`AsyncClient`] has a thread that sleeps until a reply or a call wakes it; its calls are futures for any executor, and
+//!   dropping one gives the call up. The server's end is a loop over [`Server::recv`], whose tokens other threads can hold.
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has
 //!   methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
@@ -85,6 +87,7 @@
 //! - `server`, `token`: received requests, answered once, in any order; the handles of other threads.
 //! - [`bytes`]: messages of any length up to a bound: long ones lie beside the lanes.
 //! - `limits`, `layout`, `views`: the places in the region, and the only code that turns offsets into addresses.
+//! - `async_client`: a client in a thread of its own, whose calls are futures.
 //! - `blocking`: serving and waiting in the caller's thread. `error`: the errors, one type per verb.
 
 // The code of the README compiles and runs, too.
@@ -93,6 +96,7 @@
 struct Readme;
 
 mod announce;
+mod async_client;
 mod blocking;
 pub mod bytes;
 mod client;
@@ -107,6 +111,7 @@ mod token;
 mod views;
 
 pub use announce::Announce;
+pub use async_client::{AsyncCall, AsyncClient, Session};
 /// Services with methods, over a [`bytes::Client`].
 pub use calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].

@@ -107,6 +107,8 @@ mod service;
 
 /// Services with methods, over [`Client`] and [`AsyncClient`].
 pub use calls::methods;
+/// Payloads above the limits of a message, over the same clients.
+pub use calls::parts;
 pub use calls::{Ending, payload, service};
 /// The driver of the devices, with their options.
 pub use mlx5;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use ::calls::methods;
+use calls::futures::{self, Calls, Connection, Ended, Refusal};
+use calls::methods;
+use calls::oneshot::lock;
 use mlx5::DeviceInfo;
-use rendezvous::calls::{self, Calls, Connection, Refusal, Reply};
-use rendezvous::oneshot::lock;
 
 use super::caller::{Caller, ClientError, ClientOptions, ended};
 use crate::endpoint::CallToken;
@@ -37,12 +37,12 @@ const POLLS_PER_STATS: u32 = 1024;
 /// ```
 #[derive(Clone)]
 pub struct AsyncClient {
-    calls: Calls<Vec<u8>, ClientError>,
-    properties: Arc<Properties>,
+    pub(super) calls: Calls<Vec<u8>, Vec<u8>, ClientError>,
+    pub(super) properties: Arc<Properties>,
 }
 
 /// The reply to a call of an [`AsyncClient`].
-pub type AsyncCall = calls::AsyncCall<Vec<u8>, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Vec<u8>, Vec<u8>, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 pub(super) struct Properties {
@@ -80,12 +80,8 @@ impl AsyncClient {
     ) -> Result<Self, ClientError> {
         let options = options.clone();
         let connect = move |is_wanted: &dyn Fn() -> bool| Caller::connect(address, &options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("copyrpc-client", connect).await?;
-        Ok(Self::of(calls, properties))
-    }
-
-    pub(super) fn of(calls: Calls<Vec<u8>, ClientError>, properties: Properties) -> Self {
-        Self { calls, properties: Arc::new(properties) }
+        let (calls, properties) = Calls::start("copyrpc-client", ClientError::Thread, connect).await?;
+        Ok(Self { calls, properties: Arc::new(properties) })
     }
 
     /// Sends a request with the first poll of the future, and waits for its reply, as long as the options allow. Dropping the future
@@ -142,17 +138,13 @@ impl methods::AsyncCaller for AsyncClient {
     }
 }
 
-impl calls::CallError for ClientError {
+impl futures::CallError for ClientError {
     fn not_sent() -> Self {
         Self::NotSent
     }
 
     fn closed() -> Self {
         Self::Closed(CloseReason::ClosedHere)
-    }
-
-    fn no_thread(error: io::Error) -> Self {
-        Self::Thread(error)
     }
 }
 
@@ -192,6 +184,7 @@ impl AsyncConnection {
 
 impl Connection for AsyncConnection {
     type Request = Vec<u8>;
+    type Reply = Vec<u8>;
     type Error = ClientError;
     type Call = CallToken;
 
@@ -217,7 +210,7 @@ impl Connection for AsyncConnection {
         self.caller.flush();
     }
 
-    fn poll(&mut self, replies: &mut Vec<(u64, Reply<ClientError>)>) -> bool {
+    fn poll(&mut self, replies: &mut Ended<Vec<u8>, ClientError>) -> bool {
         self.polls += 1;
         if self.polls % POLLS_PER_STATS == 0 {
             self.publish();
@@ -269,8 +262,8 @@ mod tests {
     use std::task::Context as TaskContext;
     use std::thread;
 
+    use calls::futures::Worker;
     use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-    use rendezvous::calls::Worker;
     use shm_testing::executor::block_on;
     use shm_testing::limits;
 

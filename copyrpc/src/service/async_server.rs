@@ -12,9 +12,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use calls::methods::Header;
+use calls::oneshot::{Sender, lock, oneshot};
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
-use rendezvous::oneshot::{Sender, lock, oneshot};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::recv::RecvHandle;
@@ -84,7 +84,7 @@ struct Queues {
 struct Waiting {
     number: u64,
     data: Vec<u8>,
-    peer: Option<Peer>,
+    peer: Peer,
     arrived: Instant,
 }
 
@@ -239,7 +239,7 @@ impl Drop for AsyncServer {
 pub struct ServerRequest {
     data: Vec<u8>,
     number: u64,
-    peer: Option<Peer>,
+    peer: Peer,
     arrived: Instant,
     /// `None` once it is answered.
     shared: Option<Arc<Shared>>,
@@ -258,9 +258,9 @@ impl ServerRequest {
         &self.data
     }
 
-    /// Returns the client that called, as [`ServerOptions::events`] names it too. It is never `None`.
+    /// Returns the client that called, as [`ServerOptions::events`] names it too.
     #[must_use]
-    pub const fn peer(&self) -> Option<Peer> {
+    pub const fn peer(&self) -> Peer {
         self.peer
     }
 
@@ -387,10 +387,12 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         }
         while !is_leaving && buffered <= shared.max_buffered {
             let Some(mut request) = server.recv() else { break };
+            // A server has admitted every client.
+            let Some(peer) = request.peer() else { continue };
             last += 1;
             let data = request.data().to_vec();
             buffered += data.len();
-            arrived.push(Waiting { number: last, data, peer: request.peer(), arrived: Instant::now() });
+            arrived.push(Waiting { number: last, data, peer, arrived: Instant::now() });
             request.release_data();
             held.insert(last, request);
         }

@@ -3,13 +3,14 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use calls::Ending;
+use calls::futures::Worker;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use rendezvous::calls::Worker;
 use shm_testing::limits;
 
 use super::async_client::{AsyncClient, AsyncConnection};
@@ -92,7 +93,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         ClientOptions { endpoint: crate::EndpointConfig { idle_keepalive: None, ..Default::default() }, ..client_options(&fabric) };
     let (connection, properties) = AsyncConnection::new(Caller::connect(address, &options, || true).unwrap());
     let (mut worker, calls) = Worker::new(connection);
-    let client = AsyncClient::of(calls, properties);
+    let client = AsyncClient { calls, properties: Arc::new(properties) };
     let call = |worker: &mut Worker<AsyncConnection>| {
         let mut call = client.call(b"?");
         loop {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::futures::CallError as CallEnd;
 use crate::tag::{REFUSED, TOO_LONG};
 
 /// The error of a call that has ended without its reply. Its two answers decide about a repetition, and mean the same for every RPC of
@@ -93,6 +94,9 @@ pub enum AskError {
         /// Maximum length.
         max: usize,
     },
+    /// The time of the call ended while it waited for a slot or for the next server. Retryable.
+    #[error("not sent in time: there was no free slot, or no server")]
+    Late,
     /// The session was over before the call was made, and there is no other server of the name. Retryable: the next call connects again.
     #[error("not sent: {0}")]
     NotSent(SessionEnd),
@@ -105,13 +109,23 @@ impl AskError {
     /// Returns whether the same call can succeed later: see [`Ending::is_retryable`].
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Full | Self::NotSent(_) | Self::Failed(CallFailed::Stopped))
+        matches!(self, Self::Full | Self::Late | Self::NotSent(_) | Self::Failed(CallFailed::Stopped))
     }
 
     /// Returns whether a handler may have got the request: see [`Ending::may_have_executed`].
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         matches!(self, Self::Failed(failed) if failed.may_have_executed())
+    }
+}
+
+impl CallEnd for AskError {
+    fn not_sent() -> Self {
+        Self::Late
+    }
+
+    fn closed() -> Self {
+        Self::Failed(CallFailed::Disconnected(SessionEnd::PeerGone))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
-//! errors of calls. A late, repeated or forged answer finds no call in the table. The crate makes no system call, starts no thread and has
-//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock; [`parts`] reads the system's. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and
-//! `scalerpc` share the errors and the services with [`methods`].
+//! errors of calls. A late, repeated or forged answer finds no call in the table. The crate has no unsafe code. Time is an argument, in
+//! nanoseconds of any monotonic clock; [`parts`] and [`futures`] read the system's, and only the latter starts a thread. `ipc`,
+//! `delegationrpc` and `flux` are built on it; `copyrpc` and `scalerpc` share the errors, the services with [`methods`], and [`futures`].
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -29,15 +29,21 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
+//! - [`futures`]: calls as futures, over a connection that a thread owns.
+//! - `posting`: their way from any thread to that one.
+//! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]
 
 mod deadlines;
 mod error;
+pub mod futures;
 pub mod methods;
+pub mod oneshot;
 pub mod parts;
 mod patience;
 pub mod payloads;
+mod posting;
 mod table;
 mod tag;
 

@@ -41,5 +41,8 @@ mod message;
 mod server;
 
 pub use client::Client;
+
+/// A client whose calls are futures.
+pub type AsyncClient = crate::AsyncClient<Client<u64>>;
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
 pub use server::Server;

@@ -1,6 +1,6 @@
 //! An executor of one future.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -20,5 +20,20 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Ready(output) => return output,
             Poll::Pending => thread::park(),
         }
+    }
+}
+
+/// A future that was polled once, and its output if there is one.
+pub struct Begun<F: Future>(Pin<Box<F>>, Option<F::Output>);
+
+impl<F: Future> Begun<F> {
+    pub fn new(future: F) -> Self {
+        let mut future = Box::pin(future);
+        let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { return Self(future, None) };
+        Self(future, Some(output))
+    }
+
+    pub fn end(self) -> F::Output {
+        self.1.unwrap_or_else(|| block_on(self.0))
     }
 }

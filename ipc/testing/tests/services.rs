@@ -11,10 +11,8 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, Waker};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,7 +21,7 @@ use delegationrpc::Ring;
 use fastrand::Rng;
 use ipc::parts::Reassembler;
 use ipc::{Dir, Ending};
-use shm_testing::executor::block_on;
+use shm_testing::executor::{Begun, block_on};
 use shm_testing::helpers::{self, Helper, Scratch, next_word, say, scale};
 use shm_testing::limits::any_port;
 use shm_testing::methods::{self, Sums};
@@ -429,6 +427,15 @@ impl Reach for copyrpc::AsyncClient {
     }
 }
 
+impl Reach for ipc::bytes::AsyncClient {
+    const NAME: &str = "bytes, tasks";
+    const ROOM: u64 = 32;
+
+    fn reach(_: &str, dir: &Dir) -> Self {
+        block_on(Self::connect_in(dir, "bytes", 0, PATIENCE)).unwrap()
+    }
+}
+
 /// The default depth of a server of `scalerpc`.
 const SLOTS: u64 = 8;
 
@@ -438,21 +445,6 @@ impl Reach for scalerpc::AsyncClient {
 
     fn reach(place: &str, _: &Dir) -> Self {
         block_on(Self::with_options(place.to_owned(), &scalerpc_options())).unwrap()
-    }
-}
-
-/// A future that was polled, and its output if there is one.
-struct Begun<F: Future>(Pin<Box<F>>, Option<F::Output>);
-
-impl<F: Future> Begun<F> {
-    fn new(future: F) -> Self {
-        let mut future = Box::pin(future);
-        let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { return Self(future, None) };
-        Self(future, Some(output))
-    }
-
-    fn end(self) -> F::Output {
-        self.1.unwrap_or_else(|| block_on(self.0))
     }
 }
 
@@ -635,6 +627,7 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
         storm::<ipc::Client<u64, u64, ()>>("ipc");
         storm::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
         storm::<ipc::bytes::Client<()>>("bytes");
+        storm::<Tasks<ipc::bytes::AsyncClient>>("bytes");
         storm::<copyrpc::Client>("copyrpc");
         storm::<Tasks<copyrpc::AsyncClient>>("copyrpc");
         storm::<Tasks<copyrpc::AsyncClient>>("copyrpc-tasks");

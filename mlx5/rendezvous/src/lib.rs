@@ -7,10 +7,7 @@
 //! - `reach`: a client that waits for its server;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
-//! - `grace`: the time that a server takes for its end;
-//! - [`calls`]: calls as futures, over a connection that a thread owns;
-//! - `posting`: their way from any thread to that one;
-//! - [`oneshot`]: one value from a thread to a future.
+//! - `grace`: the time that a server takes for its end.
 //!
 //! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take part. Nothing is encrypted.
 //!
@@ -31,14 +28,11 @@
 //! # Ok::<(), RecordError>(())
 //! ```
 
-pub mod calls;
 mod events;
 mod gate;
 mod grace;
 mod lifelines;
-pub mod oneshot;
 mod pieces;
-mod posting;
 mod reach;
 pub mod record;
 mod secret;

@@ -48,8 +48,8 @@ pub struct ReplyTooLarge {
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
-    /// `None` once it is answered.
-    id: Option<HeldId>,
+    /// Its name, and its number in its slot; `None` once it is answered.
+    id: Option<(HeldId, u32)>,
     payload: Vec<u8>,
     max_payload: usize,
     peer: Option<Peer>,
@@ -72,7 +72,7 @@ struct Held {
 /// The answer to a held request.
 #[derive(Debug)]
 struct Answer {
-    id: HeldId,
+    id: (HeldId, u32),
     outcome: Result<Vec<u8>, Status>,
 }
 
@@ -299,14 +299,16 @@ impl<'h> Handlers<'h> {
         }
         let mut answered = 0;
         while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
-            // A request without a place is of a client that has left, or was given up.
-            let Some(held) = self.held.get_mut(&answer.id) else { continue };
+            // A request without a place is of a client that has left, or was given up. A client that breaks the rules may have used the
+            // slot again.
+            let (id, sequence) = answer.id;
+            let Some(held) = self.held.get_mut(&id).filter(|held| held.request.id.sequence == sequence) else { continue };
             if !server.resume(&mut held.request) {
                 self.late = Some(answer);
                 break;
             }
             server.reply(&held.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
-            self.held.remove(&answer.id);
+            self.held.remove(&id);
             answered += 1;
         }
         answered
@@ -365,8 +367,9 @@ fn hold<M: Memory>(
     answers: &Sender<Answer>,
 ) {
     server.hold(&mut request);
-    let (id, has_left) = ((request.client, request.generation, request.id.slot), Arc::<AtomicBool>::default());
+    let (id, sequence) = ((request.client, request.generation, request.id.slot), request.id.sequence);
+    let has_left = Arc::<AtomicBool>::default();
     let (payload, peer, arrived, answers) = (payload.to_vec(), server.peer(request.client), Instant::now(), answers.clone());
     held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
-    take(HeldRequest { id: Some(id), payload, max_payload, peer, arrived, has_left, answers });
+    take(HeldRequest { id: Some((id, sequence)), payload, max_payload, peer, arrived, has_left, answers });
 }

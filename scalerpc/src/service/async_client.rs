@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use ::calls::methods;
+use calls::futures::{self, Calls, Ended, Refusal};
+use calls::methods;
 use mlx5::DeviceInfo;
-use rendezvous::calls::{self, Calls, Refusal, Reply};
 
 use super::DEFAULT_TYPE;
 use super::client::{ClientError, ClientOptions, Connection, take_events};
@@ -40,12 +40,12 @@ type Request = (u16, Vec<u8>);
 /// ```
 #[derive(Clone)]
 pub struct AsyncClient {
-    calls: Calls<Request, ClientError>,
+    calls: Calls<Request, Vec<u8>, ClientError>,
     properties: Arc<Properties>,
 }
 
 /// The response to a call of an [`AsyncClient`].
-pub type AsyncCall = calls::AsyncCall<Request, ClientError>;
+pub type AsyncCall = futures::AsyncCall<Request, Vec<u8>, ClientError>;
 
 /// Properties of the device and the connection, which are the same after connecting again.
 struct Properties {
@@ -83,7 +83,7 @@ impl AsyncClient {
         let mut options = options.clone();
         options.rdma.sleeps = true;
         let connect = move |is_wanted: &dyn Fn() -> bool| Connection::open(address, options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("scalerpc-client", connect).await?;
+        let (calls, properties) = Calls::start("scalerpc-client", ClientError::Thread, connect).await?;
         Ok(Self { calls, properties: Arc::new(properties) })
     }
 
@@ -152,17 +152,13 @@ fn failed(failure: CallFailure) -> ClientError {
     SyncCallError::from(failure).into()
 }
 
-impl calls::CallError for ClientError {
+impl futures::CallError for ClientError {
     fn not_sent() -> Self {
         failed(CallFailure::NotSent)
     }
 
     fn closed() -> Self {
         failed(CallFailure::Closed(CloseReason::ClosedHere))
-    }
-
-    fn no_thread(error: io::Error) -> Self {
-        Self::Thread(error)
     }
 }
 
@@ -182,8 +178,9 @@ impl AsyncConnection {
     }
 }
 
-impl calls::Connection for AsyncConnection {
+impl futures::Connection for AsyncConnection {
     type Request = Request;
+    type Reply = Vec<u8>;
     type Error = ClientError;
     /// A call that is given up keeps its slot until its response has arrived.
     type Call = ();
@@ -207,7 +204,7 @@ impl calls::Connection for AsyncConnection {
         self.connection.rdma.poll();
     }
 
-    fn poll(&mut self, ended: &mut Vec<(u64, Reply<ClientError>)>) -> bool {
+    fn poll(&mut self, ended: &mut Ended<Vec<u8>, ClientError>) -> bool {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let Connection { rdma, response, .. } = &mut self.connection;
         rdma.poll();
@@ -227,7 +224,7 @@ impl calls::Connection for AsyncConnection {
     }
 
     fn late(&mut self) -> ClientError {
-        self.connection.starved().unwrap_or_else(calls::CallError::not_sent)
+        self.connection.starved().unwrap_or_else(futures::CallError::not_sent)
     }
 
     fn cancel(&mut self, (): ()) {}
@@ -259,7 +256,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use rendezvous::calls::Worker;
+    use calls::futures::Worker;
 
     use super::*;
     use crate::Server;

@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use super::defects::active_world;
-use super::world::{World, small};
+use super::world::{World, responses_addr, small};
+use crate::protocol::memory::Memory;
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
 use crate::protocol::{CallFailure, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp};
 
 /// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock` as their time. Returns its outcome.
@@ -122,6 +124,36 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let failures = [CallFailure::ReplyTooLong, CallFailure::Dropped];
     assert_eq!(ends, [(0, Ok(0)), (1, Err(failures[0])), (2, Err(failures[1])), (3, Ok(3))]);
     assert_eq!((handlers.held(), world.server.free_buffers()), (0, 2));
+}
+
+/// A client that breaks the rules uses the slot of a held request again.
+#[test]
+fn the_late_answer_to_a_request_whose_slot_was_used_again_ends_no_other_call() {
+    let mut world = active_world(&small(), 1);
+    let held = RefCell::new(Vec::new());
+    let mut handlers = Handlers::new(world.server.layout().max_payload());
+    handlers.insert_held(7, |request| held.borrow_mut().push(request));
+    let (layout, mut ops) = (*world.server.layout(), Vec::new());
+    let start = layout.pool_slot(world.server.zone_of(world.sides[0].id).unwrap(), 0);
+    for sequence in [2, 3] {
+        let header = RequestHeader {
+            rpc_type: 7,
+            req_id: ReqId { slot: 0, sequence }.to_wire(),
+            client_slot_addr: responses_addr(0),
+            client_slot_rkey: 200,
+            payload_len: 0,
+        };
+        let pools = &world.server.memory().pools;
+        pools.write(start + layout.trailer_at() - HEADER_BYTES, &header.encode());
+        pools.store(start + layout.trailer_at(), Trailer { len: HEADER_BYTES as u32, valid: valid(sequence) }.to_word());
+        world.poll_server();
+        assert_eq!(handlers.step(&mut world.server, 8, 0, || 0, &mut ops), 1);
+    }
+    for (answered, request) in held.take().into_iter().enumerate() {
+        request.reply([]).unwrap();
+        let done = handlers.step(&mut world.server, 8, 0, || 0, &mut ops);
+        assert_eq!((done, ops.len(), handlers.held()), (answered, answered, 1 - answered));
+    }
 }
 
 /// A worker that panics drops its requests.

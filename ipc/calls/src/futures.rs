@@ -10,13 +10,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::calls::Patience;
+use crate::Patience;
 
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 
-/// The end of a call.
-pub type Reply<E> = Result<Vec<u8>, E>;
+/// Calls that have ended, by number.
+pub type Ended<P, E> = Vec<(u64, Result<P, E>)>;
 
 /// The error of a call.
 pub trait CallError: fmt::Display + Sized {
@@ -25,9 +25,6 @@ pub trait CallError: fmt::Display + Sized {
 
     /// Returns the error of a call whose thread has ended.
     fn closed() -> Self;
-
-    /// Returns the error of a client whose thread could not be started.
-    fn no_thread(error: io::Error) -> Self;
 }
 
 /// The reason why a connection does not take a call now.
@@ -45,6 +42,8 @@ pub enum Refusal<E> {
 pub trait Connection {
     /// The request of a call.
     type Request;
+    /// The reply.
+    type Reply;
     /// The error of a call.
     type Error: CallError;
     /// The name of a call under way, to cancel it.
@@ -61,7 +60,7 @@ pub trait Connection {
     fn flush(&mut self);
 
     /// Appends the calls that have ended, by number. Returns whether anything moved.
-    fn poll(&mut self, ended: &mut Vec<(u64, Reply<Self::Error>)>) -> bool;
+    fn poll(&mut self, ended: &mut Ended<Self::Reply, Self::Error>) -> bool;
 
     /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is set if that was its second time.
     fn repeats(&self, error: &Self::Error, is_second: bool) -> bool;
@@ -92,18 +91,21 @@ pub trait Connection {
 }
 
 /// A call, until it ends.
-struct Job<R, E> {
+struct Job<R, P, E> {
     request: R,
     /// End of its time. `None`: no deadline.
     end: Option<Instant>,
-    reply: Sender<Reply<E>>,
+    reply: Sender<Result<P, E>>,
     /// The call was made before, and is made again.
     is_second: bool,
 }
 
-type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Error>;
+/// The side of the callers of a connection.
+pub type CallsOf<C> = Calls<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
 
-impl<R, E: CallError> posting::Job for Job<R, E> {
+type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
+
+impl<R, P, E: CallError> posting::Job for Job<R, P, E> {
     fn end(&self) -> Option<Instant> {
         self.end
     }
@@ -113,31 +115,33 @@ impl<R, E: CallError> posting::Job for Job<R, E> {
     }
 }
 
-/// The side of the callers. The drop of the last clone, and of the last call, ends the thread.
-pub struct Calls<R, E>(Arc<Poster<Job<R, E>>>);
+/// The side of the callers: `R` is a request, `P` a reply, `E` the error of a call. The drop of the last clone, and of the last call, ends
+/// the thread.
+pub struct Calls<R, P, E>(Arc<Poster<Job<R, P, E>>>);
 
-impl<R, E> Clone for Calls<R, E> {
+impl<R, P, E> Clone for Calls<R, P, E> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<R, E> fmt::Debug for Calls<R, E> {
+impl<R, P, E> fmt::Debug for Calls<R, P, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<R: Send + 'static, E: CallError + Send + 'static> Calls<R, E> {
+impl<R: Send + 'static, P: Send + 'static, E: CallError + Send + 'static> Calls<R, P, E> {
     /// Starts the thread of this name. `connect` makes the connection there, as long as it `is_wanted`, and the properties of it that
     /// callers share.
     ///
     /// # Errors
-    /// The error of `connect`; [`CallError::no_thread`].
-    pub async fn start<C: Connection<Request = R, Error = E>, S: Send + 'static>(
+    /// The error of `connect`; `no_thread` if there is none.
+    pub async fn start<C: Connection<Request = R, Reply = P, Error = E>, S: Send + 'static, F: Send + 'static>(
         name: &str,
-        connect: impl FnOnce(&dyn Fn() -> bool) -> Result<(C, S), E> + Send + 'static,
-    ) -> Result<(Self, S), E> {
+        no_thread: impl Fn(io::Error) -> F,
+        connect: impl FnOnce(&dyn Fn() -> bool) -> Result<(C, S), F> + Send + 'static,
+    ) -> Result<(Self, S), F> {
         let (tell, told) = oneshot();
         let run = move || match connect(&|| tell.is_wanted()) {
             Err(error) => tell.send(Err(error)),
@@ -147,43 +151,43 @@ impl<R: Send + 'static, E: CallError + Send + 'static> Calls<R, E> {
                 worker.serve();
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run).map_err(E::no_thread)?;
-        let (calls, shared): (Self, S) = told.await.unwrap_or_else(|| Err(E::closed()))?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run).map_err(&no_thread)?;
+        let (calls, shared): (Self, S) = told.await.unwrap_or_else(|| Err(no_thread(io::Error::other("it ended at once"))))?;
         calls.0.set_thread(thread);
         Ok((calls, shared))
     }
 }
 
-impl<R, E> Calls<R, E> {
+impl<R, P, E> Calls<R, P, E> {
     /// Makes a call with the first poll of the future. Its `timeout` counts from then on; `None`: no deadline.
-    pub fn call(&self, request: R, timeout: Option<Duration>) -> AsyncCall<R, E> {
+    pub fn call(&self, request: R, timeout: Option<Duration>) -> AsyncCall<R, P, E> {
         AsyncCall { poster: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
     }
 }
 
 /// The reply to a call of a client whose calls are futures. Dropping it gives the call up.
 #[must_use = "a call begins when it is polled"]
-pub struct AsyncCall<R, E> {
-    poster: Arc<Poster<Job<R, E>>>,
-    stage: Stage<R, E>,
+pub struct AsyncCall<R, P, E> {
+    poster: Arc<Poster<Job<R, P, E>>>,
+    stage: Stage<R, P, E>,
 }
 
-enum Stage<R, E> {
+enum Stage<R, P, E> {
     New(R, Option<Duration>),
-    Posted(u64, Receiver<Reply<E>>),
+    Posted(u64, Receiver<Result<P, E>>),
     Over,
 }
 
-impl<R, E> fmt::Debug for AsyncCall<R, E> {
+impl<R, P, E> fmt::Debug for AsyncCall<R, P, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncCall").field("is_posted", &!matches!(self.stage, Stage::New(..))).finish_non_exhaustive()
     }
 }
 
-impl<R: Unpin, E: CallError + Unpin> Future for AsyncCall<R, E> {
-    type Output = Reply<E>;
+impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
+    type Output = Result<P, E>;
 
-    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Reply<E>> {
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<P, E>> {
         let (number, mut receiver) = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Over => return Poll::Pending,
             Stage::Posted(number, receiver) => (number, receiver),
@@ -203,7 +207,7 @@ impl<R: Unpin, E: CallError + Unpin> Future for AsyncCall<R, E> {
     }
 }
 
-impl<R, E> Drop for AsyncCall<R, E> {
+impl<R, P, E> Drop for AsyncCall<R, P, E> {
     fn drop(&mut self) {
         if let Stage::Posted(number, _) = self.stage {
             self.poster.give_up(number);
@@ -229,7 +233,7 @@ pub struct Worker<C: Connection> {
     /// The calls that a connection has taken, by number.
     under_way: HashMap<u64, (C::Call, JobOf<C>)>,
     /// Calls that have ended; empty between turns.
-    ended: Vec<(u64, Reply<C::Error>)>,
+    ended: Ended<C::Reply, C::Error>,
     alarm: Arc<Alarm>,
 }
 
@@ -241,7 +245,7 @@ impl<C: Connection> fmt::Debug for Worker<C> {
 
 impl<C: Connection> Worker<C> {
     /// Makes both sides.
-    pub fn new(connection: C) -> (Self, Calls<C::Request, C::Error>) {
+    pub fn new(connection: C) -> (Self, CallsOf<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
         (Self { connection, posted, under_way: HashMap::new(), ended: Vec::new(), alarm }, Calls(Arc::new(poster)))
