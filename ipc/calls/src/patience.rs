@@ -14,8 +14,8 @@ const SLEEPS_PER_TRY: u32 = 1024;
 /// Decides when a thread sleeps whose polls find nothing.
 ///
 /// Two threads that answer each other may wake each other for every message: while one wakes up, the polls of the other find nothing, and it
-/// sleeps too. So after a short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs the same core, the
-/// thread sleeps early again. The clock is read only around a sleep.
+/// sleeps too. So after a short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs
+/// the same core, the thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {
     /// Empty polls since the last one that found something.
