@@ -306,8 +306,12 @@ impl<'a> RecvBytes<'a> {
     /// Returns a copy of all bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
-        self.copy_to(&mut bytes);
+        let mut bytes = Vec::with_capacity(self.len);
+        // SAFETY: `base` has `len` readable bytes, and the vector, which is other memory, has room for them.
+        unsafe {
+            copy(bytes.as_mut_ptr(), self.base.as_ptr(), self.len);
+            bytes.set_len(self.len);
+        }
         bytes
     }
 

@@ -111,6 +111,7 @@ impl StopHandle {
         self.waker.wake_by_ref();
     }
 
+    #[inline]
     pub(super) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire)
     }
