@@ -85,14 +85,13 @@ mod tests {
     use tracing::{Metadata, Subscriber};
 
     use super::*;
-    use crate::oneshot::lock;
 
     #[derive(Clone, Default)]
     struct Heard(Arc<Mutex<String>>);
 
     impl Visit for Heard {
         fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-            *lock(&self.0) += &format!(" {}={value:?}", field.name());
+            *self.0.lock().unwrap() += &format!(" {}={value:?}", field.name());
         }
     }
 
@@ -110,7 +109,7 @@ mod tests {
         fn record_follows_from(&self, _: &Id, _: &Id) {}
 
         fn event(&self, event: &tracing::Event<'_>) {
-            *lock(&self.0) += event.metadata().level().as_str();
+            *self.0.lock().unwrap() += event.metadata().level().as_str();
             event.record(&mut self.clone());
         }
 
