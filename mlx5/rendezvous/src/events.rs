@@ -78,7 +78,7 @@ impl fmt::Debug for Events {
 
 #[cfg(all(test, feature = "tracing"))]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
@@ -89,9 +89,15 @@ mod tests {
     #[derive(Clone, Default)]
     struct Heard(Arc<Mutex<String>>);
 
+    impl Heard {
+        fn text(&self) -> MutexGuard<'_, String> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
     impl Visit for Heard {
         fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-            *self.0.lock().unwrap() += &format!(" {}={value:?}", field.name());
+            *self.text() += &format!(" {}={value:?}", field.name());
         }
     }
 
@@ -109,7 +115,7 @@ mod tests {
         fn record_follows_from(&self, _: &Id, _: &Id) {}
 
         fn event(&self, event: &tracing::Event<'_>) {
-            *self.0.lock().unwrap() += event.metadata().level().as_str();
+            *self.text() += event.metadata().level().as_str();
             event.record(&mut self.clone());
         }
 
@@ -123,6 +129,6 @@ mod tests {
         let heard = Heard::default();
         let peer = Peer { address: ([127, 0, 0, 1], 7).into(), number: 3 };
         tracing::subscriber::with_default(heard.clone(), || Events::default().tell(Event::Refused(peer, "no")));
-        assert_eq!(*heard.0.lock().unwrap(), "WARN message=refused address=127.0.0.1:7 connection=3 reason=\"no\"");
+        assert_eq!(*heard.text(), "WARN message=refused address=127.0.0.1:7 connection=3 reason=\"no\"");
     }
 }
