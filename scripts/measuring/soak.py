@@ -105,7 +105,7 @@ PARTS = {
     "services": ("10^7 calls of all four RPCs, blocking and as futures, with deadlines and cancels, at servers that hold, refuse, drop, call back, "
                  "and are killed and replaced; credit is back; copyrpc: also suspensions", [
         test("shm-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
-        test("copyrpc", "--test", "services", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
+        test("copyrpc", "--test", "services", "--", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
