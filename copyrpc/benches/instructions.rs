@@ -5,14 +5,20 @@
 //! two runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the software HCA's two entry points with
 //! all they call; `part NAME`, the function of that name with all it calls but the software HCA.
 //!
+//! `but NAME` leaves a function out.
+//!
 //! Requests and replies have 32 bytes. With depth 64, all calls of a round leave in one WRITE, and so do their replies.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
 
 use std::hint::black_box;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply};
+use copyrpc::{Client, ClientOptions, Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply, Server, ServerOptions};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
@@ -39,6 +45,8 @@ enum Work {
     Parts,
     /// Polls of a context that has nothing to do.
     IdlePolls,
+    /// Calls of a `Client`, without a timeout or with one; the `Server` is in another thread.
+    Client(Option<Duration>),
 }
 
 const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'static str) -> Kind {
@@ -117,7 +125,19 @@ const KINDS: &[Kind] = &[
     part("depth64_caller_flush", 64, "part part_caller_flush", "copyrpc, of rpc_depth64: the caller's flush"),
     part("depth64_answerer_serve", 64, "part part_answerer_serve", "copyrpc, of rpc_depth64: the answerer's serve, handler included"),
     part("depth64_caller_drain", 64, "part part_caller_drain", "copyrpc, of rpc_depth64: the caller's drain, callback included"),
+    client(
+        "client_call",
+        900,
+        None,
+        "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
+    ),
+    client("client_call_within", 900, Some(Duration::from_secs(3600)), "copyrpc: the same, Client::call_within"),
 ];
+
+const fn client(name: &'static str, bound: u32, timeout: Option<Duration>, what: &'static str) -> Kind {
+    let collect = "part part_client but wait_for_turn";
+    Kind { name, bound: Some(bound), collect, what, depth: 1, endpoints: 1, work: Work::Client(timeout) }
+}
 
 /// Calls of the two runs: many laps of every ring and queue, and multiples of the depths.
 const COUNTS: (usize, usize) = (16_384, 49_152);
@@ -172,6 +192,7 @@ impl Pair {
                 }
                 calls
             }
+            Work::Client(timeout) => calls_of_client(calls, timeout),
         };
         assert_eq!(ended, calls);
     }
@@ -218,6 +239,55 @@ impl Pair {
         part_caller_drain(&self.caller, &mut ended);
         ended
     }
+}
+
+/// Makes calls of a client, whose server makes one turn for each. Returns their number.
+fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
+    let fabric = LocalFabric::new();
+    let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
+    let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric), arena_bytes: 1 << 30, clock, ..SoftOptions::default() });
+    let (ask, asked) = sync_channel(0);
+    let (tell, told) = sync_channel(0);
+    let options = ServerOptions { device: device.clone(), ..ServerOptions::default() };
+    let server = thread::spawn(move || {
+        let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
+        tell.send(server.local_addr().unwrap()).unwrap();
+        // The client connects.
+        while asked.try_recv().is_err() {
+            server.step().unwrap();
+        }
+        loop {
+            server.step().unwrap();
+            while let Some(request) = server.recv() {
+                let reply = request.data().to_vec();
+                request.reply(&reply).unwrap();
+            }
+            server.step().unwrap();
+            tell.send(server.local_addr().unwrap()).unwrap();
+            if asked.recv().is_err() {
+                break;
+            }
+        }
+    });
+    let options = ClientOptions { device, ..ClientOptions::default() };
+    let mut client = Client::with_options(told.recv().unwrap(), &options).unwrap();
+    let payload = black_box([0x5a; BYTES]);
+    let wait = || wait_for_turn(&ask, &told);
+    let ended = (0..calls).filter(|_| part_client(&mut client, &payload, timeout, wait) == payload).count();
+    drop(ask);
+    server.join().unwrap();
+    ended
+}
+
+#[inline(never)]
+fn part_client(client: &mut Client, payload: &[u8], timeout: Option<Duration>, wait: impl FnMut()) -> Vec<u8> {
+    client.call_with_idle(payload, timeout, wait).unwrap()
+}
+
+#[inline(never)]
+fn wait_for_turn(ask: &SyncSender<()>, told: &Receiver<SocketAddr>) {
+    ask.send(()).unwrap();
+    told.recv().unwrap();
 }
 
 #[inline(always)]

@@ -137,7 +137,8 @@ def count(program, operation):
     elif kind == "part":
         # Toggles combine: with both, callgrind collects the part without the HCA, and the HCA outside the part. Parts have no set-up, and
         # that of the HCA cancels out.
-        part, both, hca = (callgrind([*options, program, operation.name, operation.second]) for options in ([toggle], [toggle, *HCA], HCA))
+        toggles = [toggle, f"--toggle-collect=*::{but}"] if but else [toggle]
+        part, both, hca = (callgrind([*options, program, operation.name, operation.second]) for options in (toggles, [*toggles, *HCA], HCA))
         each = (part + both - hca) / 2 / operation.second
     else:
         raise Failure(f"{operation.name} collects {operation.collect!r}")

@@ -17,6 +17,7 @@ use crate::connection::Outcome;
 use crate::context::{BuildError, Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
+use crate::recv::Reply;
 use crate::stats::Stats;
 
 /// Number of endpoints: the endpoint in use, the one before it while its calls end, and an ended endpoint whose resources are not free yet.
@@ -230,6 +231,7 @@ impl Caller {
     }
 
     /// Makes the call of this number. `left` is the time until its deadline; `None`: no deadline.
+    #[inline]
     pub(super) fn call(&mut self, request: &[u8], number: u64, left: Option<Duration>) -> Result<CallToken, CallError<u64>> {
         let outcome = match left {
             Some(left) => self.endpoint.call_within(request, number, self.max_reply, left),
@@ -258,14 +260,15 @@ impl Caller {
     }
 
     /// Polls the context: gives the ends of calls to `on_response`, and refuses the requests of the server. A client has no handler, and
-    /// requests that stay in the ring are in the way of replies. Returns what [`Context::poll`] does.
+    /// requests that stay in the ring are in the way of replies. Returns what [`Context::serve`] does.
     pub(super) fn poll(&self, on_response: impl FnMut(u64, Outcome<'_>)) -> usize {
         // The polls of a client do not nest.
-        let moved = self.context.poll(on_response).unwrap_or(0);
-        while let Some(request) = self.context.recv() {
-            let _gone = request.refuse();
-        }
-        moved
+        self.context.serve(|_, reply| refuse(reply), on_response).unwrap_or(0)
+    }
+
+    /// Does the first half of [`poll`](Self::poll), and sends nothing.
+    pub(super) fn drain(&self) {
+        let _none_under_way = self.context.drain_serving(|_, reply| refuse(reply), |_, _| ());
     }
 
     /// Sends the calls that were made.
@@ -291,6 +294,10 @@ impl Caller {
         stats += self.context.stats();
         stats
     }
+}
+
+fn refuse(reply: Reply<'_, u64>) {
+    let _gone = reply.refuse();
 }
 
 fn open(options: &ClientOptions) -> Result<Context<u64>, BuildError> {
@@ -328,15 +335,23 @@ fn may_pass(error: &ClientError) -> bool {
 }
 
 /// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes too many can arrive.
+#[inline(always)]
 pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(ClientError::ReplyTooLong { len: reply.len(), max: max_reply }),
-        Err(CallFailure::ReplyTooLong { len }) => Err(ClientError::ReplyTooLong { len, max: max_reply }),
-        Err(CallFailure::Refused) => Err(ClientError::Refused),
-        Err(CallFailure::Dropped) => Err(ClientError::Dropped),
-        Err(CallFailure::TimedOut) => Err(ClientError::TimedOut),
-        Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
+        Ok(reply) => Err(failed(CallFailure::ReplyTooLong { len: reply.len() }, max_reply)),
+        Err(failure) => Err(failed(failure, max_reply)),
+    }
+}
+
+#[cold]
+fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
+    match failure {
+        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len, max: max_reply },
+        CallFailure::Refused => ClientError::Refused,
+        CallFailure::Dropped => ClientError::Dropped,
+        CallFailure::TimedOut => ClientError::TimedOut,
+        CallFailure::Closed(reason) => ClientError::Closed(reason),
     }
 }
 

@@ -56,7 +56,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.call_for(request, self.caller.options.timeout)
+        self.call_for(request, self.caller.options.timeout, Self::idle)
     }
 
     /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
@@ -70,7 +70,7 @@ impl Client {
     /// it ends in its time, or without a time after [`connect_timeout`](ClientOptions::connect_timeout), as
     /// [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
     pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
-        self.call_for(request, Some(timeout))
+        self.call_for(request, Some(timeout), Self::idle)
     }
 
     /// Returns the maximum bytes of a request.
@@ -97,60 +97,72 @@ impl Client {
         self.caller.stats()
     }
 
-    fn call_for(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+    /// Like [`call`](Self::call), with another wait than its own: `idle` runs after each poll that found nothing. For counts of
+    /// instructions.
+    #[doc(hidden)]
+    pub fn call_with_idle(&mut self, request: &[u8], timeout: Option<Duration>, mut idle: impl FnMut()) -> Result<Vec<u8>, ClientError> {
+        self.call_for(request, timeout, |_, _| idle())
+    }
+
+    /// Makes a call. `idle` runs after each poll that found nothing, and gets the end of a call that could not be made yet.
+    fn call_for(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+        mut idle: impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<Vec<u8>, ClientError> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Learn of an end of the connection since the last call.
-        self.caller.poll(|_, _| ());
+        self.caller.drain();
+        let mut left_now = timeout;
         if self.caller.endpoint.closed().is_some() {
             self.reconnect(end)?;
+            left_now = left(end);
         }
-        match self.attempt(request, end) {
+        match self.attempt(request, left_now, end, &mut idle) {
             // No handler got the call: the server was leaving. There may be another server by now.
-            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => {
-                self.reconnect(end)?;
-                self.attempt(request, end)
-            }
+            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => self.call_again(request, end, idle),
             outcome => outcome,
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn call_again(
+        &mut self,
+        request: &[u8],
+        end: Option<Instant>,
+        mut idle: impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<Vec<u8>, ClientError> {
+        self.reconnect(end)?;
+        self.attempt(request, left(end), end, &mut idle)
+    }
+
+    #[cold]
     fn reconnect(&mut self, end: Option<Instant>) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
         // Frees the resources of the ended connection.
         self.caller.poll(|_, _| ());
         let patience = self.caller.options.connect_timeout;
-        let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
-        self.caller.reconnect(left.min(patience), || true).map_err(|error| if is_over(end) { ClientError::NotSent } else { error })
+        let longest = left(end).map_or(patience, |left| left.min(patience));
+        let is_over = || left(end) == Some(Duration::ZERO);
+        self.caller.reconnect(longest, || true).map_err(|error| if is_over() { ClientError::NotSent } else { error })
     }
 
-    fn attempt(&mut self, request: &[u8], end: Option<Instant>) -> Result<Vec<u8>, ClientError> {
+    #[inline(always)]
+    fn attempt(
+        &mut self,
+        request: &[u8],
+        left_now: Option<Duration>,
+        end: Option<Instant>,
+        idle: &mut impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<Vec<u8>, ClientError> {
         self.calls += 1;
-        let number = self.calls;
-        let mut is_made = false;
+        let (number, max_reply) = (self.calls, self.caller.max_reply);
+        let mut is_made = self.make(request, left_now)?;
         self.patience.reset();
         loop {
-            // The time also bounds a call that is not taken yet.
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if !is_made {
-                is_made = match self.caller.call(request, number, left) {
-                    Ok(_) => true,
-                    Err(CallError::Closed { reason, .. }) => return Err(ClientError::Closed(reason)),
-                    Err(CallError::PayloadTooLarge { len, max, .. }) => return Err(ClientError::TooLarge { len, max }),
-                    Err(_) => {
-                        let is_late = left == Some(Duration::ZERO);
-                        if let Some(error) = self.caller.starved(is_late) {
-                            self.caller.endpoint.abort();
-                            return Err(error);
-                        }
-                        if is_late {
-                            return Err(ClientError::NotSent);
-                        }
-                        false
-                    }
-                };
-            }
             let mut end_of_call = None;
-            let max_reply = self.caller.max_reply;
             let moved = self.caller.poll(|of, outcome| {
                 if of == number {
                     end_of_call = Some(ended(outcome, max_reply));
@@ -161,11 +173,41 @@ impl Client {
             }
             if moved > 0 {
                 self.patience.reset();
-            } else if let Some(start) = self.patience.idle() {
+            } else {
                 // The context knows the deadline of a call that was made.
-                let longest = left.into_iter().chain(self.caller.starves_for()).min();
-                self.caller.sleep(longest.filter(|_| !is_made));
-                self.patience.slept(start);
+                idle(self, end.filter(|_| !is_made));
+            }
+            if !is_made {
+                is_made = self.make(request, left(end))?;
+            }
+        }
+    }
+
+    /// Notes an empty poll. Sleeps after enough of them: until `end` at most, or until a call that waits for credit has to.
+    fn idle(&mut self, end: Option<Instant>) {
+        let Some(start) = self.patience.idle() else { return };
+        self.caller.sleep(left(end).into_iter().chain(self.caller.starves_for()).min());
+        self.patience.slept(start);
+    }
+
+    /// Makes the present call and sends it. Returns whether there was room; ends the call if its time has ended, or given up calls keep the credit.
+    #[inline(always)]
+    fn make(&mut self, request: &[u8], left: Option<Duration>) -> Result<bool, ClientError> {
+        match self.caller.call(request, self.calls, left) {
+            Ok(_) => {
+                // Before a poll, which would look for arrivals first.
+                self.caller.flush();
+                Ok(true)
+            }
+            Err(CallError::Closed { reason, .. }) => Err(ClientError::Closed(reason)),
+            Err(CallError::PayloadTooLarge { len, max, .. }) => Err(ClientError::TooLarge { len, max }),
+            Err(_) => {
+                let is_late = left == Some(Duration::ZERO);
+                if let Some(error) = self.caller.starved(is_late) {
+                    self.caller.endpoint.abort();
+                    return Err(error);
+                }
+                if is_late { Err(ClientError::NotSent) } else { Ok(false) }
             }
         }
     }
@@ -179,10 +221,11 @@ impl methods::Caller for Client {
     }
 
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
-        self.call_for(request, timeout)
+        self.call_for(request, timeout, Self::idle)
     }
 }
 
-fn is_over(end: Option<Instant>) -> bool {
-    end.is_some_and(|end| end <= Instant::now())
+/// Returns the time until the end of a call.
+fn left(end: Option<Instant>) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(Instant::now()))
 }

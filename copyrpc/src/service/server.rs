@@ -325,6 +325,7 @@ impl Server {
         }
     }
 
+    #[inline]
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.is_stopped()
     }
