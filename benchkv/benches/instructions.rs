@@ -54,6 +54,7 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_remote_sharded", Some(1199), "nohca", "benchkv: the same, sharded", sharded),
     operation("kv_remote_direct", Some(872), "nohca", "benchkv: the same, direct", direct),
     operation("kv_remote_delegation_policy", Some(1524), "nohca", "benchkv: the same, delegation, with a policy", with_policy),
+    operation("kv_remote_delegation_hold", Some(1515), "nohca", "benchkv: the same, delegation, with answers held", with_hold),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
     operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),
@@ -75,6 +76,11 @@ fn delegation(operations: u64) {
 /// A policy that asks for the least: rounds that move nothing flush as without it.
 fn with_policy(operations: u64) {
     job(&format!("{} --flush-every 2", remote("delegation")), operations);
+}
+
+/// The policy that costs the most.
+fn with_hold(operations: u64) {
+    job(&format!("{} --hold adaptive", remote("delegation")), operations);
 }
 
 fn sharded(operations: u64) {

@@ -40,4 +40,4 @@ pub mod workload;
 pub mod zipf;
 
 #[cfg(test)]
-mod testing;
+mod tests;

@@ -1,6 +1,5 @@
 //! The machine and the build, recorded in every result so that its figures can be judged later.
 
-use std::ffi::CStr;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
@@ -28,13 +27,13 @@ impl Environment {
     /// Reads all values; takes about 1 ms.
     #[must_use]
     pub fn detect() -> Self {
-        let (kernel, machine) = kernel();
+        let ((kernel, machine), memory) = (kernel(), rustix::system::sysinfo());
         Self {
             kernel,
             machine,
             cpu_model: cpu_model().unwrap_or_else(unknown),
-            cores_online: usize::try_from(sysconf(libc::_SC_NPROCESSORS_ONLN)).unwrap_or(0),
-            memory_bytes: sysconf(libc::_SC_PHYS_PAGES) * sysconf(libc::_SC_PAGESIZE),
+            cores_online: cores_online(),
+            memory_bytes: memory.totalram * u64::from(memory.mem_unit),
             git_commit: option_env!("HARNESS_GIT_COMMIT").map_or_else(unknown, str::to_owned),
             build_profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
         }
@@ -62,24 +61,16 @@ fn unknown() -> String {
     "unknown".to_owned()
 }
 
-fn sysconf(name: libc::c_int) -> u64 {
+fn cores_online() -> usize {
     // SAFETY: sysconf takes any name and only returns a number.
-    u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(0)
 }
 
 fn kernel() -> (String, String) {
-    // SAFETY: utsname is plain character arrays, for which all zeros is a valid value.
-    let mut names: libc::utsname = unsafe { std::mem::zeroed() };
-    // SAFETY: `names` is live and writable.
-    if unsafe { libc::uname(&raw mut names) } != 0 {
-        return (unknown(), unknown());
-    }
-    let text = |field: &[libc::c_char]| {
-        // SAFETY: c_char and u8 have one size; the bytes are initialised and live as long as `field`.
-        let bytes = unsafe { std::slice::from_raw_parts(field.as_ptr().cast::<u8>(), field.len()) };
-        CStr::from_bytes_until_nul(bytes).map_or_else(|_| unknown(), |text| text.to_string_lossy().into_owned())
-    };
-    (format!("{} {} {}", text(&names.sysname), text(&names.release), text(&names.version)), text(&names.machine))
+    let names = rustix::system::uname();
+    let [name, release, version, machine] =
+        [names.sysname(), names.release(), names.version(), names.machine()].map(|text| text.to_string_lossy().into_owned());
+    (format!("{name} {release} {version}"), machine)
 }
 
 fn cpu_model() -> Option<String> {

@@ -1,6 +1,6 @@
 //! Files written at the end of a long run: checked before the run, and replaced as a whole.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD, access, linkat};
 use thiserror::Error;
 
 /// The reason why a file cannot be written.
@@ -38,17 +39,10 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ if is_replaceable(path) => create_new(path).map(drop),
         // A reader of the pipe would take an open and a close for the end of the result.
-        _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => may_write(path),
+        _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => access(path, Access::WRITE_OK).map_err(io::Error::from),
         _ => OpenOptions::new().write(true).open(path).map(drop),
     };
     probed.map_err(|source| WriteError { place: path.to_owned(), source })
-}
-
-/// Checks the permission to write to `path`, without opening it.
-fn may_write(path: &Path) -> io::Result<()> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the path is a live string.
-    if unsafe { libc::access(path.as_ptr(), libc::W_OK) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot at the end, although the system treats such a path as
@@ -127,12 +121,7 @@ impl NewFile {
     /// Replaces the file at `path`.
     fn rename(&self, path: &Path) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 {
-            let from = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
-            let to = CString::new(self.partial.as_os_str().as_bytes())?;
-            // SAFETY: both are strings that live for the call.
-            if unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            linkat(CWD, format!("/proc/self/fd/{}", self.file.as_raw_fd()), CWD, &self.partial, AtFlags::SYMLINK_FOLLOW)?;
         }
         fs::rename(&self.partial, path)
     }
@@ -153,6 +142,8 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
 
     #[test]

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::{fs, io};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// A shared library that could be loaded. It stays loaded to the end of the process.
 #[derive(Debug)]
 pub struct Library {
@@ -69,37 +71,19 @@ fn mapped_file(name: &str) -> Option<PathBuf> {
 /// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
 #[must_use]
 pub fn memlock_limit() -> Option<u64> {
-    // SAFETY: the pointer is live and writable.
-    finite(limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) }).rlim_cur)
+    getrlimit(Resource::Memlock).current
 }
 
 /// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None` without limit.
 #[must_use]
 pub fn address_limit() -> Option<u64> {
-    // SAFETY: the pointer is live and writable.
-    finite(limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) }).rlim_cur)
+    getrlimit(Resource::As).current
 }
 
 /// Returns the maximum number of open files that this process may request (`RLIMIT_NOFILE`, the hard limit); `None` without limit.
 #[must_use]
 pub fn open_files_limit() -> Option<u64> {
-    finite(open_files().rlim_max)
-}
-
-fn open_files() -> libc::rlimit {
-    // SAFETY: the pointer is live and writable.
-    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
-}
-
-/// Returns the limit that `get` stores; 0 if the kernel refuses. (The type of a resource's name depends on the C library.)
-fn limit(get: impl FnOnce(*mut libc::rlimit) -> libc::c_int) -> libc::rlimit {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    get(&raw mut limit);
-    limit
-}
-
-fn finite(limit: libc::rlim_t) -> Option<u64> {
-    (limit != libc::RLIM_INFINITY).then_some(limit)
+    getrlimit(Resource::Nofile).maximum
 }
 
 /// The limit of open descriptors is too low.
@@ -118,14 +102,13 @@ pub struct TooFewFiles {
 /// # Errors
 /// The hard limit is lower than `needed`.
 pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
-    let limit = open_files();
-    if limit.rlim_cur >= needed {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let limit = maximum.unwrap_or(u64::MAX);
+    if current.unwrap_or(u64::MAX) >= needed {
         return Ok(());
     }
-    let raised = libc::rlimit { rlim_cur: needed.min(limit.rlim_max), ..limit };
-    // SAFETY: `raised` is live.
-    let is_raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
-    if is_raised && needed <= limit.rlim_max { Ok(()) } else { Err(TooFewFiles { needed, limit: limit.rlim_max }) }
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(needed.min(limit)), maximum });
+    if raised.is_ok() && needed <= limit { Ok(()) } else { Err(TooFewFiles { needed, limit }) }
 }
 
 /// The size of a file system.
@@ -144,13 +127,7 @@ pub struct Space {
 /// # Errors
 /// The system's reason.
 pub fn space(path: &Path) -> io::Result<Space> {
-    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
-    // SAFETY: statfs is plain numbers, for which all zeros is a valid value.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a live string and `found` is live and writable.
-    if unsafe { libc::statfs(path.as_ptr(), &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = rustix::fs::statfs(path)?;
     let block = found.f_bsize as u64;
     // Their types depend on the C library.
     let is_memory = i128::from(found.f_type) == i128::from(libc::TMPFS_MAGIC);

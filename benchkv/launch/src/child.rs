@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use crate::sys;
 
@@ -66,7 +68,7 @@ impl OwnChild {
         socket: UnixStream,
         stdout: Stdio,
     ) -> io::Result<Self> {
-        let parent = std::process::id();
+        let parent = getpid();
         // The link and not a path, so that it is right even if a new build replaces the file during the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
@@ -76,11 +78,11 @@ impl OwnChild {
         // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent demands.
         unsafe { command.pre_exec(move || sys::tie_to_parent(parent)) };
         let mut child = command.spawn()?;
-        match sys::pidfd(child.id()) {
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { child, pidfd }),
             Err(error) => {
                 end(&mut child);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -97,10 +99,10 @@ impl OwnChild {
     }
 }
 
-impl AsRawFd for OwnChild {
+impl AsFd for OwnChild {
     /// Returns a descriptor that is readable once the child has ended.
-    fn as_raw_fd(&self) -> RawFd {
-        self.pidfd.as_raw_fd()
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 }
 

@@ -1,12 +1,14 @@
 //! The text that gives a child process its role.
 
+use serde::{Deserialize, Serialize};
 use shm::memfd::MemfdId;
 
 /// Maximum size of an echoed message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// A role as a text, which the child parses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum RoleText {
     Rank {
         rank: usize,
@@ -17,45 +19,36 @@ pub(crate) enum RoleText {
     },
     /// Both sides yield while they wait, unless each has a `core` of its own.
     PingPong {
+        #[serde(with = "Memory")]
         memory: MemfdId,
         core: Option<usize>,
     },
 }
 
+/// The fields of a [`MemfdId`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MemfdId", deny_unknown_fields)]
+struct Memory {
+    token: u64,
+    bytes: u64,
+    pid: u32,
+    fd: u32,
+}
+
 impl RoleText {
     pub(crate) fn encode(self) -> String {
-        match self {
-            Self::Rank { rank, size } => format!("rank:{rank}:{size}"),
-            Self::Echo { reply_bytes } => format!("echo:{reply_bytes}"),
-            Self::PingPong { memory: MemfdId { token, bytes, pid, fd }, core } => {
-                let core = core.map_or_else(|| "any".to_owned(), |core| core.to_string());
-                format!("ping-pong:{token}:{bytes}:{pid}:{fd}:{core}")
-            }
-        }
+        // Encoding fails only for maps.
+        serde_json::to_string(&self).unwrap_or_default()
     }
 
     pub(crate) fn decode(text: &str) -> Option<Self> {
-        let mut words = text.split(':');
-        let role = words.next()?;
-        let mut number = || words.next()?.parse::<u64>().ok();
-        let decoded = match role {
-            "rank" => Self::Rank { rank: number()? as usize, size: number()? as usize },
-            "echo" => Self::Echo { reply_bytes: number()? as usize },
-            "ping-pong" => {
-                let (token, bytes) = (number()?, number()?);
-                let memory = MemfdId { token, bytes, pid: number()?.try_into().ok()?, fd: number()?.try_into().ok()? };
-                let core = words.next()?;
-                Self::PingPong { memory, core: if core == "any" { None } else { Some(core.parse().ok()?) } }
-            }
-            _ => return None,
-        };
-        let sound = match decoded {
+        let is_sound = |role: &Self| match *role {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=MAX_MESSAGE_BYTES).contains(&reply_bytes),
             // Attaching checks the memory.
             Self::PingPong { .. } => true,
         };
-        (sound && words.next().is_none()).then_some(decoded)
+        serde_json::from_str(text).ok().filter(is_sound)
     }
 }
 
@@ -76,17 +69,19 @@ mod tests {
     fn a_role_nobody_wrote_is_refused() {
         for text in [
             "",
-            "rank",
-            "rank:1",
-            "rank:2:2",
-            "rank:0:2:9",
-            "rank:-1:2",
-            "echo:0",
-            "echo:1:2",
-            "launcher",
-            "echo:9999999",
-            "ping-pong:1:2:3:4",
-            "ping-pong:1:2:3:4:x",
+            r#""rank""#,
+            r#"{"rank":{"rank":1}}"#,
+            r#"{"rank":{"rank":2,"size":2}}"#,
+            r#"{"rank":{"rank":0,"size":2,"more":9}}"#,
+            r#"{"rank":{"rank":0,"size":2}}9"#,
+            r#"{"rank":{"rank":-1,"size":2}}"#,
+            r#"{"echo":{"reply_bytes":0}}"#,
+            r#"{"echo":{"reply_bytes":1,"size":2}}"#,
+            r#""launcher""#,
+            r#"{"launcher":{}}"#,
+            r#"{"echo":{"reply_bytes":9999999}}"#,
+            r#"{"ping-pong":{"memory":{"token":1,"bytes":2,"pid":3},"core":null}}"#,
+            r#"{"ping-pong":{"memory":{"token":1,"bytes":2,"pid":3,"fd":4},"core":"x"}}"#,
         ] {
             assert_eq!(RoleText::decode(text), None, "{text:?}");
         }

@@ -371,8 +371,11 @@ fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
 
 #[test]
 fn a_role_without_its_socket_is_refused() {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_launch-probe")).env("BENCH_HARNESS_ROLE", "rank:0:2").stdin(Stdio::null()).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_launch-probe"))
+        .env("BENCH_HARNESS_ROLE", r#"{"rank":{"rank":0,"size":2}}"#)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(err.contains("unset it to start a job"), "{err}");

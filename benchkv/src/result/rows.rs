@@ -34,6 +34,13 @@ struct Row<'a> {
     cells: Vec<Cell>,
 }
 
+/// Puts fields of a value, which every row has, into columns of their names.
+macro_rules! put {
+    ($row:ident, $of:expr; $($field:ident),+) => {
+        $($row.put(stringify!($field), &$of.$field);)+
+    };
+}
+
 impl Row<'_> {
     fn cells(mut self) -> Vec<Cell> {
         self.put("scope", self.scope);
@@ -58,34 +65,20 @@ impl Row<'_> {
 
     fn options(&mut self) {
         let (job, options, workload) = (self.job, &self.job.options, &self.job.options.workload);
-        self.put("backend", job.backend);
-        self.put("carrier", job.carrier);
-        self.put("device", &job.device);
-        self.put("ranks", job.ranks);
-        self.put("server_threads", job.server_threads);
-        self.put("client_threads", job.client_threads);
-        self.put("queue_depth", job.queue_depth);
-        self.put("seed", job.seed);
+        put!(self, job; backend, carrier, device, ranks, server_threads, client_threads, queue_depth, seed);
         self.put("duration_s", options.duration);
         self.put("warmup_s", options.warmup);
         self.put("key_range", workload.key_range);
         self.put("value_size", workload.value_bytes);
-        self.put("empty", workload.empty);
-        self.put("read_ratio", workload.read_ratio);
-        self.put("remote_ratio", workload.remote_ratio);
-        self.put("distribution", workload.distribution);
+        put!(self, workload; empty, read_ratio, remote_ratio, distribution);
         self.put("ring_bytes", job.sizes.ring_bytes);
         self.put("verify", workload.verify);
-        self.put("wait", options.wait);
-        self.put("policies", &options.policies);
+        put!(self, options; wait, policies);
         self.put("options_json", serde_json::to_string(options).unwrap_or_default());
         self.put("hosts", job.launcher.hosts.join(" "));
         self.put("threads", job.placement.threads);
         self.put("usable_cores", job.placement.usable_cores.len());
-        self.put("cpu_model", &job.environment.cpu_model);
-        self.put("kernel", &job.environment.kernel);
-        self.put("git_commit", &job.environment.git_commit);
-        self.put("build_profile", &job.environment.build_profile);
+        put!(self, job.environment; cpu_model, kernel, git_commit, build_profile);
     }
 
     fn course(&mut self) {
@@ -105,12 +98,7 @@ impl Row<'_> {
 
     fn measurements(&mut self) {
         let of = self.measured;
-        self.put("total_rps", of.total_rps);
-        self.put("local_rps", of.local_rps);
-        self.put("remote_rps", of.remote_rps);
-        self.put("local_ops", of.local_ops);
-        self.put("remote_ops", of.remote_ops);
-        self.put("not_found_ops", of.not_found_ops);
+        put!(self, of; total_rps, local_rps, remote_rps, local_ops, remote_ops, not_found_ops);
         for (kind, summary) in [
             ("latency", of.latency_ns),
             ("local", of.local_latency_ns),

@@ -56,8 +56,6 @@ compile_error!("the front end is for 64-bit Linux, whose C library it interposes
 mod interpose;
 
 mod abi;
-#[cfg(test)]
-mod abi_header_tests;
 mod cm;
 mod command;
 mod files;

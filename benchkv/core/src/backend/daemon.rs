@@ -174,6 +174,7 @@ impl KvDaemon {
             return Ok(Round::default());
         };
         let (mut round, mut passed, mut served, permitted) = (Round::default(), 0, 0, policy.plan());
+        let mut room_to_hold = permitted.most_held.saturating_sub(held.len());
         let serves = permitted.takes_requests && !*own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
             let is_here = request.rank() as usize == plan.rank && owner_of(request.key(), plan.topology.daemons) == *daemon;
@@ -187,7 +188,8 @@ impl KvDaemon {
             if !tail.is_empty() {
                 plan.values.write(whom.place(), tail);
             }
-            if permitted.keeps_answers {
+            if room_to_hold > 0 {
+                room_to_hold -= 1;
                 held.push((whom, response));
             } else {
                 passed += 1;
@@ -202,7 +204,8 @@ impl KvDaemon {
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
         let found = Found { polls: std::mem::take(polls), cqes: round.cqes, passed, held: held.len() };
         if policy.releases(found) {
-            round.moved += self.pass_held();
+            // The answers that made a hold full passed before it.
+            round.moved += passed + self.pass_held();
         }
         Ok(round)
     }

@@ -10,7 +10,7 @@ use shm::sleep::{self, Bell, Watch, Word};
 use super::composed::Composed;
 use super::*;
 use crate::operation::Operation;
-use crate::testing::{self, Scratch, topology};
+use crate::tests::{self as testing, Scratch, topology};
 use crate::topology::{Backend, Carrier, Worker};
 
 const RANKS: usize = 2;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::cluster::Cluster;
 use super::simulated::*;
 use crate::job::{Job, Sizes};
-use crate::testing::{self, Scratch, topology};
+use crate::tests::{self as testing, Scratch, topology};
 use crate::topology::{Backend, Carrier};
 use crate::verify::VerifyFailure;
 use crate::workload::Workload;

@@ -231,15 +231,19 @@ impl Rule for Hold {
     }
 
     fn begin(&mut self, _round: &RoundState, plan: &mut RoundPlan) {
-        plan.keeps_answers = self.is_on;
+        plan.most_held = if self.is_on { self.target - 1 } else { 0 };
     }
 
     fn polled(&mut self, round: &RoundState, found: Found) -> bool {
-        self.holds(found.held, round.now_ns);
+        // Answers passed although the hold is on: they made it full.
+        if self.is_on {
+            self.holds(found.held + found.passed, round.now_ns);
+        } else {
+            self.passed(found.passed);
+        }
         if let Some(rtt_ns) = round.rtt_ns.filter(|_| found.cqes > 0) {
             self.set_rtt(rtt_ns);
         }
-        self.passed(found.passed);
         self.release(round.now_ns).is_some()
     }
 

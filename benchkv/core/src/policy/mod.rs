@@ -126,7 +126,7 @@ impl fmt::Display for PolicyOptions {
 counters! {
     /// The counters of a daemon's policies in the whole job. For several daemons they are added, or the larger one counts.
     pub struct PolicyReport {
-        /// Answers that were held back.
+        /// Answers of holds: that were held back, or made a hold full.
         sum held,
         /// Deliveries of held answers because there were enough.
         sum full_releases,

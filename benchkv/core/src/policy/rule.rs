@@ -56,8 +56,8 @@ pub struct RoundPlan {
     pub open_links: usize,
     /// Number of polls to add while they find nothing.
     pub extra_polls: u32,
-    /// The daemon holds the answers that polls bring, until [`Policy::releases`](super::Policy::releases).
-    pub keeps_answers: bool,
+    /// Maximum number of answers that the daemon holds until [`Policy::releases`](super::Policy::releases). It delivers further ones at once.
+    pub most_held: usize,
     /// The round takes requests.
     pub takes_requests: bool,
     /// It polls the clients that call through ipc.
@@ -66,7 +66,7 @@ pub struct RoundPlan {
 
 impl Default for RoundPlan {
     fn default() -> Self {
-        Self { open_links: usize::MAX, extra_polls: 0, keeps_answers: false, takes_requests: true, polls_clients: true }
+        Self { open_links: usize::MAX, extra_polls: 0, most_held: 0, takes_requests: true, polls_clients: true }
     }
 }
 

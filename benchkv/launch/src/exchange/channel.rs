@@ -1,8 +1,10 @@
 //! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank can hang the other.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+
+use rustix::event::PollFlags;
 
 use super::frame::{Frame, FrameError};
 
@@ -31,9 +33,9 @@ impl Channel {
     }
 
     /// Returns the events to poll for.
-    pub(crate) fn events(&self) -> libc::c_short {
-        let out = if self.sent < self.outbound.len() { libc::POLLOUT } else { 0 };
-        libc::POLLIN | out
+    pub(crate) fn events(&self) -> PollFlags {
+        let out = if self.sent < self.outbound.len() { PollFlags::OUT } else { PollFlags::empty() };
+        PollFlags::IN | out
     }
 
     /// Queues a frame and sends as much as the socket takes now.
@@ -83,8 +85,8 @@ impl Channel {
     }
 }
 
-impl AsRawFd for Channel {
-    fn as_raw_fd(&self) -> RawFd {
-        self.stream.as_raw_fd()
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::event::PollFd;
+
 use super::channel::Channel;
 use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
@@ -54,9 +56,9 @@ impl SocketExchange {
                 return Err(ExchangeError::GivenUp);
             }
             let left = end.left();
-            let mut fds = [sys::interest(&self.channel, self.channel.events())];
+            let mut fds = [PollFd::new(&self.channel, self.channel.events())];
             sys::poll(&mut fds, left.min(GIVE_UP_INTERVAL)).map_err(socket_failed)?;
-            if fds[0].revents == 0 {
+            if fds[0].revents().is_empty() {
                 if left.is_zero() {
                     return Ok(None);
                 }

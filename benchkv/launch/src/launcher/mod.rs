@@ -24,6 +24,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use thiserror::Error;
 
 pub use crate::child::Ended;
@@ -150,9 +151,9 @@ impl Launch {
     /// Maximum number of ranks of one job.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread, before any other exists. It takes
-    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked: after the job the process only reports its end, and a late or repeated signal
-    /// must not prevent that.
+    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread: ranks end with the thread that started
+    /// them. It takes SIGINT, SIGTERM and SIGHUP, also afterwards: after the job the process only reports its end, and a late or repeated
+    /// signal must not prevent that.
     ///
     /// # Errors
     /// The first failure, as [`LaunchError`].
@@ -237,19 +238,19 @@ impl Job {
     /// Sleeps until a rank, a signal or a deadline needs attention.
     fn wait(&self, limit_ns: u64) -> io::Result<()> {
         let next_ns = [self.kill_at_ns, self.relay.deadline_ns()].into_iter().flatten().fold(limit_ns, u64::min);
-        let mut fds = vec![sys::interest(&self.signals, libc::POLLIN)];
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
-            fds.push(sys::interest(&rank.child, libc::POLLIN));
+            fds.push(PollFd::new(&rank.child, PollFlags::IN));
             // A closed socket is always ready; the end of the process follows.
             if !rank.channel.is_closed() {
-                fds.push(sys::interest(&rank.channel, rank.channel.events()));
+                fds.push(PollFd::new(&rank.channel, rank.channel.events()));
             }
         }
         sys::poll(&mut fds, Duration::from_nanos(next_ns.saturating_sub(self.clock.now_ns())))
     }
 
     fn take_signals(&mut self) {
-        while let Some(signal) = self.signals.next() {
+        for signal in self.signals.pending() {
             let now_ns = self.clock.now_ns();
             match (self.interrupt, self.kill_at_ns) {
                 (Some((_, at_ns)), _) if now_ns.saturating_sub(at_ns) < as_ns(SAME_REQUEST) => {}

@@ -5,6 +5,9 @@ pub(crate) mod cm;
 pub(crate) mod mlx5;
 pub(crate) mod verbs;
 
+#[cfg(test)]
+mod tests;
+
 /// Declares structures with the size and the offsets of the C ones.
 macro_rules! structures {
     ($($(#[$meta:meta])* struct $name:ident = $c:literal: $size:literal { $($offset:literal $field:ident: $ty:ty),* $(,)? })*) => {

@@ -10,7 +10,7 @@ use super::*;
 
 use crate::operation::Operation;
 use crate::policy::PolicyOptions;
-use crate::testing::{self, Scratch, topology};
+use crate::tests::{self as testing, Scratch, topology};
 use crate::topology::{Backend, Carrier, Peer};
 
 /// A job in which rank 0 calls, and the other ranks answer.

@@ -442,7 +442,7 @@ mod tests {
     use super::super::{LinkSets, Remote};
     use super::*;
     use crate::message::Outcome;
-    use crate::testing::Scratch;
+    use crate::tests::Scratch;
     use crate::topology::Carrier;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::job::{Job, Sizes};
 use crate::message::Outcome;
-use crate::testing::{self, Scratch, topology};
+use crate::tests::{self as testing, Scratch, topology};
 use crate::topology::Backend;
 use crate::ucx::PeerErrors;
 use crate::workload::Workload;

@@ -222,7 +222,7 @@ mod tests {
     use super::super::tests::pair;
     use super::super::{LinkSets, Remote};
     use super::*;
-    use crate::testing::Scratch;
+    use crate::tests::Scratch;
     use crate::topology::Carrier;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {

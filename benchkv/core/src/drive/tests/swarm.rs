@@ -23,7 +23,7 @@ use crate::drive::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
 use crate::policy::{HoldChoice, PolicyOptions, PollChoice};
-use crate::testing::{self, topology};
+use crate::tests::{self as testing, topology};
 use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, Workload};
 

@@ -9,7 +9,7 @@ fn structures_are_those_of_the_headers() {
     let mut source =
         String::from("#include <stddef.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/mlx5-abi.h>\n#include <rdma/rdma_user_cm.h>\n");
     let mut checks = 0;
-    for (name, size, fields) in [crate::abi::verbs::LAYOUT, crate::abi::mlx5::LAYOUT, crate::abi::cm::LAYOUT].concat() {
+    for (name, size, fields) in [super::verbs::LAYOUT, super::mlx5::LAYOUT, super::cm::LAYOUT].concat() {
         writeln!(source, "_Static_assert(sizeof(struct {name}) == {size}, \"{name}\");").unwrap();
         for (field, offset) in fields {
             writeln!(source, "_Static_assert(offsetof(struct {name}, {field}) == {offset}, \"{name}.{field}\");").unwrap();
