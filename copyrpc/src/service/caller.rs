@@ -102,7 +102,7 @@ pub enum ClientError {
     },
     /// The time of the call ended before it was sent to a server that takes calls: the client was connecting again, or waited for room in
     /// the ring or for credit. No handler got the request, and none will.
-    #[error("the request was not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
+    #[error("not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
     NotSent,
     /// The call was not sent, since calls that ran out of time or were dropped keep the credit of the connection: the server has not answered
     /// them. No handler got the request, and none will. The next call connects again, and so has all the credit.
