@@ -245,7 +245,7 @@ pub enum CallFailure {
         len: usize,
     },
     /// The deadline passed first. Whether the handler ran or will run is not known; its reply is dropped.
-    #[error("no reply before the deadline")]
+    #[error("no reply in time")]
     TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
     #[error("connection closed: {0}")]

@@ -493,6 +493,26 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 /// Time for which a client tries that is to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
+/// It is stopped before, so that it does not answer the call. Its socket alone tells: no keep-alive finds it in this time.
+#[test]
+fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
+    limits::watchdog(WATCHDOG);
+    let (mut server, address) = start_server(&any_port());
+    let endpoint = EndpointConfig { keepalive: Duration::from_secs(3_600), ..lifelines_alone() };
+    let mut client = Client::with_options(&*address, &ClientOptions { endpoint, ..ClientOptions::default() }).unwrap();
+    assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+    // SAFETY: a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(server.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    let killer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        server.kill().unwrap();
+        server.wait().unwrap();
+    });
+    let error = client.call(b"ping").unwrap_err();
+    assert!(matches!(error, ClientError::Closed(CloseReason::Disconnected)), "{error}");
+    killer.join().unwrap();
+}
+
 fn full() -> String {
     ConnectError::Record(RecordError::Refused(Refusal::Full)).to_string()
 }

@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{
-    Access, ConnectOptions, Device, DeviceSpec, Inline, MonoCq, Pd, QpAddress, QpConfig, RcQp, Read as RdmaRead, ReceiveSource, Sge,
-    Signal, Write as RdmaWrite,
+    Access, ConnectOptions, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, MonoCq, Pd, QpAddress, QpConfig, RcQp, Read as RdmaRead,
+    ReceiveSource, Sge, Signal, SoftOptions, Write as RdmaWrite,
 };
 use scalerpc::protocol::wire::{Release, Trailer, valid};
 use scalerpc::protocol::{ClientRegions, ServerRegions};
@@ -194,6 +194,19 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     }
     let (met, told) = meet(&mut server);
     assert!(met.is_ok() && told.is_ok(), "{met:?} {told:?}");
+}
+
+/// The client's queue pair cannot be connected: the server hears so, rather than of the end of a stream.
+#[test]
+fn a_client_that_cannot_connect_tells_the_server() {
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
+    let (mut here, mut there) = UnixStream::pair().unwrap();
+    let elsewhere = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+    let client = std::thread::spawn(move || RdmaClient::connect_over(&elsewhere, &mut there).map(drop));
+    let met = server.accept_over(&mut here);
+    let failed = client.join().unwrap();
+    assert!(matches!(failed, Err(SetupError::Connect(_))), "{failed:?}");
+    assert!(matches!(met, Err(SetupError::Record(RecordError::Refused(Refusal::Failed)))), "{met:?}");
 }
 
 /// The client writes into slots of other clients, or outside of the pools. No request of it

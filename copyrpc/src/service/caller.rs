@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::Ending;
 use mlx5::DeviceSpec;
-use rendezvous::Secret;
+use rendezvous::{Lifelines, Secret};
 use thiserror::Error;
 
 use super::default_device;
@@ -25,6 +25,9 @@ const ENDPOINTS: u32 = 3;
 
 /// Default of [`ClientOptions::max_reply`].
 const DEFAULT_REPLY: usize = 4 << 10;
+
+/// Interval of the checks of the server's socket while calls wait: its end tells of a death before the keep-alive does.
+const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
@@ -103,7 +106,7 @@ pub enum ClientError {
     },
     /// The time of the call ended before it was sent to a server that takes calls: the client was connecting again, or waited for room in
     /// the ring or for credit. No handler got the request, and none will.
-    #[error("the request was not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
+    #[error("not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
     NotSent,
     /// The call was not sent, since calls that ran out of time or were dropped keep the credit of the connection: the server has not answered
     /// them. No handler got the request, and none will. The next call connects again, and so has all the credit.
@@ -175,6 +178,8 @@ pub(super) struct Caller {
     /// The socket over which the endpoint was connected. Its end tells the server that this client may have died, so it is declared after the
     /// context, whose drop tells the server of a graceful end.
     lifeline: TcpStream,
+    /// Tells when the server has closed that socket, as the system does when it dies.
+    lifelines: Lifelines,
     /// The address as given, for errors.
     pub(super) address: String,
     addresses: Vec<SocketAddr>,
@@ -204,8 +209,10 @@ impl Caller {
         if max_reply > max {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
+        let lifelines = Lifelines::new().map_err(|error| ClientError::Connect(error.into()))?;
+        lifelines.add(&lifeline);
         let (leaving, starving_since, past, options) = (None, None, Stats::default(), options.clone());
-        Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, past })
+        Ok(Self { endpoint, leaving, context, lifeline, lifelines, address: name, addresses, options, max_reply, starving_since, past })
     }
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
@@ -227,6 +234,7 @@ impl Caller {
         }
         let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
         (self.endpoint, self.lifeline) = connected;
+        self.lifelines.add(&self.lifeline);
         Ok(())
     }
 
@@ -277,10 +285,14 @@ impl Caller {
         let _sent = self.context.flush_endpoints();
     }
 
-    /// Sleeps until there is something to poll for, at most for `longest`.
+    /// Sleeps until there is something to poll for, at most for `longest`. While calls wait, it also ends to see whether the server has died.
     pub(super) fn sleep(&self, longest: Option<Duration>) {
+        let check = (self.endpoint.outstanding_calls() > 0).then_some(LIFELINE_INTERVAL);
         // Not inside a poll.
-        let _woken = self.context.wait(longest);
+        let is_woken = self.context.wait(longest.into_iter().chain(check).min());
+        if matches!(is_woken, Ok(false)) && self.lifelines.ended().count() > 0 {
+            self.endpoint.probe();
+        }
     }
 
     /// Cancels a call.

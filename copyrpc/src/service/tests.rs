@@ -152,6 +152,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     for failure in [CallFailure::Dropped, CallFailure::Refused, CallFailure::ReplyTooLong { len: 1 }, CallFailure::TimedOut] {
         assert_eq!((failure.is_retryable(), failure.may_have_executed()), made, "{failure}");
     }
+    assert_eq!([CallFailure::TimedOut.to_string(), ClientError::TimedOut.to_string()], ["no reply in time"; 2]);
     let errors = [
         (CallError::RingFull(()), true),
         (CallError::InsufficientCredit(()), true),

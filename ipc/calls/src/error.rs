@@ -47,7 +47,7 @@ pub enum CallFailed {
     #[error("the other end dropped the request")]
     Dropped,
     /// No answer arrived before the call's deadline. The other end may execute the request; a later answer is discarded.
-    #[error("no answer in time")]
+    #[error("no reply in time")]
     TimedOut,
     /// The server ended in good order, and no handler got the request: make the call again at the next server.
     #[error("the server stopped before it took the request")]
@@ -220,6 +220,7 @@ mod tests {
     #[test]
     fn a_call_that_no_handler_got_is_retryable_unless_it_can_never_be_made() {
         let (made, later, never) = ((false, true), (true, false), (false, false));
+        assert_eq!(CallFailed::TimedOut.to_string(), "no reply in time");
         for end in [SessionEnd::PeerGone, SessionEnd::Evicted] {
             let failures = [
                 (CallFailed::of_note(REFUSED), CallFailed::Refused),

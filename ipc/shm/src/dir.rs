@@ -31,7 +31,7 @@ pub enum DirError {
     #[error("{} is not a directory, or is a symbolic link: name the directory itself", .0.display())]
     NotADirectory(PathBuf),
     /// Another user owns the directory and could replace its files.
-    #[error("shared-memory directory {} belongs to user {owner}, not to {user}: use a directory of your own", path.display())]
+    #[error("shared-memory directory {} belongs to user {owner}, not to {user}: use a directory of your own, or run as that user", path.display())]
     ForeignOwner {
         /// The directory.
         path: PathBuf,
@@ -114,7 +114,8 @@ impl Dir {
             None => default_path(user)?,
         };
         let io_error = |source| DirError::Io { path: path.clone(), source };
-        let opened = File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&path);
+        // `O_PATH`, so that the owner of a directory that this user may not read can be named.
+        let opened = File::options().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&path);
         let fd = opened.map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => DirError::Missing(path.clone()),
             Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path.clone()),

@@ -1,7 +1,7 @@
 //! Refusals of regions, directories, locks and memfds, and their promises within one process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shm::clock::Clock;
@@ -125,6 +125,22 @@ fn region_of_another_user_is_refused_and_left_alone() {
     assert!(temporary.exists());
     std::os::unix::fs::chown(&temporary, Some(user), None).unwrap();
     assert_eq!(dir.sweep().unwrap(), 1);
+}
+
+/// Its owner is named although this user may not read it.
+#[test]
+#[ignore = "needs root: becomes another user"]
+fn directory_of_another_user_is_refused_by_the_name_of_its_owner() {
+    let scratch = Scratch::new("closed");
+    let user = std::fs::metadata(scratch.path()).unwrap().uid();
+    // SAFETY: no pointers are involved. The system call changes this thread alone, unlike the function of libc.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, user + 1, -1) }, 0);
+    match Dir::open(Some(scratch.path())) {
+        Err(DirError::ForeignOwner { owner, user: own, .. }) => assert_eq!((owner, own), (user, user + 1)),
+        other => panic!("{other:?}"),
+    }
+    // SAFETY: as above; the real user is the old one.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) }, 0);
 }
 
 /// A copy of a region's file, with a change.

@@ -30,7 +30,7 @@ pub enum Refusal {
     #[error("as many peers are connected there as it has room for")]
     Full = 1,
     /// Another error, which the refusing end reports to its own caller.
-    #[error("no connection could be made there")]
+    #[error("no connection could be made there, where the reason is reported")]
     Failed = 2,
     /// The server wants a secret, and the client has none.
     #[error("the server wants a secret (ClientOptions::secret)")]

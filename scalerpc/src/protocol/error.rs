@@ -92,10 +92,10 @@ pub enum CallFailure {
     #[error("the handler, or its worker, dropped the request")]
     Dropped,
     /// The deadline passed, or the connection ended, before the server could see the call. The handler did not run, and will not.
-    #[error("the call was not sent: its time, or the connection, ended before a slot or the server's slice came")]
+    #[error("not sent: its time, or the connection, ended before a slot or the server's slice came")]
     NotSent,
     /// The deadline passed first. Whether the handler ran or will run is not known; its response is dropped.
-    #[error("no response before the deadline")]
+    #[error("no reply in time")]
     TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
     #[error("connection closed: {0}")]
@@ -137,6 +137,7 @@ mod tests {
         for (failure, expected) in failures {
             assert_eq!((failure.is_retryable(), failure.may_have_executed()), expected, "{failure}");
         }
+        assert_eq!(CallFailure::TimedOut.to_string(), "no reply in time");
         let errors = [
             (CallError::NoSlot, true),
             (CallError::PayloadTooLarge { len: 2, max: 1 }, false),

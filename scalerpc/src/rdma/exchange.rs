@@ -147,7 +147,7 @@ impl Accept {
     /// Reads a record. The addresses of the client's memory are not checked: a wrong address fails the client's own queue pair only.
     ///
     /// # Errors
-    /// [`SetupError`]: the field that is wrong.
+    /// [`SetupError`]: the field that is wrong, or the client's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
         let ([requests_addr, responses_addr], [requests_rkey, responses_rkey]) = (u64s(bytes, 16), u32s(bytes, 32));
@@ -193,7 +193,7 @@ impl Admission {
     }
 }
 
-/// Returns the refusal for a client that could not be admitted.
+/// Returns the refusal for a peer to which no connection could be made.
 pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
     if matches!(error, SetupError::Full { .. }) { Refusal::Full } else { Refusal::Failed }
 }
@@ -232,7 +232,9 @@ impl RdmaClient {
     /// [`SetupError`].
     pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
         channel.write_all(&Hello.encode())?;
-        let pending = PendingClient::on(device, &Offer::decode(&Offer::KIND.receive::<{ Offer::BYTES }, SetupError>(channel)?)?, options)?;
+        let offer = Offer::decode(&Offer::KIND.receive::<{ Offer::BYTES }, SetupError>(channel)?)?;
+        let refuse = |error: &SetupError| drop(channel.write_all(&Accept::KIND.refuse::<{ Accept::BYTES }>(refusal_of(error))));
+        let pending = PendingClient::on(device, &offer, options).inspect_err(refuse)?;
         channel.write_all(&pending.record().encode())?;
         Ok(pending.admitted(&Admission::decode(&Admission::KIND.receive::<{ Admission::BYTES }, SetupError>(channel)?)?))
     }
