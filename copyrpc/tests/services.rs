@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -282,13 +282,16 @@ struct Calls {
     /// The storm is over: clients call until they have an answer.
     is_calm: AtomicBool,
     answered: AtomicUsize,
+    /// The first wrong reply. No client makes a call after it.
+    wrong: OnceLock<String>,
 }
 
 impl Calls {
-    /// Returns the next call of a client, its bytes and its time, or `None` after the client's first answer in the calm.
+    /// Returns the next call of a client, its bytes and its time, or `None` after the client's first answer in the calm, and after a wrong
+    /// reply to any client.
     fn next(&self, last: Option<&(Task, bool)>, rng: &mut Rng) -> Option<(Task, Vec<u8>, Duration)> {
         let is_calm = self.is_calm.load(Relaxed);
-        if is_calm && last.is_some_and(|(task, is_answered)| task.kind == Kind::Answer && *is_answered) {
+        if self.wrong.get().is_some() || is_calm && last.is_some_and(|(task, is_answered)| task.kind == Kind::Answer && *is_answered) {
             return None;
         }
         let number = self.next.fetch_add(1, Relaxed);
@@ -299,12 +302,22 @@ impl Calls {
 
     fn end(&self, task: Task, outcome: Result<Vec<u8>, ClientError>) -> (Task, bool) {
         if let Ok(reply) = &outcome {
-            assert_eq!(*reply, task.reply(), "the reply to {}", task.number);
+            if *reply != task.reply() {
+                let (number, front) = (task.number, &reply[..reply.len().min(8)]);
+                let _first = self.wrong.set(format!("the call {number} got a reply of {} bytes that begins with {front:?}", reply.len()));
+            }
             self.answered.fetch_add(1, Relaxed);
         }
         let is_answered = outcome.is_ok();
         self.ended.lock().unwrap().push((task, outcome.map(drop)));
         (task, is_answered)
+    }
+
+    /// Fails after a wrong reply, and if the server has ended by itself. Otherwise waits for a moment.
+    fn check(&self, seed: u64, service: &mut Service) {
+        assert!(self.wrong.get().is_none(), "SERVICES_SEED={seed}: {:?}", self.wrong);
+        assert_eq!(service.process.try_wait().unwrap(), None, "SERVICES_SEED={seed}: the server ended by itself");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -366,7 +379,7 @@ fn world(seed: u64, counts: &Counts) {
         }
     });
     while calls.ended.lock().unwrap().len() < BLOCKING + TASKS {
-        thread::sleep(Duration::from_millis(5));
+        calls.check(seed, &mut service);
     }
     for _ in 0..rng.u32(1..6) {
         thread::sleep(Duration::from_millis(rng.u64(20..500)));
@@ -400,10 +413,11 @@ fn world(seed: u64, counts: &Counts) {
                 "SERVICES_SEED={seed}: a client gets no answer any more: {:?}",
                 calls.ended.lock().unwrap().last()
             );
-            thread::sleep(Duration::from_millis(5));
+            calls.check(seed, &mut service);
         }
         thread.join().unwrap();
     }
+    calls.check(seed, &mut service);
     service.end(libc::SIGTERM);
     let made = calls.next.load(Relaxed);
     let (executed, ended) = (Log::read(&log.0, made), calls.ended.lock().unwrap());

@@ -252,7 +252,9 @@ macro_rules! through_shared_memory {
             fn fill(&mut self) -> u64 {
                 let ($number, mut most) = (COUNTED, 0);
                 while self.call($message, ()).is_ok() {}
+                let start = Instant::now();
                 while self.in_flight() > 0 {
+                    assert!(start.elapsed() < PATIENCE, "{}: {} calls never end", Self::NAME, self.in_flight());
                     self.poll(|(), reply| most = most.max(reply.unwrap().word())).unwrap();
                     self.wait(Some(QUIET));
                 }
@@ -332,7 +334,7 @@ impl Client for copyrpc::Client {
     }
 
     fn fill(&mut self) -> u64 {
-        self.call(&COUNTED.to_le_bytes()).unwrap().word()
+        self.call_within(&COUNTED.to_le_bytes(), PATIENCE).unwrap().word()
     }
 }
 
@@ -466,7 +468,7 @@ impl<C: Reach> Client for Tasks<C> {
     }
 
     fn fill(&mut self) -> u64 {
-        let begun: Vec<_> = (0..2 * C::ROOM).map(|_| Begun::new(self.0.call(COUNTED.to_le_bytes().to_vec(), None))).collect();
+        let begun: Vec<_> = (0..2 * C::ROOM).map(|_| Begun::new(self.0.call(COUNTED.to_le_bytes().to_vec(), Some(PATIENCE)))).collect();
         begun.into_iter().map(|begun| begun.end().unwrap().word()).max().unwrap_or(0)
     }
 }
@@ -502,11 +504,17 @@ struct Storm {
     successors: AtomicU64,
     /// The number of the last call outside the storm. One client at a time makes such calls.
     last: Mutex<u64>,
+    /// A client has failed: the others make no more calls.
+    has_failed: AtomicBool,
 }
 
-fn wait_until(is_so: impl Fn() -> bool) {
-    while !is_so() {
-        thread::sleep(Duration::from_millis(1));
+impl Storm {
+    /// Waits. Returns whether it is so, and no client has failed.
+    fn waits_until(&self, is_so: impl Fn() -> bool) -> bool {
+        while !is_so() && !self.has_failed.load(Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        !self.has_failed.load(Relaxed)
     }
 }
 
@@ -516,7 +524,9 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
     let mut ends = Vec::with_capacity(calls as usize);
     for made in (0..calls).step_by(BATCH as usize) {
         // Each server has its share of the calls. Half of the next share is made without it.
-        wait_until(|| 2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls);
+        if !storm.waits_until(|| 2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls) {
+            return ends;
+        }
         let call = |number| {
             let timeout = match rng.u32(..100) {
                 0 => Duration::ZERO,
@@ -529,8 +539,9 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
         ends.extend(client.make(&batch));
         storm.made.fetch_add(BATCH, Relaxed);
     }
-    wait_until(|| storm.successors.load(Relaxed) + 1 == storm.servers);
-    check_room(&mut client, &mut storm.last.lock().unwrap());
+    if storm.waits_until(|| storm.successors.load(Relaxed) + 1 == storm.servers) {
+        check_room(&mut client, &mut storm.last.lock().unwrap());
+    }
     ends
 }
 
@@ -569,7 +580,13 @@ fn storm<C: Client>(server_name: &str) {
     let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
     let place = server.hear();
     // A process makes some things once.
-    let storm = Storm { made: AtomicU64::new(0), servers, successors: AtomicU64::new(0), last: Mutex::new(all) };
+    let storm = Storm {
+        made: AtomicU64::new(0),
+        servers,
+        successors: AtomicU64::new(0),
+        last: Mutex::new(all),
+        has_failed: AtomicBool::new(false),
+    };
     check_room(&mut C::connect(&place, &scratch.dir()), &mut storm.last.lock().unwrap());
     let (before, mut kills) = ((descriptors(), memory()), 0);
     let ends: Vec<End> = thread::scope(|scope| {
@@ -577,8 +594,15 @@ fn storm<C: Client>(server_name: &str) {
         let clients: Vec<_> =
             (0..CLIENTS).map(|client| scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, storm))).collect();
         for life in 1..servers {
-            // A client that failed makes no more calls.
-            wait_until(|| storm.made.load(Relaxed) >= life * all / servers || clients.iter().any(ScopedJoinHandle::is_finished));
+            // No client ends before its last server has come, unless it fails.
+            storm.waits_until(|| {
+                let has_failed = clients.iter().any(ScopedJoinHandle::is_finished);
+                storm.has_failed.store(has_failed, Relaxed);
+                storm.made.load(Relaxed) >= life * all / servers
+            });
+            if storm.has_failed.load(Relaxed) {
+                break;
+            }
             if life % 2 == 0 {
                 server.kill();
                 kills += 1;
