@@ -131,7 +131,7 @@ const KINDS: &[Kind] = &[
         None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),
-    client("client_call_within", 900, Some(Duration::from_secs(3600)), "copyrpc: the same, Client::call_within"),
+    client("client_call_within", 1650, Some(Duration::from_secs(3600)), "copyrpc: the same, Client::call_within"),
 ];
 
 const fn client(name: &'static str, bound: u32, timeout: Option<Duration>, what: &'static str) -> Kind {
