@@ -22,6 +22,7 @@ use harness::Failure;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
+use harness::report::Spread;
 
 use super::resolve;
 use crate::cli::{Cli, SimArgs};
@@ -67,7 +68,7 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
     harness::file::check(file)?;
     let job = job()?;
     let cpu = steps()?;
-    let real_ns = median((0..JOBS).map(|_| real_latency_ns()).collect::<Result<_, _>>()?);
+    let real_ns = Spread::of((0..JOBS).map(|_| real_latency_ns()).collect::<Result<Vec<_>, _>>()?).median;
     let cpu = Cpu { line_ns: line_ns(&job, cpu, real_ns)?, ..cpu };
     let text = text(cpu, real_ns);
     harness::file::write(file, text.as_bytes())?;
@@ -240,7 +241,7 @@ fn take_turns(
 impl Timed {
     /// Returns the medians.
     fn of(turns: Vec<[f64; 3]>) -> Self {
-        let [busy_ns, empty_ns, moved] = [0, 1, 2].map(|what| median(turns.iter().map(|turn| turn[what]).collect()));
+        let [busy_ns, empty_ns, moved] = [0, 1, 2].map(|what| Spread::of(turns.iter().map(|turn| turn[what])).median);
         Self { busy_ns, empty_ns, moved }
     }
 }
@@ -255,11 +256,6 @@ fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
         *(if is_short { &mut short } else { &mut enough }) = line_ns;
     }
     Ok(enough)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 /// Returns the median latency of the job, run in real time in processes of its own, in ns.

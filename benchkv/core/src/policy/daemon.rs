@@ -213,6 +213,19 @@ mod tests {
         assert_eq!(adaptive("adaptive:5us"), (5_000, true, 1));
     }
 
+    /// The daemon does not put aside what comes when a hold is full, and the hold counts it.
+    #[test]
+    fn answers_that_pass_a_hold_have_made_it_full() {
+        let mut policy = hold("10us");
+        begin(&mut policy, 1_000, 8);
+        assert_eq!(policy.plan().most_held, 3);
+        assert!(policy.releases(Found { polls: 1, cqes: 1, passed: 2, held: 3 }));
+        let report = policy.report().unwrap();
+        assert_eq!((report.held, report.full_releases), (5, 1));
+        begin(&mut policy, 2_000, 8);
+        assert_eq!(policy.plan().most_held, 0, "a full batch ends the fixed hold");
+    }
+
     #[test]
     fn staggering_ends_when_all_may_send() {
         let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));

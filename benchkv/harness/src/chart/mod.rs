@@ -190,7 +190,7 @@ impl Lines {
     #[must_use]
     pub fn document(&self) -> String {
         let note = self.whole_note();
-        let notes = wrapped(note.trim(), (WIDTH / CHARACTER) as usize);
+        let notes = textwrap::wrap(note.trim(), (WIDTH / CHARACTER) as usize);
         let chart_top = FILE_LINE * (2.0 + notes.len() as f64);
         let legend_top = chart_top + HEIGHT + FILE_LINE / 2.0;
         let height = legend_top + FILE_LINE * self.drawn().count() as f64 + FILE_LINE / 2.0;
@@ -348,21 +348,6 @@ fn width(label: &str) -> f64 {
 
 fn shortened(label: &str) -> String {
     if label.chars().count() <= LONGEST { label.to_owned() } else { label.chars().take(LONGEST - 1).chain(['\u{2026}']).collect() }
-}
-
-/// Splits text into lines of at most `most` characters, between words.
-fn wrapped(text: &str, most: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= most => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

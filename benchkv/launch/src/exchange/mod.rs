@@ -38,7 +38,6 @@ pub trait Exchange {
     /// # Errors
     /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first caller. The other variants name the rank
     /// that died.
-    /// rank that died.
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
     /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks there, by rank, and nothing elsewhere. Takes as many
