@@ -501,8 +501,12 @@ fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
     let endpoint = EndpointConfig { keepalive: Duration::from_secs(3_600), ..lifelines_alone() };
     let mut client = Client::with_options(&*address, &ClientOptions { endpoint, ..ClientOptions::default() }).unwrap();
     assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
-    // SAFETY: a child that was not waited for.
-    assert_eq!(unsafe { libc::kill(server.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    let process = server.id() as libc::pid_t;
+    // SAFETY: a child that was not waited for, and no status. The wait is over when it is stopped.
+    unsafe {
+        assert_eq!(libc::kill(process, libc::SIGSTOP), 0);
+        assert_eq!(libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED), process);
+    }
     let killer = thread::spawn(move || {
         thread::sleep(Duration::from_millis(20));
         server.kill().unwrap();

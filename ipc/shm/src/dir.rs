@@ -202,7 +202,9 @@ impl Dir {
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,
-            Err(error) => return not_a_region(error),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Removal::Gone),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EINVAL)) => return Ok(Removal::Foreign),
+            Err(error) => return Err(error),
         };
         let standing = if header::is_temporary(name) { header::standing_of_temporary } else { header::standing };
         match standing(&file)? {
@@ -217,10 +219,10 @@ impl Dir {
 
     /// Unlinks `name` if it still is `file`.
     pub(crate) fn unlink_if_same(&self, name: &str, file: &LockFile) -> io::Result<()> {
-        match fs::symlink_metadata(self.at(name)) {
-            Ok(metadata) if lock::key_of(&metadata) == file.key() => ignore_missing(fs::remove_file(self.at(name))),
-            Ok(_) => Ok(()),
-            Err(error) => ignore_missing(Err(error)),
+        let found = fs::symlink_metadata(self.at(name)).map(|metadata| lock::key_of(&metadata) == file.key());
+        match found.and_then(|is_same| if is_same { fs::remove_file(self.at(name)) } else { Ok(()) }) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
         }
     }
 
@@ -246,20 +248,5 @@ fn default_path(user: u32) -> Result<PathBuf, DirError> {
     match made {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(DirError::NotWritable { path, source }),
         _ => Ok(path),
-    }
-}
-
-fn not_a_region(error: io::Error) -> io::Result<Removal> {
-    match error.raw_os_error() {
-        Some(libc::ENOENT) => Ok(Removal::Gone),
-        Some(libc::ELOOP | libc::EINVAL) => Ok(Removal::Foreign),
-        _ => Err(error),
-    }
-}
-
-fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
     }
 }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use crate::dir::NAME_BYTES_MAX;
 use crate::header::VERSION;
-use crate::sys;
 
 /// Why a region could not be created. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +60,7 @@ pub enum OpenError {
     #[error("region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
     BadName(String),
     /// There is none: its owner has not started yet, or ended in good order.
-    #[error("{} does not exist: is its owner running, as user {}, with the same directory?", .0.display(), sys::user())]
+    #[error("{} does not exist: is its owner running, as user {}, with the same directory?", .0.display(), crate::sys::user())]
     NotFound(PathBuf),
     /// The owner died or closed the region; its successor will replace the file.
     #[error("the owner of {} is gone: start it again", .0.display())]
