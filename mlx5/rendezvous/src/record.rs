@@ -184,14 +184,14 @@ pub fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 /// Returns the number in a field of 4 bytes.
 #[must_use]
 #[inline(always)]
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_le_bytes(field(bytes, at))
 }
 
 /// Returns the number in a field of 8 bytes.
 #[must_use]
 #[inline(always)]
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
     u64::from_le_bytes(field(bytes, at))
 }
 
