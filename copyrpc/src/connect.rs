@@ -107,7 +107,7 @@ impl<U> Context<U> {
     /// [`CreateEndpointError`] with the legal range.
     pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
         let context = &self.inner;
-        if context.is_polling() {
+        if context.is_polling.get() {
             return Err(CreateEndpointError::Reentrant);
         }
         if let Some(event) = context.breakdown() {
@@ -125,7 +125,7 @@ impl<U> Context<U> {
             ..QpConfig::default()
         })?;
         let share = context.share_queues(Outstanding::of(config), qp.send_capacity())?;
-        let (pd, bytes) = (context.pd(), ring_size.bytes() as usize);
+        let (pd, bytes) = (&context.pd, ring_size.bytes() as usize);
         let resources = Resources {
             qp,
             send_ring: pd.alloc(bytes, Access::empty())?,
@@ -133,7 +133,7 @@ impl<U> Context<U> {
             share,
         };
         let control = context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?;
-        let ((published_addr, published_rkey), (activity_addr, activity_rkey)) = (control.published(), context.activity());
+        let ((published_addr, published_rkey), (activity_addr, activity_rkey)) = (control.published(), context.activity.published());
         let record = ExchangeRecord {
             address: resources.qp.address(),
             recv_ring_rkey: resources.recv_ring.rkey(),
@@ -190,7 +190,7 @@ impl<U> PendingEndpoint<U> {
     #[doc(alias = "connect_ex")]
     pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError> {
         let context = self.context.upgrade().ok_or(ConnectError::ContextGone)?;
-        if context.is_polling() {
+        if context.is_polling.get() {
             return Err(ConnectError::Reentrant);
         }
         let Parts { mut resources, control, record, config } = *self.parts;
@@ -210,7 +210,7 @@ impl<U> PendingEndpoint<U> {
             idle_keepalive_ns: config.idle_keepalive.map_or(u64::MAX, nanoseconds),
             idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
             // Where libibverbs executes operations it does not say how the device reads memory.
-            reads_whole_words: context.engine() != Engine::Relay,
+            reads_whole_words: context.device.info().engine != Engine::Relay,
             window: config.window,
         };
         let remote = Remote {
@@ -223,7 +223,7 @@ impl<U> PendingEndpoint<U> {
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let link = Link::new(rings[0], rings[1], &link_config);
-        let (worklist, has_blueflame_batch) = (context.worklist(), context.blueflame_batch());
+        let (worklist, has_blueflame_batch) = (Rc::clone(&context.worklist), context.blueflame_batch);
         let connection = Rc::new(Connection::new(resources, link, control, rings[1], remote, worklist, has_blueflame_batch));
         context.register(Rc::clone(&connection));
         Ok(Endpoint::new(connection))

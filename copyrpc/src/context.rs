@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mlx5::{
-    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Engine, Found, MonoCq, OpenError, Pd, QpConfig, RcQp,
+    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found, MonoCq, OpenError, Pd, QpConfig, RcQp,
     RegisterError, Srq,
 };
 use thiserror::Error;
@@ -256,17 +256,17 @@ impl<U> fmt::Debug for Context<U> {
 /// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while user code runs, except the queues being
 /// polled; `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
-    worklist: Rc<Worklist<Connection<U>>>,
+    pub(crate) worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
     control_regions: ControlRegions,
-    activity: Activity,
-    pd: Pd,
-    device: Device,
-    is_polling: Cell<bool>,
+    pub(crate) activity: Activity,
+    pub(crate) pd: Pd,
+    pub(crate) device: Device,
+    pub(crate) is_polling: Cell<bool>,
     /// All operations that a flush posts on a connection are announced together.
-    blueflame_batch: bool,
+    pub(crate) blueflame_batch: bool,
     /// The event by which its device, or one of its queues, broke down.
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
@@ -483,26 +483,8 @@ impl<U> Inner<U> {
         self.pd.create_qp(send_cq, recv_cq, srq, config)
     }
 
-    pub(crate) const fn blueflame_batch(&self) -> bool {
-        self.blueflame_batch
-    }
-
-    pub(crate) const fn pd(&self) -> &Pd {
-        &self.pd
-    }
-
     pub(crate) fn create_control_memory(&self, words: FlowWords) -> Result<ControlMemory, RegisterError> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
-    }
-
-    /// Returns address and key of the word that says whether a handler runs.
-    pub(crate) fn activity(&self) -> (u64, u32) {
-        self.activity.published()
-    }
-
-    /// Returns the part that executes the operations of its device.
-    pub(crate) fn engine(&self) -> Engine {
-        self.device.info().engine
     }
 
     /// Returns the event by which it broke down.
@@ -513,15 +495,6 @@ impl<U> Inner<U> {
     /// Returns whether there is a request that was not received.
     pub(crate) fn has_requests(&self) -> bool {
         self.worklist.has_requests()
-    }
-
-    pub(crate) fn worklist(&self) -> Rc<Worklist<Connection<U>>> {
-        Rc::clone(&self.worklist)
-    }
-
-    /// Returns whether a poll, drain or flush is running: the queues are in use.
-    pub(crate) fn is_polling(&self) -> bool {
-        self.is_polling.get()
     }
 
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
@@ -683,7 +656,7 @@ impl<U> Inner<U> {
     /// Removes a connection that has ended, if nothing was posted on it: no completion is to come (B2). Otherwise the next drain does.
     pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
         let Stats { batches_sent, reads, .. } = connection.with_link(|link| link.stats());
-        if batches_sent + reads == 0 && !self.is_polling() {
+        if batches_sent + reads == 0 && !self.is_polling.get() {
             self.retire(connection);
             self.worklist.finish(connection);
         }

@@ -106,7 +106,7 @@
 //! | `worklist` | the connections that need service, and the requests that wait |
 //! | `control` | the published record, and the destination of READs |
 //! | `timers` | the clock, and the deadlines |
-//! | `link` | the protocol of one end as a pure state machine: `tx`, `rx`, `credit`, `calls`, `deadlines`, `watch`, `idle`, `window`, `backoff`, `closing` |
+//! | `link` | the protocol of one end as a pure state machine: `tx`, `rx`, `credit`, `calls`, `watch`, `idle`, `window`, `backoff`, `closing` |
 //! | [`ring`] | positions, limits, the owner type of ring memory, [`RecvBytes`] |
 //! | `wire` | every byte format |
 //! | `recv` | [`Reply`], [`RecvHandle`]: a request to answer, at once or later |

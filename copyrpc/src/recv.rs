@@ -262,7 +262,7 @@ mod tests {
         client.flush_endpoints().unwrap();
         server.poll(|(), _| ()).unwrap();
         let mut request = server.recv().unwrap();
-        let worklist = Rc::downgrade(&server.inner.worklist());
+        let worklist = Rc::downgrade(&server.inner.worklist);
         drop((peer, server));
         request.release_data();
         drop(request);

@@ -12,9 +12,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use calls::Deadlines;
 use mlx5::Device;
-
-use crate::link::Deadlines;
 
 /// Maximum number of drains between two readings of the clock.
 const MAX_PAUSE: u32 = 63;

@@ -1,10 +1,10 @@
 //! The handshake of two endpoints over a byte stream: both send 128 bytes and take 128, then send one byte and take one.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::rc::Weak;
 
-use rendezvous::Peer;
-use rendezvous::record::field;
+use rendezvous::{Incoming, Outgoing, Peer};
 
 use super::record::KIND;
 use super::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, PendingEndpoint, RecordError, Refusal};
@@ -15,23 +15,21 @@ use crate::endpoint::Endpoint;
 /// The last byte that each end sends: it is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
-/// Bytes that each end sends, and takes.
-const ALL: usize = EXCHANGE_RECORD_SIZE + 1;
 
 /// One end of a handshake in progress.
 pub(crate) struct Handshake<U> {
     /// The context of the endpoint.
     context: Weak<Inner<U>>,
+    /// `None` at a server whose client has sent no record.
+    record: Option<Outgoing<EXCHANGE_RECORD_SIZE>>,
+    peers_record: Incoming<EXCHANGE_RECORD_SIZE>,
     /// The endpoint, until the peer's record has arrived.
     pending: Option<PendingEndpoint<U>>,
     /// The connected endpoint, or the reason why it will not be connected; `None` before, and after it was returned.
     outcome: Option<Result<Endpoint<U>, ConnectError>>,
-    to_send: [u8; ALL],
-    /// Number of its bytes that can be sent, and that were sent.
-    ready: usize,
-    sent: usize,
-    taken: [u8; ALL],
-    count: usize,
+    /// The last byte, once there is an endpoint or none. An end that refuses sends none.
+    last: Option<Outgoing<1>>,
+    peers_last: Incoming<1>,
     /// The client, at a server.
     peer: Option<Peer>,
 }
@@ -40,7 +38,7 @@ impl<U> Handshake<U> {
     /// Begins the handshake of an endpoint.
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
         let (context, record) = (Weak::clone(&endpoint.context), endpoint.local_info().encode());
-        Self::begin(context, Some(endpoint), None, &record)
+        Self::begin(context, Some(endpoint), None, Some(record))
     }
 
     /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is told.
@@ -59,27 +57,23 @@ impl<U> Handshake<U> {
         Self::refuse(Refusal::Full, RecordError::Refused(Refusal::Full).into())
     }
 
-    /// Continues after the record of a client, which has arrived already.
-    pub(crate) fn after(mut self, record: &[u8; EXCHANGE_RECORD_SIZE], peer: Peer) -> Self {
-        self.peer = Some(peer);
-        self.taken[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
-        self.count = EXCHANGE_RECORD_SIZE;
-        self
+    /// Makes a handshake at a server, for [`serve`](Self::serve).
+    pub(crate) fn awaited() -> Self {
+        Self::begin(Weak::new(), None, None, None)
     }
 
     fn refuse(refusal: Refusal, reason: ConnectError) -> Self {
-        Self::begin(Weak::new(), None, Some(Err(reason)), &ExchangeRecord::refuse(refusal))
+        Self::begin(Weak::new(), None, Some(Err(reason)), Some(ExchangeRecord::refuse(refusal)))
     }
 
     fn begin(
         context: Weak<Inner<U>>,
         pending: Option<PendingEndpoint<U>>,
         outcome: Option<Result<Endpoint<U>, ConnectError>>,
-        record: &[u8; EXCHANGE_RECORD_SIZE],
+        record: Option<[u8; EXCHANGE_RECORD_SIZE]>,
     ) -> Self {
-        let mut to_send = [0; ALL];
-        to_send[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
-        Self { context, pending, outcome, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0, peer: None }
+        let (record, peers_record, peers_last) = (record.map(Outgoing::from), Incoming::default(), Incoming::default());
+        Self { context, record, peers_record, pending, outcome, last: None, peers_last, peer: None }
     }
 
     /// Proceeds to the end. A stream that blocks returns an error when its timeout is over.
@@ -92,70 +86,72 @@ impl<U> Handshake<U> {
     /// # Errors
     /// [`ConnectError`]; the endpoint is gone then.
     pub(crate) fn advance(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<Endpoint<U>>, ConnectError> {
-        loop {
-            match self.step(stream) {
-                Ok(false) => {}
-                Ok(true) => return self.finish().map(Some),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failure(error.into())),
+        let failure = match self.exchange(stream) {
+            Ok(None) => return Ok(None),
+            Ok(Some(CONNECTED)) => None,
+            Ok(Some(_)) => Some(ConnectError::NotConnectedThere),
+            Err(error) => Some(error),
+        };
+        // An earlier failure says more.
+        match (self.outcome.take_if(|outcome| outcome.is_err() || failure.is_none()), failure) {
+            (Some(outcome), _) => {
+                let endpoint = outcome?;
+                endpoint.connection.with_link(|link| link.note_peer_connected());
+                Ok(Some(endpoint))
             }
+            (None, failure) => Err(failure.unwrap_or(ConnectError::NotConnectedThere)),
         }
     }
 
-    /// Does one read or write. Returns whether the exchange is complete.
-    fn step(&mut self, stream: &mut (impl Read + Write)) -> io::Result<bool> {
-        if self.sent < self.ready {
-            self.sent += some(stream.write(&self.to_send[self.sent..self.ready])?, ErrorKind::WriteZero)?;
-            return Ok(false);
+    /// Like [`advance`](Self::advance), at a server. Goes on with the handshake that `begin` returns when the client's record has arrived;
+    /// until then the client costs a descriptor only.
+    pub(crate) fn serve(
+        &mut self,
+        stream: &mut TcpStream,
+        peer: Peer,
+        begin: impl FnOnce() -> Self,
+    ) -> Result<Option<Endpoint<U>>, ConnectError> {
+        if self.record.is_none() {
+            let Some(record) = self.peers_record.advance(stream)? else { return Ok(None) };
+            // A client of another version reads there the version of this server. A client that cannot take the record at once does not
+            // learn of it.
+            ExchangeRecord::decode(record).inspect_err(|_| drop(stream.write(&ExchangeRecord::refuse(Refusal::Failed))))?;
+            let peers_record = std::mem::take(&mut self.peers_record);
+            *self = begin();
+            (self.peers_record, self.peer) = (peers_record, Some(peer));
+        }
+        self.advance(stream)
+    }
+
+    /// Exchanges what is left. Returns the peer's last byte; `None` if the stream would block.
+    fn exchange(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<u8>, ConnectError> {
+        let Some(true) = self.record.as_mut().map(|record| record.advance(stream)).transpose()? else { return Ok(None) };
+        stream.flush()?;
+        // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset, and its last bytes are lost.
+        let Some(record) = KIND.advance::<_, ConnectError>(&mut self.peers_record, stream)? else { return Ok(None) };
+        if let Some(endpoint) = self.pending.take() {
+            let connected = ExchangeRecord::decode(record).and_then(|record| endpoint.connect(&record));
+            if let Ok(endpoint) = &connected {
+                endpoint.connection.peer.set(self.peer);
+            }
+            self.last = Some([if connected.is_ok() { CONNECTED } else { NOT_CONNECTED }].into());
+            self.outcome = Some(connected);
+        }
+        // An end that has refused, or has failed, does not wait for the peer's last byte.
+        let Some(last) = &mut self.last else { return Ok(Some(NOT_CONNECTED)) };
+        if !last.advance(stream)? {
+            return Ok(None);
         }
         stream.flush()?;
-        // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset, and its last bytes are lost. The peer's
-        // last byte is not waited for if the peer may not speak this protocol, or was refused.
-        let all = if matches!(self.outcome, Some(Ok(_))) { ALL } else { EXCHANGE_RECORD_SIZE };
-        if self.count < all {
-            self.count += some(stream.read(&mut self.taken[self.count..all])?, ErrorKind::UnexpectedEof)?;
-            // A peer that speaks another protocol may say no more: its record is not waited for.
-            let magic = if self.count < EXCHANGE_RECORD_SIZE { KIND.check_magic(&self.taken[..self.count]) } else { Ok(()) };
-            if let (Err(error), Some(_)) = (magic, &self.pending) {
-                self.outcome = Some(Err(error.into()));
-                return Ok(true);
-            }
-            return Ok(false);
+        if let Some(Err(_)) = self.outcome {
+            return Ok(Some(NOT_CONNECTED));
         }
-        // The peer's record has arrived.
-        let Some(endpoint) = self.pending.take() else { return Ok(true) };
-        let connected = ExchangeRecord::decode(&field(&self.taken, 0)).and_then(|record| endpoint.connect(&record));
-        if let Ok(endpoint) = &connected {
-            endpoint.connection.peer.set(self.peer);
-        }
-        self.to_send[EXCHANGE_RECORD_SIZE] = if connected.is_ok() { CONNECTED } else { NOT_CONNECTED };
-        self.ready = ALL;
-        self.outcome = Some(connected);
-        Ok(false)
+        Ok(self.peers_last.advance(stream)?.map(|[last]| *last))
     }
 
     /// Returns whether the peer may know that this end is connected, and so may call already.
     pub(crate) const fn has_told(&self) -> bool {
-        self.sent == ALL && matches!(self.outcome, Some(Ok(_)))
-    }
-
-    fn finish(&mut self) -> Result<Endpoint<U>, ConnectError> {
-        if self.taken[EXCHANGE_RECORD_SIZE] == CONNECTED {
-            if let Some(Ok(endpoint)) = self.outcome.take_if(|outcome| outcome.is_ok()) {
-                endpoint.connection.with_link(|link| link.note_peer_connected());
-                return Ok(endpoint);
-            }
-        }
-        Err(self.failure(ConnectError::NotConnectedThere))
-    }
-
-    /// Returns why the handshake failed: the earlier failure, or `last`.
-    fn failure(&mut self, last: ConnectError) -> ConnectError {
-        match self.outcome.take_if(|outcome| outcome.is_err()) {
-            Some(Err(earlier)) => earlier,
-            _ => last,
-        }
+        matches!(self.outcome, Some(Ok(_)))
     }
 }
 
@@ -170,9 +166,4 @@ impl<U> Drop for Handshake<U> {
             }
         }
     }
-}
-
-/// Returns the number of bytes; 0 is the end of the stream.
-fn some(bytes: usize, end: ErrorKind) -> io::Result<usize> {
-    if bytes == 0 { Err(end.into()) } else { Ok(bytes) }
 }

@@ -5,7 +5,7 @@
 //! endpoints that cannot connect.
 
 use mlx5::QpAddress;
-use rendezvous::record::{Kind, field, put, require};
+use rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
 pub use rendezvous::record::{RecordError, Refusal};
 
 use super::ConnectError;
@@ -89,8 +89,7 @@ impl ExchangeRecord {
     /// [`ConnectError`] naming the first field that cannot be used.
     pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ConnectError> {
         KIND.check(bytes)?;
-        let u32_at = |at| u32::from_le_bytes(field(bytes, at));
-        let u64_at = |at| u64::from_le_bytes(field(bytes, at));
+        let (u32_at, u64_at) = (|at| u32_at(bytes, at), |at| u64_at(bytes, at));
         let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ConnectError::Address)?;
         let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
         let ring_size = RingSize::for_connection(u64_at(72)).ok_or(illegal)?;

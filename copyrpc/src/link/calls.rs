@@ -11,7 +11,8 @@
 #[path = "explore/calls.rs"]
 mod explore;
 
-use super::deadlines::Deadlines;
+use calls::Deadlines;
+
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
 /// Deadline of a call without a deadline.

@@ -6,8 +6,8 @@
 //! published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls ([`next_event`](Link::next_event),
 //! [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
-//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers, `calls` the pending calls, `deadlines`
-//! their times, `watch` the time since the last sign of the peer, `idle` the time since the last event, `window` the batches under way,
+//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers, `calls` the pending calls,
+//! `watch` the time since the last sign of the peer, `idle` the time since the last event, `window` the batches under way,
 //! `backoff` the READs, `closing` the graceful end. Three files join them and make every decision that needs two of them: `outgoing`
 //! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
@@ -16,7 +16,6 @@ mod calls;
 mod closing;
 mod config;
 mod credit;
-mod deadlines;
 #[cfg(test)]
 mod explore;
 mod flush;
@@ -40,7 +39,6 @@ pub(crate) use config::Past;
 #[cfg(test)]
 pub(crate) use config::Traffic;
 use credit::{PeerCredit, Reservation};
-pub(crate) use deadlines::Deadlines;
 pub(crate) use flush::{EasyPoster, Poster};
 use idle::Idle;
 use rx::RecvRing;

@@ -15,7 +15,7 @@ impl<U> Context<U> {
     /// # Errors
     /// [`RegisterError`]: `bytes` is 0, or no memory is left.
     pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
-        let mr = self.inner.pd().alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let mr = self.inner.pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         Ok(Memory { mr: Rc::new(mr) })
     }
 }

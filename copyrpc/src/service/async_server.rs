@@ -60,7 +60,7 @@ struct Shared {
 #[derive(Default)]
 struct Queues {
     /// Requests that are not received yet.
-    requests: VecDeque<Waiting>,
+    requests: VecDeque<Arrival>,
     /// Sum of their bytes.
     buffered: usize,
     answers: Vec<(u64, Answer)>,
@@ -81,11 +81,12 @@ struct Queues {
     has_ended: bool,
 }
 
-struct Waiting {
+/// A request that has arrived.
+struct Arrival {
     number: u64,
     data: Vec<u8>,
     peer: Peer,
-    arrived: Instant,
+    at: Instant,
 }
 
 /// The caller of a received request.
@@ -185,14 +186,13 @@ impl AsyncServer {
             let mut queues = lock(&self.shared.queues);
             let is_stopped = self.stop.is_stopped();
             let next = if is_stopped { None } else { queues.requests.pop_front() };
-            if let Some(Waiting { number, data, peer, arrived }) = next {
+            if let Some(arrival) = next {
                 let was_full = queues.buffered > self.shared.max_buffered;
-                queues.buffered -= data.len();
+                queues.buffered -= arrival.data.len();
                 if was_full && queues.buffered <= self.shared.max_buffered {
                     self.shared.waker.wake_by_ref();
                 }
-                let request = ServerRequest { data, number, peer, arrived, shared: Some(Arc::clone(&self.shared)) };
-                return Poll::Ready(Ok(Some(request)));
+                return Poll::Ready(Ok(Some(ServerRequest { arrival, shared: Some(Arc::clone(&self.shared)) })));
             }
             if is_stopped || queues.is_over {
                 return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
@@ -237,17 +237,14 @@ impl Drop for AsyncServer {
 /// makes many calls that wait for an event needs a small one.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest {
-    data: Vec<u8>,
-    number: u64,
-    peer: Peer,
-    arrived: Instant,
+    arrival: Arrival,
     /// `None` once it is answered.
     shared: Option<Arc<Shared>>,
 }
 
 impl fmt::Debug for ServerRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerRequest").field("bytes", &self.data.len()).finish_non_exhaustive()
+        f.debug_struct("ServerRequest").field("bytes", &self.arrival.data.len()).finish_non_exhaustive()
     }
 }
 
@@ -255,13 +252,13 @@ impl ServerRequest {
     /// Returns the request's bytes.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        &self.data
+        &self.arrival.data
     }
 
     /// Returns the client that called, as [`ServerOptions::events`] names it too.
     #[must_use]
     pub const fn peer(&self) -> Peer {
-        self.peer
+        self.arrival.peer
     }
 
     /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
@@ -269,14 +266,14 @@ impl ServerRequest {
     /// header of a method: ask only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.arrived.checked_add(Header::read(&self.data)?.0.left?)
+        self.arrival.at.checked_add(Header::read(&self.arrival.data)?.0.left?)
     }
 
     /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A client that gave up a single call does not
     /// say so.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| lock(&shared.queues).watches.get(&self.number).is_none_or(|watch| !watch.is_gone))
+        self.shared.as_ref().is_some_and(|shared| lock(&shared.queues).watches.get(&self.arrival.number).is_none_or(|watch| !watch.is_gone))
     }
 
     /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The
@@ -296,7 +293,7 @@ impl ServerRequest {
         poll_fn(|task| match (handler.as_mut().poll(task), &self.shared) {
             (Poll::Pending, Some(shared)) => {
                 let mut queues = lock(&shared.queues);
-                let watch = queues.watches.entry(self.number).or_default();
+                let watch = queues.watches.entry(self.arrival.number).or_default();
                 watch.deadline = deadline;
                 watch.waker = Some(task.waker().clone());
                 if watch.is_over(Instant::now()) { Poll::Ready(None) } else { Poll::Pending }
@@ -320,8 +317,8 @@ impl ServerRequest {
     fn answer(&mut self, answer: Answer) {
         if let Some(shared) = self.shared.take() {
             let mut queues = lock(&shared.queues);
-            queues.watches.remove(&self.number);
-            queues.answers.push((self.number, answer));
+            queues.watches.remove(&self.arrival.number);
+            queues.answers.push((self.arrival.number, answer));
             let is_first = queues.answers.len() == 1;
             drop(queues);
             // The thread takes all answers at once.
@@ -392,7 +389,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
             last += 1;
             let data = request.data().to_vec();
             buffered += data.len();
-            arrived.push(Waiting { number: last, data, peer, arrived: Instant::now() });
+            arrived.push(Arrival { number: last, data, peer, at: Instant::now() });
             request.release_data();
             held.insert(last, request);
         }
@@ -444,7 +441,7 @@ impl Shared {
     }
 
     /// Offers requests to the receivers.
-    fn offer(&self, requests: &mut Vec<Waiting>) {
+    fn offer(&self, requests: &mut Vec<Arrival>) {
         let wakers = {
             let mut queues = lock(&self.queues);
             queues.buffered += requests.iter().map(|request| request.data.len()).sum::<usize>();

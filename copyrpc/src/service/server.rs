@@ -1,9 +1,8 @@
 //! The server: accepts clients, polls, answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -11,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use calls::Patience;
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
-use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Peer, Secret};
+use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
 use thiserror::Error;
 
 use super::default_device;
 use crate::config::EndpointConfig;
-use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, Handshake, Refusal};
+use crate::connect::{ExchangeRecord, Handshake, Refusal};
 use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
 use crate::endpoint::Endpoint;
 use crate::recv::{RecvHandle, Reply};
@@ -152,7 +151,7 @@ pub struct Server {
     /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
-    gate: Option<Gate<Connecting>>,
+    gate: Option<Gate<Handshake<()>>>,
     events: Events,
     lifelines: Lifelines,
     pub(super) context: Context<()>,
@@ -170,44 +169,6 @@ pub struct Server {
 struct Member {
     endpoint: Endpoint<()>,
     peer: Peer,
-    /// The socket over which it connected; `None` once the client has closed it.
-    lifeline: Option<TcpStream>,
-}
-
-/// The progress of a client that connects.
-enum Connecting {
-    /// Its record has not arrived. It costs a descriptor only.
-    Record(Incoming<EXCHANGE_RECORD_SIZE>),
-    Meeting(Box<Handshake<()>>),
-}
-
-impl Connecting {
-    /// Proceeds as far as the socket permits.
-    fn advance(
-        &mut self,
-        stream: &mut TcpStream,
-        peer: Peer,
-        context: &Context<()>,
-        config: &EndpointConfig,
-        max_clients: u32,
-    ) -> Result<Option<Endpoint<()>>, ConnectError> {
-        if let Self::Record(incoming) = self {
-            let Some(record) = incoming.advance(stream)? else { return Ok(None) };
-            if let Err(error) = ExchangeRecord::decode(record) {
-                // A client of another version reads there the version of this server. A client that cannot take the record at once does
-                // not learn of it.
-                let _ = stream.write(&ExchangeRecord::refuse(Refusal::Failed));
-                return Err(error);
-            }
-            // The queues may have room for more, as devices round up.
-            let handshake = if context.shares() < max_clients { Handshake::of(context, config) } else { Handshake::full() };
-            *self = Self::Meeting(Box::new(handshake.after(record, peer)));
-        }
-        match self {
-            Self::Meeting(handshake) => handshake.advance(stream),
-            Self::Record(_) => Ok(None),
-        }
-    }
 }
 
 impl fmt::Debug for Server {
@@ -220,7 +181,7 @@ impl fmt::Debug for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.close();
-        for Member { endpoint, peer, .. } in &self.clients {
+        for Member { endpoint, peer } in &self.clients {
             let reason = endpoint.closed().map_or_else(|| "the server stopped".to_owned(), |reason| reason.to_string());
             self.events.tell(Event::Disconnected(*peer, &reason));
         }
@@ -245,7 +206,7 @@ impl Server {
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
         let (events, secret, refusal) = (options.events.clone(), options.secret.clone(), ExchangeRecord::refuse(Refusal::Secret).to_vec());
         let gate = GateOptions { patience: CONNECT_TIME, events: events.clone(), secret, refusal };
-        let listening = Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new()?)));
+        let listening = Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
@@ -377,8 +338,7 @@ impl Server {
     /// closes the server at its end, and so does the drop.
     pub fn close(&mut self) {
         let mut grace = GracePeriod::new(self.context.inner.linger.get(), Instant::now());
-        let has_told = |connecting: &Connecting| matches!(connecting, Connecting::Meeting(handshake) if handshake.has_told());
-        while let Some(gate) = self.gate.as_mut().filter(|gate| gate.connecting().any(has_told)) {
+        while let Some(gate) = self.gate.as_mut().filter(|gate| gate.connecting().any(Handshake::has_told)) {
             gate.accept_at_most(0);
             self.poll_sockets();
             if grace.is_over(Instant::now()) {
@@ -406,6 +366,7 @@ impl Server {
         self.clients.retain(|client| {
             let closed = client.endpoint.closed();
             if let Some(reason) = closed {
+                self.lifelines.remove(client.peer);
                 self.events.tell(Event::Disconnected(client.peer, &reason.to_string()));
             }
             closed.is_none()
@@ -414,27 +375,25 @@ impl Server {
         let mut is_full = false;
         let Some(gate) = gate else { return };
         gate.poll(
-            || Connecting::Record(Incoming::default()),
-            |connecting, stream, peer| {
-                let outcome = connecting.advance(stream, peer, context, endpoint, *max_clients);
+            Handshake::awaited,
+            |handshake, stream, peer| {
+                // The queues may have room for more, as devices round up.
+                let begin = || if context.shares() < *max_clients { Handshake::of(context, endpoint) } else { Handshake::full() };
+                let outcome = handshake.serve(stream, peer, begin);
                 is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
                 outcome
             },
             |endpoint, stream, peer| {
-                lifelines.add(&stream);
-                clients.push(Member { endpoint, peer, lifeline: Some(stream) });
+                lifelines.add(peer, stream);
+                clients.push(Member { endpoint, peer });
             },
         );
-        for ended in lifelines.ended() {
-            let is_ended = |client: &&mut Member| client.lifeline.as_ref().is_some_and(|lifeline| lifeline.as_raw_fd() == ended);
-            if let Some(client) = clients.iter_mut().find(is_ended) {
-                client.lifeline = None;
-                client.endpoint.probe();
-            }
+        for number in lifelines.ended() {
+            clients.iter().filter(|client| client.peer.number == number).for_each(|client| client.endpoint.probe());
         }
         // A client that lived when its socket was cut may have died since, and another one needs its place.
         if is_full {
-            clients.iter().filter(|client| client.lifeline.is_none()).for_each(|client| client.endpoint.probe());
+            clients.iter().filter(|client| !lifelines.has(client.peer)).for_each(|client| client.endpoint.probe());
         }
     }
 }

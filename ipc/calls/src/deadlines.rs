@@ -1,49 +1,113 @@
-//! The deadlines of calls.
+//! A heap of deadlines from which entries are not removed when their owner no longer needs them: a dead entry is dropped when it comes to
+//! the top. The number of dead entries is bounded: an insertion that finds the heap twice as large as after the last rebuild removes them all.
 
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use crate::tag::Tag;
+/// Default of the number of entries below which dead ones are left.
+const FEW: usize = 64;
 
-/// Deadlines by time. The deadline of a call that has ended stays until it is due, or until there are too many of them.
-#[derive(Debug, Default)]
-pub(crate) struct Deadlines {
-    heap: BinaryHeap<Reverse<(u64, Tag)>>,
+#[derive(Debug)]
+struct Entry<T> {
+    at_ns: u64,
+    item: T,
 }
 
-impl Deadlines {
-    #[inline(always)]
-    pub(crate) fn is_armed(&self) -> bool {
-        !self.heap.is_empty()
+impl<T> Ord for Entry<T> {
+    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, which has to be the earliest.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at_ns.cmp(&self.at_ns)
+    }
+}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.at_ns == other.at_ns
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+/// Items by time, in nanoseconds of the owner's clock.
+#[derive(Debug)]
+pub struct Deadlines<T> {
+    heap: BinaryHeap<Entry<T>>,
+    /// Number of entries at which dead ones are removed, and its minimum.
+    rebuild_at: usize,
+    few: usize,
+}
+
+impl<T> Deadlines<T> {
+    /// Makes an empty heap. It allocates as it grows.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self::with_few(FEW)
     }
 
-    /// Adds the deadline `at_ns` of the call `tag`. `is_live` returns whether a call has not ended; at most `calls` calls are live. The
-    /// first call allocates room for as many.
-    pub(crate) fn arm(&mut self, at_ns: u64, tag: Tag, calls: usize, is_live: impl Fn(Tag) -> bool) {
-        self.heap.reserve((2 * calls).saturating_sub(self.heap.len()));
-        if self.heap.len() >= 2 * calls {
-            self.heap.retain(|Reverse((_, tag))| is_live(*tag));
+    /// Makes an empty heap, whose dead entries are left while there are fewer than `few` entries. If at most half as many are live at a time,
+    /// it never has more, and allocates once.
+    #[must_use]
+    pub const fn with_few(few: usize) -> Self {
+        Self { heap: BinaryHeap::new(), rebuild_at: few, few }
+    }
+
+    /// Allocates room for the `few` entries of [`with_few`](Self::with_few).
+    pub fn reserve(&mut self) {
+        self.heap.reserve(self.few.saturating_sub(self.heap.len()));
+    }
+
+    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on average: a rebuild removes at least
+    /// half of the items it examines, or that many were added since the last one.
+    pub fn push(&mut self, at_ns: u64, item: T, mut is_live: impl FnMut(&T) -> bool) {
+        if self.heap.len() >= self.rebuild_at {
+            self.heap.retain(|entry| is_live(&entry.item));
+            self.rebuild_at = self.few.max(2 * self.heap.len());
         }
-        self.heap.push(Reverse((at_ns, tag)));
+        self.heap.push(Entry { at_ns, item });
     }
 
-    /// Returns the earliest deadline.
-    pub(crate) fn next_ns(&self) -> Option<u64> {
-        self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
+    /// Returns whether there are no items, dead or alive.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
     }
 
-    /// Drops the earliest deadlines that belong to ended calls, so that the clock is not read for them. Returns whether a deadline is left.
-    pub(crate) fn forget_ended(&mut self, is_live: impl Fn(Tag) -> bool) -> bool {
-        while self.heap.peek().is_some_and(|Reverse((_, tag))| !is_live(*tag)) {
+    /// Returns the earliest time of an item, which may be dead.
+    #[must_use]
+    pub fn first_ns(&self) -> Option<u64> {
+        self.heap.peek().map(|entry| entry.at_ns)
+    }
+
+    /// Removes the earliest item whose time is before `now_ns`. It may be dead.
+    pub fn pop_before(&mut self, now_ns: u64) -> Option<T> {
+        if self.heap.peek()?.at_ns >= now_ns {
+            return None;
+        }
+        self.heap.pop().map(|entry| entry.item)
+    }
+
+    /// Returns the earliest time of a live item. Drops the dead ones before it.
+    pub fn next(&mut self, mut is_live: impl FnMut(&T) -> bool) -> Option<u64> {
+        while let Some(entry) = self.heap.peek() {
+            if is_live(&entry.item) {
+                return Some(entry.at_ns);
+            }
             self.heap.pop();
         }
-        self.is_armed()
+        None
     }
+}
 
-    /// Takes a call whose deadline has passed. The call may have ended.
-    pub(crate) fn take_due(&mut self, now_ns: u64) -> Option<Tag> {
-        self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
-        self.heap.pop().map(|Reverse((_, tag))| tag)
+impl<T> Default for Deadlines<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -54,24 +118,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn items_come_in_order_of_time_and_only_once_it_has_passed() {
+        let mut deadlines = Deadlines::new();
+        for at_ns in [30, 10, 20, 10] {
+            deadlines.push(at_ns, at_ns, |_| true);
+        }
+        assert_eq!(deadlines.pop_before(10), None);
+        let taken: Vec<_> = std::iter::from_fn(|| deadlines.pop_before(30)).collect();
+        assert_eq!(taken, [10, 10, 20]);
+        assert_eq!(deadlines.next(|_| true), Some(30));
+        assert_eq!(deadlines.next(|_| false), None);
+        assert_eq!(deadlines.pop_before(u64::MAX), None);
+    }
+
+    /// A caller whose calls all end long before their deadlines.
+    #[test]
+    fn dead_items_are_bounded_by_the_live_ones() {
+        let mut deadlines = Deadlines::new();
+        for now in 0_u64..100_000 {
+            deadlines.push(u64::MAX - now, now, |item| item + 10 > now);
+            assert!(deadlines.heap.len() <= 2 * 10 + FEW);
+        }
+    }
+
+    #[test]
     fn deadlines_come_in_their_order_and_those_of_ended_calls_take_no_room_for_ever() {
         let mut live = BTreeSet::new();
-        let mut deadlines = Deadlines::default();
+        let mut deadlines = Deadlines::with_few(8);
         let mut room = 0;
         for round in 0..100u32 {
-            deadlines.arm(1_000 + u64::from(round % 7), Tag::new(0, 1 + round), 4, |tag| live.contains(&tag));
+            deadlines.reserve();
+            deadlines.push(1_000 + u64::from(round % 7), 1_000 + round, |item| live.contains(item));
             room = if room == 0 { deadlines.heap.capacity() } else { room };
         }
         assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() == room);
-        let armed = [3u64, 1, 2].map(|at_ns| (at_ns, Tag::new(at_ns as u32, 1)));
-        live.extend(armed.map(|(_, tag)| tag));
-        for (at_ns, tag) in armed {
-            deadlines.arm(at_ns, tag, 4, |tag| live.contains(&tag));
+        let armed = [3u32, 1, 2];
+        live.extend(armed);
+        for at_ns in armed {
+            deadlines.push(at_ns.into(), at_ns, |item| live.contains(item));
         }
-        assert_eq!((deadlines.next_ns(), deadlines.take_due(0)), (Some(1), None));
-        assert_eq!([(); 3].map(|()| deadlines.take_due(2)), [Some(armed[1].1), Some(armed[2].1), None]);
-        assert!(deadlines.forget_ended(|tag| live.contains(&tag)));
-        live.remove(&armed[0].1);
-        assert!(!deadlines.forget_ended(|tag| live.contains(&tag)) && !deadlines.is_armed());
+        assert_eq!((deadlines.first_ns(), deadlines.pop_before(1)), (Some(1), None));
+        assert_eq!([(); 3].map(|()| deadlines.pop_before(3)), [Some(1), Some(2), None]);
+        assert!(deadlines.next(|item| live.contains(item)).is_some());
+        live.remove(&3);
+        assert!(deadlines.next(|item| live.contains(item)).is_none() && deadlines.is_empty());
     }
 }

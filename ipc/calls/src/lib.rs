@@ -24,7 +24,7 @@
 //! # The files
 //! - `tag`: the name of a call, in messages too.
 //! - `table`: the calls that wait for an answer.
-//! - `deadlines`: their deadlines.
+//! - `deadlines`: a heap of deadlines, here and in `copyrpc`.
 //! - `error`: the errors of calls.
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
@@ -47,6 +47,7 @@ mod posting;
 mod table;
 mod tag;
 
+pub use deadlines::Deadlines;
 pub use error::{AskError, CallError, CallFailed, Ending, SessionEnd};
 pub use patience::Patience;
 pub use table::{CALLS_MAX, Calls};

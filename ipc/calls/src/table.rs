@@ -33,7 +33,7 @@ pub struct Calls<T> {
     free: u32,
     used: u32,
     abandoned: u32,
-    deadlines: Deadlines,
+    deadlines: Deadlines<Tag>,
 }
 
 impl<T> Calls<T> {
@@ -47,7 +47,7 @@ impl<T> Calls<T> {
             free: if capacity == 0 { NONE } else { 0 },
             used: 0,
             abandoned: 0,
-            deadlines: Deadlines::default(),
+            deadlines: Deadlines::with_few(2 * capacity as usize),
         }
     }
 
@@ -133,7 +133,9 @@ impl<T> Calls<T> {
     pub fn end_within(&mut self, tag: Tag, now_ns: u64, timeout: Duration) {
         let Self { entries, deadlines, .. } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        deadlines.arm(now_ns.saturating_add(timeout_ns), tag, entries.len(), |tag| holds(entries, tag));
+        // The first call allocates, for all.
+        deadlines.reserve();
+        deadlines.push(now_ns.saturating_add(timeout_ns), tag, |tag| holds(entries, *tag));
     }
 
     /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the memory that belongs to it is the peer's
@@ -150,18 +152,18 @@ impl<T> Calls<T> {
     #[must_use]
     #[inline(always)]
     pub fn has_deadlines(&self) -> bool {
-        self.deadlines.is_armed()
+        !self.deadlines.is_empty()
     }
 
     /// Returns whether a waiting call has a deadline. Otherwise the clock need not be read.
     pub fn is_timed(&mut self) -> bool {
-        self.deadlines.forget_ended(|tag| holds(&self.entries, tag))
+        self.deadlines.next(|tag| holds(&self.entries, *tag)).is_some()
     }
 
     /// [Abandons](Self::abandon) the calls whose deadline has passed at `now_ns`, and passes their values to `f`. Returns their number.
     pub fn expire(&mut self, now_ns: u64, mut f: impl FnMut(T)) -> usize {
         let mut ended = 0;
-        while let Some(tag) = self.deadlines.take_due(now_ns) {
+        while let Some(tag) = self.deadlines.pop_before(now_ns.saturating_add(1)) {
             if let Some(value) = self.abandon(tag) {
                 ended += 1;
                 f(value);
@@ -173,7 +175,7 @@ impl<T> Calls<T> {
     /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` if there is one.
     #[must_use]
     pub fn until_deadline(&self, now_ns: impl FnOnce() -> u64) -> Option<Duration> {
-        self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
+        self.deadlines.first_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
     }
 
     /// Takes the values of all waiting calls, and passes them to `f`.

@@ -2,18 +2,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Moves bytes by `step`, from `done` to `all`, until the stream would block. Returns whether all are moved. `end` is the error of its end.
-fn advance(done: &mut usize, all: usize, end: ErrorKind, mut step: impl FnMut(usize) -> io::Result<usize>) -> io::Result<bool> {
-    while *done < all {
-        match step(*done) {
-            Ok(0) => return Err(end.into()),
-            Ok(bytes) => *done += bytes,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+/// Returns the number of bytes that a read or write has moved; `None` if the stream would block. `end` is the error of its end.
+fn moved(outcome: io::Result<usize>, end: (ErrorKind, &str)) -> io::Result<Option<usize>> {
+    match outcome {
+        Ok(0) => Err(io::Error::new(end.0, end.1)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Some(0)),
+        outcome => outcome.map(Some),
     }
-    Ok(true)
 }
 
 /// `N` bytes being received.
@@ -35,8 +31,21 @@ impl<const N: usize> Incoming<N> {
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::UnexpectedEof`].
     pub fn advance(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8; N]>> {
-        let is_whole = advance(&mut self.count, N, ErrorKind::UnexpectedEof, |count| stream.read(&mut self.bytes[count..]))?;
-        Ok(is_whole.then_some(&self.bytes))
+        while self.count < N && self.step(stream)?.is_some() {}
+        Ok(self.whole())
+    }
+
+    /// Returns the bytes if none is missing.
+    pub(crate) fn whole(&self) -> Option<&[u8; N]> {
+        (self.count == N).then_some(&self.bytes)
+    }
+
+    /// Does one read for missing bytes. Returns those that have been received; `None` if the stream would block.
+    pub(crate) fn step(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8]>> {
+        let end = (ErrorKind::UnexpectedEof, "the other end went away before its record came");
+        let Some(bytes) = moved(stream.read(&mut self.bytes[self.count..]), end)? else { return Ok(None) };
+        self.count += bytes;
+        Ok(Some(&self.bytes[..self.count]))
     }
 }
 
@@ -59,7 +68,12 @@ impl<const N: usize> Outgoing<N> {
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::WriteZero`].
     pub fn advance(&mut self, stream: &mut impl Write) -> io::Result<bool> {
-        advance(&mut self.sent, N, ErrorKind::WriteZero, |sent| stream.write(&self.bytes[sent..]))
+        while self.sent < N {
+            let end = (ErrorKind::WriteZero, "the other end takes no more bytes");
+            let Some(bytes) = moved(stream.write(&self.bytes[self.sent..]), end)? else { return Ok(false) };
+            self.sent += bytes;
+        }
+        Ok(true)
     }
 }
 

@@ -5,6 +5,8 @@ use std::io::{Error as IoError, ErrorKind, Read};
 
 use thiserror::Error;
 
+use crate::pieces::Incoming;
+
 /// Bytes before a record's own fields.
 pub const HEAD_BYTES: usize = 16;
 
@@ -106,17 +108,6 @@ impl Kind {
         bytes
     }
 
-    /// Checks the first bytes of a record, as soon as there are eight.
-    ///
-    /// # Errors
-    /// [`RecordError::Magic`].
-    pub fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
-        match bytes.first_chunk() {
-            Some(found) if *found != self.magic => Err(RecordError::Magic { name: self.name, found: *found }),
-            _ => Ok(()),
-        }
-    }
-
     /// Checks the head of a record.
     ///
     /// # Errors
@@ -137,40 +128,71 @@ impl Kind {
         }
     }
 
-    /// Receives a record from a stream that blocks. Its magic is checked first: an end of another kind may never send as many bytes as the
-    /// record has.
+    /// Checks the first bytes of a record, as soon as there are eight.
+    fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
+        match bytes.first_chunk() {
+            Some(found) if *found != self.magic => Err(RecordError::Magic { name: self.name, found: *found }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives of a record what is available. Returns `None` if some is still missing and the stream would block. The magic of one that is
+    /// not whole is checked: an end of another kind may never send as many bytes as the record has.
+    ///
+    /// # Errors
+    /// The errors of the stream; [`RecordError::Magic`].
+    pub fn advance<'a, const N: usize, E: From<IoError> + From<RecordError>>(
+        &self,
+        incoming: &'a mut Incoming<N>,
+        stream: &mut impl Read,
+    ) -> Result<Option<&'a [u8; N]>, E> {
+        while incoming.whole().is_none() {
+            let Some(bytes) = incoming.step(stream)? else { return Ok(None) };
+            if bytes.len() < N {
+                self.check_magic(bytes)?;
+            }
+        }
+        Ok(incoming.whole())
+    }
+
+    /// Receives a record from a stream that blocks, like [`advance`](Self::advance).
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].
     pub fn receive<const N: usize, E: From<IoError> + From<RecordError>>(&self, stream: &mut impl Read) -> Result<[u8; N], E> {
-        let mut bytes = [0; N];
-        let mut read = |part: &mut [u8]| {
-            stream.read_exact(part).map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => IoError::new(ErrorKind::UnexpectedEof, "the other end went away before its record came"),
-                // A time limit of a socket is reported as an operation that would block.
-                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
-                _ => error,
-            })
-        };
-        let (magic, rest) = bytes.split_at_mut(self.magic.len());
-        read(magic)?;
-        self.check_magic(magic)?;
-        read(rest)?;
-        Ok(bytes)
+        let mut incoming = Incoming::default();
+        // A time limit of a socket is reported as an operation that would block.
+        self.advance::<N, E>(&mut incoming, stream)?.copied().ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())
     }
 }
 
 /// Writes a field, which must lie inside the record.
+#[inline(always)]
 pub fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     bytes[at..at + field.len()].copy_from_slice(field);
 }
 
 /// Returns the bytes of a field, which must lie inside the record.
 #[must_use]
+#[inline(always)]
 pub fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
+}
+
+/// Returns the number in a field of 4 bytes.
+#[must_use]
+#[inline(always)]
+pub fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_le_bytes(field(bytes, at))
+}
+
+/// Returns the number in a field of 8 bytes.
+#[must_use]
+#[inline(always)]
+pub fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from_le_bytes(field(bytes, at))
 }
 
 /// Refuses a value that is not legal.

@@ -3,6 +3,8 @@
 //! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"). The golden vectors below were written from those
 //! tables by hand.
 
+use rendezvous::record::{field, put, u32_at, u64_at};
+
 /// Bytes of a request header, and of a response header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the trailer that ends every message.
@@ -109,11 +111,11 @@ impl RequestHeader {
     #[inline]
     pub(crate) fn type_if_equal(&self, bytes: &[u8; HEADER_BYTES]) -> Option<u16> {
         let tail = u64::from(self.client_slot_rkey) | u64::from(self.payload_len) << 32;
-        let start = le_u64(bytes, 0);
+        let start = u64_at(bytes, 0);
         let is_equal = start & !(0xffff << 32) == u64::from(REQUEST_MAGIC)
-            && le_u64(bytes, 8) == self.req_id
-            && le_u64(bytes, 16) == self.client_slot_addr
-            && le_u64(bytes, 24) == tail;
+            && u64_at(bytes, 8) == self.req_id
+            && u64_at(bytes, 16) == self.client_slot_addr
+            && u64_at(bytes, 24) == tail;
         is_equal.then_some((start >> 32) as u16)
     }
 }
@@ -222,25 +224,25 @@ impl ResponseHeader {
     #[inline]
     pub(crate) fn is_plain(bytes: &[u8; HEADER_BYTES], req_id: u64, payload_len: u32) -> bool {
         const _: () = assert!(Status::Ok as u32 == 0);
-        le_u64(bytes, 0) == u64::from(RESPONSE_MAGIC) && le_u64(bytes, 8) == req_id && le_u64(bytes, 16) == u64::from(payload_len)
+        u64_at(bytes, 0) == u64::from(RESPONSE_MAGIC) && u64_at(bytes, 8) == req_id && u64_at(bytes, 16) == u64::from(payload_len)
     }
 
     /// Reads a header. Returns `None` if this version does not define its magic, status or event.
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        if le_u32(bytes, 0) != RESPONSE_MAGIC {
+        if u32_at(bytes, 0) != RESPONSE_MAGIC {
             return None;
         }
-        let epoch = le_u64(bytes, 24);
-        let event = match le_u16(bytes, 20) {
+        let epoch = u64_at(bytes, 24);
+        let event = match u16::from_le_bytes(field(bytes, 20)) {
             0 => None,
-            1 => Some(Event::Activate { epoch, zone: le_u16(bytes, 22) }),
+            1 => Some(Event::Activate { epoch, zone: u16::from_le_bytes(field(bytes, 22)) }),
             2 => Some(Event::Switch { epoch }),
             3 => Some(Event::Close),
             _ => return None,
         };
-        let status = Status::from_wire(le_u32(bytes, 4))?;
-        Some(Self { status, req_id: le_u64(bytes, 8), payload_len: le_u32(bytes, 16), event })
+        let status = Status::from_wire(u32_at(bytes, 4))?;
+        Some(Self { status, req_id: u64_at(bytes, 8), payload_len: u32_at(bytes, 16), event })
     }
 }
 
@@ -278,7 +280,7 @@ impl Release {
     /// Reads a release. Any bytes are a release.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::TRAILER_AT]) -> Self {
-        Self { client: le_u32(bytes, 0), epoch: le_u32(bytes, 4) }
+        Self { client: u32_at(bytes, 0), epoch: u32_at(bytes, 4) }
     }
 }
 
@@ -325,13 +327,13 @@ impl Announcement {
     /// Reads an announcement. Returns `None` if `batch_size` is not the number of slots.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
-        let slots = le_u64(bytes, 8);
-        (le_u32(bytes, 24) == slots.count_ones()).then_some(Self {
-            req_addr: le_u64(bytes, 0),
+        let slots = u64_at(bytes, 8);
+        (u32_at(bytes, 24) == slots.count_ones()).then_some(Self {
+            req_addr: u64_at(bytes, 0),
             slots,
-            client: le_u32(bytes, 16),
-            number: le_u32(bytes, 20),
-            longest: le_u32(bytes, 28),
+            client: u32_at(bytes, 16),
+            number: u32_at(bytes, 20),
+            longest: u32_at(bytes, 28),
         })
     }
 }
@@ -340,30 +342,6 @@ const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES
 const _: () = assert!(REST_ANSWER_AT + REST_WORD_BYTES == ENTRY_BYTES);
 const _: () = assert!(Announcement::TRAILER_AT == 48 && Announcement::TRAILER_AT % 8 == 0 && Release::TRAILER_AT % 8 == 0);
 const _: () = assert!(HEADER_BYTES + TRAILER_BYTES <= EVENT_SLOT_BYTES);
-
-#[inline(always)]
-fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
-    bytes[at..at + field.len()].copy_from_slice(field);
-}
-
-#[inline(always)]
-fn le_u16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-#[inline(always)]
-pub(crate) fn le_u32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-#[inline(always)]
-pub(crate) fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 
 use mlx5::{Device, QpAddress};
-use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
+use rendezvous::record::{HEAD_BYTES, Kind, field, put, require, u32_at, u64_at};
 pub use rendezvous::record::{RecordError, Refusal};
 
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
@@ -48,14 +48,6 @@ pub struct Admission(
 
 fn address(bytes: &[u8], at: usize) -> Result<QpAddress, SetupError> {
     QpAddress::from_bytes(&field(bytes, at)).ok_or(SetupError::Address)
-}
-
-fn u32s<const N: usize>(bytes: &[u8], at: usize) -> [u32; N] {
-    std::array::from_fn(|nth| u32::from_le_bytes(field(bytes, at + 4 * nth)))
-}
-
-fn u64s<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
-    std::array::from_fn(|nth| u64::from_le_bytes(field(bytes, at + 8 * nth)))
 }
 
 fn put_u32s<const N: usize>(bytes: &mut [u8], at: usize, numbers: [u32; N]) {
@@ -115,7 +107,7 @@ impl Offer {
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
         let number = |at, field, is_legal: fn(u64) -> bool, legal| {
-            let [value] = u32s(bytes, at);
+            let value = u32_at(bytes, at);
             require(field, value, legal, is_legal).map(|()| value as usize)
         };
         let depth = number(16, "depth", |depth| (1..=u64::from(MAX_DEPTH)).contains(&depth), "1..=64")?;
@@ -150,9 +142,13 @@ impl Accept {
     /// [`SetupError`]: the field that is wrong, or the client's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
-        let ([requests_addr, responses_addr], [requests_rkey, responses_rkey]) = (u64s(bytes, 16), u32s(bytes, 32));
-        let regions = ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey };
-        let [sleeps] = u32s(bytes, 80);
+        let regions = ClientRegions {
+            requests_addr: u64_at(bytes, 16),
+            responses_addr: u64_at(bytes, 24),
+            requests_rkey: u32_at(bytes, 32),
+            responses_rkey: u32_at(bytes, 36),
+        };
+        let sleeps = u32_at(bytes, 80);
         require("sleeps", sleeps, "0 or 1", |sleeps| sleeps <= 1)?;
         Ok(Self { address: address(bytes, 40)?, regions, sleeps: sleeps == 1 })
     }
@@ -185,11 +181,15 @@ impl Admission {
     /// [`SetupError`]: the field that is wrong, or the peer's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
-        let [pools_addr, entry_addr] = u64s(bytes, 16);
-        let [pools_rkey, entry_rkey, client] = u32s(bytes, 32);
+        let client = u32_at(bytes, 40);
         require("client", client, "0..=65535", |client| client <= u64::from(u16::MAX))?;
-        let client = ClientId(client as u16);
-        Ok(Self(ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey }))
+        Ok(Self(ServerRegions {
+            client: ClientId(client as u16),
+            pools_addr: u64_at(bytes, 16),
+            entry_addr: u64_at(bytes, 24),
+            pools_rkey: u32_at(bytes, 32),
+            entry_rkey: u32_at(bytes, 36),
+        }))
     }
 }
 

@@ -1,8 +1,6 @@
 //! A server on a device.
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
-use std::os::fd::{AsRawFd, RawFd};
 
 use mlx5::{Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
@@ -74,8 +72,6 @@ struct Peer {
     sleeps: bool,
     /// The reason why it is to be removed.
     broken: Option<&'static str>,
-    /// The socket over which it connected, until its end.
-    lifeline: Option<TcpStream>,
 }
 
 impl Peer {
@@ -201,8 +197,7 @@ impl RdmaServer {
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
         let (backlog, posted, completed) = (VecDeque::new(), Counts::default(), Counts::default());
-        let (sleeps, broken, lifeline) = (accept.sleeps, None, None);
-        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps, broken, lifeline });
+        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps: accept.sleeps, broken: None });
         Ok(Admission(regions))
     }
 
@@ -429,30 +424,10 @@ impl RdmaServer {
         self.probe(self.probe);
     }
 
-    /// Keeps the socket over which a client connected until its end, or until the client leaves.
-    pub(crate) fn keep_lifeline(&mut self, client: ClientId, lifeline: TcpStream) {
-        if let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) {
-            peer.lifeline = Some(lifeline);
-        }
-    }
-
-    /// Returns the number of sockets that are kept.
-    pub(crate) fn lifelines(&self) -> usize {
-        self.peers.iter().flatten().filter(|peer| peer.lifeline.is_some()).count()
-    }
-
-    /// Closes a client's socket that has ended, and probes the client.
-    pub(crate) fn cut(&mut self, lifeline: RawFd) {
-        let is_its = |peer: &Peer| peer.lifeline.as_ref().is_some_and(|socket| socket.as_raw_fd() == lifeline);
-        let Some(nth) = self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_its)) else { return };
-        self.peers[nth].iter_mut().for_each(|peer| peer.lifeline = None);
-        self.probe(nth);
-    }
-
-    /// Probes every client without a socket: no end of a socket would report its death.
-    pub(crate) fn probe_unheard(&mut self) {
+    /// Probes the clients whose names `are_meant`.
+    pub(crate) fn probe_those(&mut self, are_meant: impl Fn(rendezvous::Peer) -> bool) {
         for nth in 0..self.peers.len() {
-            if self.peers[nth].as_ref().is_some_and(|peer| peer.lifeline.is_none()) {
+            if self.core.peer(ClientId(nth as u16)).is_some_and(&are_meant) {
                 self.probe(nth);
             }
         }

@@ -12,7 +12,7 @@ use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifeli
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::{ClientId, Handlers, ServerConfig, ServerStats};
+use crate::protocol::{Handlers, ServerConfig, ServerStats};
 use crate::rdma::exchange::{Accept, Admission, Hello, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
@@ -143,7 +143,7 @@ enum Connecting {
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
     /// The client is admitted; its admission is being sent.
-    Admitted(ClientId, Outgoing<{ Admission::BYTES }>),
+    Admitted(Outgoing<{ Admission::BYTES }>),
 }
 
 struct Offered {
@@ -155,14 +155,14 @@ struct Offered {
 }
 
 impl Connecting {
-    /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
+    /// Proceeds as far as the socket permits. Returns `None` while something is left to do.
     fn advance(
         &mut self,
         stream: &mut TcpStream,
         peer_of: Peer,
         server: &mut RdmaServer,
         offered: &mut usize,
-    ) -> Result<Option<ClientId>, SetupError> {
+    ) -> Result<Option<()>, SetupError> {
         if let Self::Silent(hello) = self {
             if *offered >= MAX_OFFERED {
                 return Ok(None);
@@ -188,10 +188,10 @@ impl Connecting {
             let Some(peer) = peer.take() else { return Ok(None) };
             let admission = server.admit(peer, &accept).inspect_err(|error| refuse(stream, refusal_of(error)))?;
             server.set_peer(admission.0.client, peer_of);
-            *self = Self::Admitted(admission.0.client, admission.encode().into());
+            *self = Self::Admitted(admission.encode().into());
         }
         match self {
-            Self::Admitted(client, admission) => Ok(admission.advance(stream)?.then_some(*client)),
+            Self::Admitted(admission) => Ok(admission.advance(stream)?.then_some(())),
             _ => Ok(None),
         }
     }
@@ -237,7 +237,7 @@ impl Server {
 
     fn at(gate: Gate<Connecting>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
         let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
-        let lifelines = Lifelines::new().map_err(|source| ServerError::Listen { address: address(), source })?;
+        let lifelines = Lifelines::new(LIFELINES).map_err(|source| ServerError::Listen { address: address(), source })?;
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
         Ok(Self {
             rdma,
@@ -382,6 +382,7 @@ impl Server {
 
     fn tell_departed(&mut self) {
         for (peer, reason) in self.rdma.take_departed() {
+            self.lifelines.remove(peer);
             self.options.events.tell(Event::Disconnected(peer, reason));
         }
     }
@@ -400,7 +401,7 @@ impl Server {
         let Self { rdma, gate, lifelines, .. } = self;
         let Some(gate) = gate else { return };
         let mut offered = gate.connecting().filter(|connecting| matches!(connecting, Connecting::Offered(_))).count();
-        let (mut is_full, mut arrived) = (false, Vec::new());
+        let mut is_full = false;
         gate.poll(
             || Connecting::Silent(Incoming::default()),
             |connecting, stream, peer| {
@@ -408,18 +409,14 @@ impl Server {
                 is_full |= matches!(outcome, Err(SetupError::Full { .. }));
                 outcome
             },
-            |client, stream, _| arrived.push((client, stream)),
+            |(), stream, peer| lifelines.add(peer, stream),
         );
-        for (client, stream) in arrived {
-            if rdma.lifelines() < LIFELINES {
-                lifelines.add(&stream);
-                rdma.keep_lifeline(client, stream);
-            }
+        for number in lifelines.ended() {
+            rdma.probe_those(|peer| peer.number == number);
         }
-        lifelines.ended().for_each(|lifeline| rdma.cut(lifeline));
         if is_full && self.probed.is_none_or(|probed| probed.elapsed() >= FULL_INTERVAL) {
             self.probed = Some(Instant::now());
-            rdma.probe_unheard();
+            rdma.probe_those(|peer| !lifelines.has(peer));
         }
     }
 }
