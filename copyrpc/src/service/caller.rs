@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::Ending;
 use mlx5::DeviceSpec;
-use rendezvous::{Lifelines, Secret};
+use rendezvous::Secret;
 use thiserror::Error;
 
 use super::default_device;
@@ -178,8 +178,6 @@ pub(super) struct Caller {
     /// The socket over which the endpoint was connected. Its end tells the server that this client may have died, so it is declared after the
     /// context, whose drop tells the server of a graceful end.
     lifeline: TcpStream,
-    /// Tells when the server has closed that socket, as the system does when it dies.
-    lifelines: Lifelines,
     /// The address as given, for errors.
     pub(super) address: String,
     addresses: Vec<SocketAddr>,
@@ -209,10 +207,8 @@ impl Caller {
         if max_reply > max {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
-        let lifelines = Lifelines::new().map_err(|error| ClientError::Connect(error.into()))?;
-        lifelines.add(&lifeline);
         let (leaving, starving_since, past, options) = (None, None, Stats::default(), options.clone());
-        Ok(Self { endpoint, leaving, context, lifeline, lifelines, address: name, addresses, options, max_reply, starving_since, past })
+        Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, past })
     }
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
@@ -234,7 +230,6 @@ impl Caller {
         }
         let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
         (self.endpoint, self.lifeline) = connected;
-        self.lifelines.add(&self.lifeline);
         Ok(())
     }
 
@@ -290,9 +285,14 @@ impl Caller {
         let check = (self.endpoint.outstanding_calls() > 0).then_some(LIFELINE_INTERVAL);
         // Not inside a poll.
         let is_woken = self.context.wait(longest.into_iter().chain(check).min());
-        if matches!(is_woken, Ok(false)) && self.lifelines.ended().count() > 0 {
+        if matches!(is_woken, Ok(false)) && self.has_hung_up() {
             self.endpoint.probe();
         }
+    }
+
+    /// Returns whether the server has closed the socket, as the system does when it dies.
+    fn has_hung_up(&self) -> bool {
+        self.lifeline.peek(&mut [0]).map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |bytes| bytes == 0)
     }
 
     /// Cancels a call.
@@ -326,11 +326,14 @@ fn reach(
     is_wanted: impl FnMut() -> bool,
 ) -> Result<(Endpoint<u64>, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream| {
+    let meet = |mut stream: TcpStream| {
         if let Some(secret) = &options.secret {
             secret.prove::<ConnectError>(&mut stream)?;
         }
-        Ok((Handshake::of(context, &options.endpoint).complete(&mut stream)?, stream))
+        let endpoint = Handshake::of(context, &options.endpoint).complete(&mut stream)?;
+        // For later looks at its end.
+        stream.set_nonblocking(true).map_err(ConnectError::Channel)?;
+        Ok((endpoint, stream))
     };
     rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
