@@ -5,9 +5,12 @@ mod memory;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::{Access, AtFlags, FlockOperation, OFlags, accessat, flock};
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::clock::Clock;
 use crate::header::{self, Standing};
@@ -115,11 +118,11 @@ impl Dir {
         };
         let io_error = |source| DirError::Io { path: path.clone(), source };
         // `O_PATH`, so that the owner of a directory that this user may not read can be named.
-        let opened = File::options().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&path);
-        let fd = opened.map_err(|source| match source.raw_os_error() {
-            Some(libc::ENOENT) => DirError::Missing(path.clone()),
-            Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path.clone()),
-            _ => io_error(source),
+        let opened = sys::open_path(&path, OFlags::DIRECTORY | OFlags::NOFOLLOW);
+        let fd = opened.map_err(|error| match error {
+            Errno::NOENT => DirError::Missing(path.clone()),
+            Errno::NOTDIR | Errno::LOOP => DirError::NotADirectory(path.clone()),
+            error => io_error(error.into()),
         })?;
         let metadata = fd.metadata().map_err(io_error)?;
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
@@ -129,9 +132,9 @@ impl Dir {
         if mode & 0o022 != 0 {
             return Err(DirError::OpenToOthers { path, mode });
         }
-        // SAFETY: the path is a NUL-terminated literal. Flags 0: real ids, as is right for a set-uid program.
-        sys::cvt(unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), libc::W_OK | libc::X_OK, 0) })
-            .map_err(|source| DirError::NotWritable { path: path.clone(), source })?;
+        // By the real ids, as is right for a set-uid program.
+        accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())
+            .map_err(|error| DirError::NotWritable { path: path.clone(), source: error.into() })?;
         Ok(Self::new(path, Place::Files(fd), Clock::default()))
     }
 
@@ -231,11 +234,10 @@ impl Dir {
         // A descriptor of its own, because the lock belongs to the open file and threads share `self`.
         let fd = File::open(self.at("."))?;
         for _ in 0..LOCK_ATTEMPTS {
-            // SAFETY: no pointers are involved.
-            match sys::retry(|| unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }) {
-                Ok(_) => return Ok(Some(fd)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                Err(error) => return Err(error),
+            match retry_on_intr(|| flock(&fd, FlockOperation::NonBlockingLockExclusive)) {
+                Ok(()) => return Ok(Some(fd)),
+                Err(Errno::WOULDBLOCK) => std::thread::yield_now(),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(None)

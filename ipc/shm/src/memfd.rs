@@ -3,19 +3,23 @@
 //! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, cannot
 //! be truncated under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
+
 use crate::sys::{self, Mapping};
 
-const SEALS: libc::c_int = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SHRINK).union(SealFlags::SEAL);
 /// `/proc` shows a memfd as this, its name, and " (deleted)".
 const NAME_PREFIX: &str = "/memfd:";
 
@@ -169,7 +173,7 @@ impl Memfd {
     /// # Errors
     /// [`MemfdCreateError`].
     pub fn create(purpose: &str, bytes: usize) -> Result<Self, MemfdCreateError> {
-        let page = sys::page_bytes();
+        let page = page_size();
         let bad_size = || MemfdCreateError::BadSize { bytes, page };
         if bytes == 0 || bytes % page != 0 {
             return Err(bad_size());
@@ -181,12 +185,13 @@ impl Memfd {
         if let Some(limit) = sys::file_size_limit_below(need) {
             return Err(MemfdCreateError::FileLimit { need, limit });
         }
-        let refused = |call| move |error| MemfdCreateError::Io { call, source: sys::explain(error) };
+        let refused = |call| move |error: io::Error| MemfdCreateError::Io { call, source: sys::explain(error) };
+        let denied = |call| move |error: Errno| refused(call)(error.into());
         let token = sys::random_nonzero().map_err(refused("getrandom"))?;
-        let fd = new_memfd(&memfd_name(purpose, token)).map_err(refused("memfd_create"))?;
+        let fd = memfd_create(memfd_name(purpose, token), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let fd = File::from(fd.map_err(denied("memfd_create"))?);
         fd.set_len(need).map_err(refused("ftruncate"))?;
-        // SAFETY: no pointers are involved.
-        sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(refused("fcntl(F_ADD_SEALS)"))?;
+        fcntl_add_seals(&fd, SEALS).map_err(denied("fcntl(F_ADD_SEALS)"))?;
         let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
             _ => refused("mmap or madvise")(error),
@@ -206,21 +211,20 @@ impl Memfd {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
         // The file is examined through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
         // would drop the locks, see `crate::lock`.
-        let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), 0);
-        let path = path.map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
-            Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),
-            _ => MemfdAttachError::Io(sys::explain(error)),
+        let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), OFlags::empty());
+        let path = path.map_err(|error| match error {
+            Errno::NOENT | Errno::SRCH => MemfdAttachError::NotFound(*id),
+            Errno::ACCESS | Errno::PERM => MemfdAttachError::Permission(*id),
+            error => MemfdAttachError::Io(sys::explain(error)),
         })?;
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale(*id));
         }
         let fd = File::options().read(true).write(writable).open(sys::path_of(path.as_raw_fd()));
         let fd = fd.map_err(|error| MemfdAttachError::Io(sys::explain(error)))?;
-        // SAFETY: no pointers are involved.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
         let found = fd.metadata().map_err(MemfdAttachError::Io)?.len();
-        if seals == -1 || seals & SEALS != SEALS || found != bytes || found == 0 {
+        if !is_sealed || found != bytes || found == 0 {
             return Err(MemfdAttachError::Unsealed { pid, announced: bytes, found });
         }
         let no_room = || MemfdAttachError::NoAddressSpace(bytes);
@@ -263,7 +267,7 @@ impl Memfd {
     /// # Errors
     /// [`MemfdRangeError`]; on [`MemfdRangeError::NoMemory`] nothing new stays allocated.
     pub fn commit(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
-        self.allocate(0, range)
+        self.allocate(FallocateFlags::empty(), range)
     }
 
     /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the system allows it: both ends are to be
@@ -289,14 +293,14 @@ impl Memfd {
         let addr = unsafe { self.base().add(start) };
         let advise = |advice| {
             // SAFETY: a range of our own mapping; neither advice changes its contents.
-            sys::retry(|| unsafe { libc::madvise(addr.as_ptr().cast(), bytes, advice) })
+            retry_on_intr(|| unsafe { madvise(addr.as_ptr().cast(), bytes, advice) })
         };
-        if advise(libc::MADV_HUGEPAGE).is_err() {
+        if advise(Advice::LinuxHugepage).is_err() {
             return Some(NoHugePages::Unsupported);
         }
         // Neighbours that were advised likewise are in the same mapping.
         let before = sys::huge_bytes_around(addr.addr().get());
-        if advise(libc::MADV_POPULATE_WRITE).is_err() {
+        if advise(Advice::LinuxPopulateWrite).is_err() {
             return Some(NoHugePages::Unsupported);
         }
         let given = sys::huge_bytes_around(addr.addr().get()).saturating_sub(before);
@@ -308,40 +312,26 @@ impl Memfd {
     /// # Errors
     /// [`MemfdRangeError`].
     pub fn release(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
-        self.allocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, range)
+        self.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
     }
 
-    fn allocate(&self, mode: libc::c_int, range: Range<usize>) -> Result<(), MemfdRangeError> {
+    fn allocate(&self, mode: FallocateFlags, range: Range<usize>) -> Result<(), MemfdRangeError> {
         let Range { start, end } = range;
-        let (page, len) = (sys::page_bytes(), self.len());
+        let (page, len) = (page_size(), self.len());
         if start >= end || end > len || start % page != 0 || end % page != 0 {
             return Err(MemfdRangeError::BadRange { start, end, page, len });
         }
         let bytes = end - start;
-        // The casts cannot wrap: `len` is the size of a mapping.
-        let (offset, length) = (start as libc::off_t, bytes as libc::off_t);
-        // SAFETY: no pointers are involved.
-        match sys::retry(|| unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset, length) }) {
-            Ok(_) => Ok(()),
-            Err(source) => match source.raw_os_error() {
-                Some(libc::ENOSPC | libc::ENOMEM) => Err(MemfdRangeError::NoMemory { bytes, source }),
-                _ => Err(MemfdRangeError::Io(source)),
-            },
-        }
+        retry_on_intr(|| fallocate(&*self.fd, mode, start as u64, bytes as u64)).map_err(|error| match error {
+            Errno::NOSPC | Errno::NOMEM => MemfdRangeError::NoMemory { bytes, source: error.into() },
+            error => MemfdRangeError::Io(error.into()),
+        })
     }
 }
 
 fn memfd_name(purpose: &str, token: u64) -> String {
     let purpose: String = purpose.chars().filter(char::is_ascii_alphanumeric).take(32).collect();
     format!("copyrpc-{purpose}-{token:016x}")
-}
-
-fn new_memfd(name: &str) -> io::Result<File> {
-    let name = CString::new(name)?;
-    // SAFETY: the name is NUL-terminated and outlives the call.
-    let fd = sys::cvt(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-    // SAFETY: the call just returned this descriptor and nothing else owns it.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.

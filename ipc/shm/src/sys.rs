@@ -1,28 +1,29 @@
 //! The few system calls that `std` does not offer, each wrapped once.
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::fs::File;
 use std::io;
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{MprotectFlags, mprotect, munmap};
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
+use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Turns the `-1` convention into an error.
-pub(crate) fn cvt(ret: c_int) -> io::Result<c_int> {
-    if ret == -1 { Err(io::Error::last_os_error()) } else { Ok(ret) }
-}
-
-/// Like [`cvt`], repeated while a signal interrupts the call.
+/// Turns the `-1` convention into an error. Repeats the call while a signal interrupts it.
 pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     loop {
-        match cvt(call()) {
-            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            done => return done,
+        match call() {
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            -1 => return Err(io::Error::last_os_error()),
+            done => return Ok(done),
         }
     }
 }
@@ -31,12 +32,8 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
 /// file.
 ///
 /// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself.
-pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the path is NUL-terminated and outlives the call.
-    let fd = retry(|| unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) })?;
-    // SAFETY: the call just returned this descriptor and nothing else owns it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+pub(crate) fn open_path(path: &Path, flags: OFlags) -> Result<File, Errno> {
+    retry_on_intr(|| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())).map(File::from)
 }
 
 /// Returns the path that reaches the file behind a descriptor, and no other inode.
@@ -45,21 +42,13 @@ pub(crate) fn path_of(fd: RawFd) -> PathBuf {
 }
 
 /// Returns the effective user of this process.
-pub(crate) fn user() -> libc::uid_t {
-    // SAFETY: no pointers are involved.
-    unsafe { libc::geteuid() }
+pub(crate) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Returns the number of bytes that an unprivileged process can still allocate in the file system of `fd`.
-pub(crate) fn free_bytes(fd: RawFd) -> u64 {
-    let mut stat = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the kernel writes one `statvfs` into the buffer of that size.
-    if cvt(unsafe { libc::fstatvfs(fd, stat.as_mut_ptr()) }).is_err() {
-        return 0;
-    }
-    // SAFETY: the call succeeded, so the buffer is filled.
-    let stat = unsafe { stat.assume_init() };
-    stat.f_bavail.saturating_mul(stat.f_frsize)
+pub(crate) fn free_bytes(fd: impl AsFd) -> u64 {
+    rustix::fs::fstatvfs(fd).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Returns the number of bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`); 0 if that cannot be found out.
@@ -82,37 +71,25 @@ pub(crate) fn huge_bytes_around(addr: usize) -> usize {
 /// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel answers a
 /// file that outgrows it with SIGXFSZ, whose default action ends the process.
 pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one `rlimit` into the buffer of that size.
-    cvt(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) }).ok()?;
-    (limit.rlim_cur < need).then_some(limit.rlim_cur)
+    getrlimit(Resource::Fsize).current.filter(|limit| *limit < need)
 }
 
 /// Returns the error of a system call, with a remedy if no descriptor was left.
-pub(crate) fn explain(error: io::Error) -> io::Error {
+pub(crate) fn explain(error: impl Into<io::Error>) -> io::Error {
+    let error = error.into();
     if error.raw_os_error() != Some(libc::EMFILE) {
         return error;
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one `rlimit` into the buffer of that size.
-    let _ = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    let text = format!("this process has as many open files as it may, {}; raise that number (ulimit -n)", limit.rlim_cur);
-    io::Error::new(error.kind(), text)
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    io::Error::new(error.kind(), format!("this process has as many open files as it may, {limit}; raise that number (ulimit -n)"))
 }
 
 /// Returns a random number that is not zero.
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
-    // SAFETY: the kernel writes at most `len` bytes into the buffer of that length: all of them, being so few.
-    retry(|| unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } as c_int)?;
+    // The kernel gives so few bytes at once.
+    retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
-}
-
-/// Size of a page in bytes.
-pub(crate) fn page_bytes() -> usize {
-    // SAFETY: no pointers are involved.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(bytes).unwrap_or(4096)
 }
 
 /// A shared mapping of a whole file, or zeroed memory of this process; not inherited by a forked child.
@@ -176,19 +153,19 @@ impl Mapping {
 
     /// Takes write access from the first `bytes`; nothing happens where a page is larger than that.
     pub(crate) fn protect_front(&self, bytes: usize) -> io::Result<()> {
-        if bytes % page_bytes() != 0 || bytes > self.len() {
+        if bytes % page_size() != 0 || bytes > self.len() {
             return Ok(());
         }
         // SAFETY: the range lies inside this mapping, and the caller holds no `&mut` into it.
-        cvt(unsafe { libc::mprotect(self.base.as_ptr().cast(), bytes, libc::PROT_READ) }).map(drop)
+        unsafe { mprotect(self.base.as_ptr().cast(), bytes, MprotectFlags::READ) }.map_err(Into::into)
     }
 
     /// Unmaps all but the first page, which stays mapped for the rest of the process's life.
     pub(crate) fn leak_first_page(self) {
-        let keep = page_bytes().min(self.len());
+        let keep = page_size().min(self.len());
         if self.len() > keep && self.is_here() {
             // SAFETY: the range is the tail of this mapping, and `self` is consumed.
-            let _ = unsafe { libc::munmap(self.base.as_ptr().add(keep).cast(), self.len() - keep) };
+            let _ = unsafe { munmap(self.base.as_ptr().add(keep).cast(), self.len() - keep) };
         }
         std::mem::forget(self);
     }

@@ -1,12 +1,12 @@
 //! A region's file before it has its name.
 
-use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, linkat};
 
 use crate::dir::Dir;
 use crate::header::{self, HEADER_BYTES, OWNER_BYTE, TEMPORARY_PREFIX};
@@ -88,18 +88,16 @@ impl Drop for Temporary {
 
 /// Gives `file` the name `to`; `AlreadyExists` if that is taken.
 pub(super) fn link(file: &LockFile, to: PathBuf) -> io::Result<()> {
-    let (from, to) = (sys::path_of(file.as_raw_fd()).into_os_string(), to.into_os_string());
-    let (from, to) = (CString::new(from.into_vec())?, CString::new(to.into_vec())?);
-    // SAFETY: both names are NUL-terminated and outlive the call.
-    sys::cvt(unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) }).map(drop)
+    linkat(CWD, sys::path_of(file.as_raw_fd()), CWD, to, AtFlags::SYMLINK_FOLLOW).map_err(Into::into)
 }
 
 /// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed beyond the end of a full tmpfs, and
 /// a process that touched the memory later would get SIGBUS.
 pub(super) fn allocate(file: &LockFile, user_bytes: usize, path: &Path) -> Result<usize, CreateError> {
-    let fd = file.as_raw_fd();
     let path = || path.to_owned();
-    let no_space = |need| CreateError::NoSpace { path: path(), need, have: sys::free_bytes(fd) };
+    let refused = |source| CreateError::Io { path: path(), source };
+    let file = file.file().map_err(refused)?;
+    let no_space = |need| CreateError::NoSpace { path: path(), need, have: sys::free_bytes(file) };
     let need = (HEADER_BYTES as u64).saturating_add(user_bytes as u64);
     let (Ok(file_bytes), Ok(length)) = (usize::try_from(need), libc::off_t::try_from(need)) else { return Err(no_space(need)) };
     if let Some(limit) = sys::file_size_limit_below(need) {
@@ -107,11 +105,11 @@ pub(super) fn allocate(file: &LockFile, user_bytes: usize, path: &Path) -> Resul
     }
     loop {
         // SAFETY: no pointers are involved.
-        match unsafe { libc::posix_fallocate(fd, 0, length) } {
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
             0 => return Ok(file_bytes),
             libc::EINTR => {}
             libc::ENOSPC | libc::EFBIG => return Err(no_space(need)),
-            code => return Err(CreateError::Io { path: path(), source: io::Error::from_raw_os_error(code) }),
+            code => return Err(refused(io::Error::from_raw_os_error(code))),
         }
     }
 }
