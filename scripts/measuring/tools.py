@@ -51,8 +51,13 @@ def output(command, **options):
     return done.stdout
 
 
-def built(folder, kind, name=None, *, release=True, features=(), workspace=ROOT, beside=None):
-    """Builds a program of the package in `folder` and returns its path: the bin, bench, example or test called `name`, or its unit tests (lib).
+def built(folder, kind, name=None, **options):
+    """Builds a program of the package in `folder` and returns its path: the bin, bench, example or test called `name`, or its unit tests (lib)."""
+    return built_all(folder, kind, [name], **options)[0]
+
+
+def built_all(folder, kind, names, *, release=True, features=(), workspace=ROOT, beside=None):
+    """Builds programs of one kind of the package in `folder` by one run of cargo, and returns their paths in the order of `names`.
 
     Always selects the whole workspace: with `-p`, cargo unifies the features of fewer packages, and builds the dependencies again. A bin that
     is built `beside` a test of this name has the features of the tests, which may have built it already.
@@ -60,22 +65,26 @@ def built(folder, kind, name=None, *, release=True, features=(), workspace=ROOT,
     is_test = beside is not None or kind in ("test", "lib")
     command = ["cargo", "test", "--no-run"] if is_test else ["cargo", "build"]
     command += ["--workspace", "-q", "--locked", "--message-format=json", "--manifest-path", str(workspace / "Cargo.toml")]
-    command += ["--test", beside] if beside else ["--lib"] if kind == "lib" else [f"--{kind}", name]
+    command += ["--test", beside] if beside else ["--lib"] if kind == "lib" else [word for name in names for word in (f"--{kind}", name)]
     command += ["--release"] if release else []
     command += ["--features", ",".join(features)] if features else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise Failure(f"cargo could not build {folder}: {kind} {name or ''}")
-    manifest = str(workspace / folder / "Cargo.toml")
+        raise Failure(f"cargo could not build {folder}: {kind} {' '.join(filter(None, names))}")
+    manifest, found = str(workspace / folder / "Cargo.toml"), {}
     for line in done.stdout.splitlines():
         message = json.loads(line)
         if message["reason"] != "compiler-artifact" or message["manifest_path"] != manifest or not message["executable"]:
             continue
         target = message["target"]
-        is_it = not {"lib", "cdylib"}.isdisjoint(target["kind"]) if kind == "lib" else kind in target["kind"] and name == target["name"]
-        if is_it:
-            return message["executable"]
-    raise Failure(f"cargo built no {kind} {name or ''} of {folder}")
+        if kind == "lib" and not {"lib", "cdylib"}.isdisjoint(target["kind"]):
+            found[None] = message["executable"]
+        elif kind in target["kind"]:
+            found[target["name"]] = message["executable"]
+    for name in names:
+        if name not in found:
+            raise Failure(f"cargo built no {kind} {name or ''} of {folder}")
+    return [found[name] for name in names]
 
 
 def write_json(document, where, table):
