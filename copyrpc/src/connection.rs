@@ -67,18 +67,20 @@ pub(crate) struct Resources {
 
 pub(crate) struct Connection<U> {
     qpn: u32,
-    serial: u64,
+    /// A number that no other connection of this process has.
+    pub(crate) serial: u64,
     core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Box<Mr>>>,
     /// Declared after the queue pair, which READs into it.
     control: ControlMemory,
-    recv_view: RingView,
-    remote: Remote,
+    pub(crate) recv_view: RingView,
+    pub(crate) remote: Remote,
     /// The peer's address of a byte of the send ring, less its address here.
     to_peer: u64,
     inline_limit: u64,
-    raw: RawOperations<U>,
+    /// The operations of the application.
+    pub(crate) raw: RawOperations<U>,
     listing: Listing<Self>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<Self>>,
@@ -218,19 +220,6 @@ impl<U> Connection<U> {
 
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
-    }
-
-    pub(crate) const fn path_mtu(&self) -> u16 {
-        self.remote.path_mtu
-    }
-
-    /// Returns a number that no other connection of this process has.
-    pub(crate) const fn serial(&self) -> u64 {
-        self.serial
-    }
-
-    pub(crate) const fn recv_view(&self) -> &RingView {
-        &self.recv_view
     }
 
     /// Borrows the core, for a call or an answer. No user code runs while it is borrowed.
@@ -567,11 +556,6 @@ impl<U> Connection<U> {
             _ => Read { addr: remote.published_addr, rkey: remote.published_rkey, into },
         };
         qp.post(&read, Signal::Always, user)
-    }
-
-    /// Returns the operations of the application.
-    pub(crate) const fn raw(&self) -> &RawOperations<U> {
-        &self.raw
     }
 
     /// Lets `post` post an operation that uses `memory`, with the given word. The next flush rings the doorbell.

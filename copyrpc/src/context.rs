@@ -538,7 +538,7 @@ impl<U> Inner<U> {
         let mut taken = 0;
         while let Some((connection, name)) = self.worklist.next_request() {
             let request = connection.with_link(|link| link.held(name));
-            let bytes = connection.recv_view().bytes(request.payload());
+            let bytes = connection.recv_view.bytes(request.payload());
             receiver.on_request(&connection, request, bytes);
             taken += 1;
         }

@@ -92,7 +92,7 @@ impl<U> Endpoint<U> {
         match outcome {
             Ok(call) => {
                 self.connection.mark_dirty();
-                Ok(CallToken { connection: self.connection.serial(), call })
+                Ok(CallToken { connection: self.connection.serial, call })
             }
             Err(user_data) => self.make_room_and_call(payload, user_data, response_allowance, deadline_ns),
         }
@@ -112,14 +112,14 @@ impl<U> Endpoint<U> {
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();
         }
-        outcome.map(|call| CallToken { connection: self.connection.serial(), call })
+        outcome.map(|call| CallToken { connection: self.connection.serial, call })
     }
 
     /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has ended, or was made on another
     /// endpoint. The peer is not told, and its reply is dropped; the call's share of ring and credit comes back with that reply. May be
     /// called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
-        if call.connection != self.connection.serial() {
+        if call.connection != self.connection.serial {
             return None;
         }
         let user_data = self.connection.with_link(|link| link.cancel(call.call));
@@ -130,13 +130,13 @@ impl<U> Endpoint<U> {
     /// Returns the maximum request payload in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {
-        self.connection.recv_view().size().max_payload() as usize
+        self.connection.recv_view.size().max_payload() as usize
     }
 
     /// Returns the maximum response allowance in bytes.
     #[must_use]
     pub fn max_response_allowance(&self) -> usize {
-        self.connection.recv_view().size().max_response_allowance() as usize
+        self.connection.recv_view.size().max_response_allowance() as usize
     }
 
     /// Returns the number of calls that have not ended.
@@ -207,7 +207,7 @@ impl<U> Endpoint<U> {
     /// Returns the maximum payload bytes of a packet on the path to the peer: the smaller MTU of the two ends.
     #[must_use]
     pub fn path_mtu(&self) -> u16 {
-        self.connection.path_mtu()
+        self.connection.remote.path_mtu
     }
 
     /// Returns the queue pair number of this end: unique on its device while the endpoint lives.

@@ -37,7 +37,7 @@ impl<U> RecvHandle<U> {
     #[must_use]
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
-        self.connection.recv_view().bytes(self.request().payload())
+        self.connection.recv_view.bytes(self.request().payload())
     }
 
     /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use calls::futures::{self, Calls, Connection, Ended, Refusal};
@@ -11,8 +11,7 @@ use calls::oneshot::lock;
 use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
 use shm::dir::Dir;
 use shm::plain::Plain;
-use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
-use shm::sync::{AtomicBool, Ordering};
+use shm::sleep::{self, Alarm, Sleeper};
 
 use crate::announce::Announce;
 use crate::blocking;
@@ -234,39 +233,6 @@ impl methods::AsyncCaller for AsyncClient<bytes::Client<u64>> {
     }
 }
 
-/// The sleep of the thread, which callers end.
-#[derive(Debug, Default)]
-struct Alarm {
-    is_rung: AtomicBool,
-    sleep: Sleep,
-}
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        // Released with what the caller has posted.
-        self.is_rung.store(true, Ordering::Release);
-        self.sleep.wake();
-    }
-}
-
-impl Watch for &Alarm {
-    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        show(self.sleep.word());
-    }
-
-    fn look(&mut self, _: bool) -> bool {
-        self.is_rung.load(Ordering::Relaxed)
-    }
-
-    fn slice(&mut self) -> Duration {
-        Duration::MAX
-    }
-}
-
 /// The session of the thread.
 struct AsyncConnection<C: Session> {
     client: C,
@@ -324,11 +290,11 @@ impl<C: Session> Connection for AsyncConnection<C> {
         sleep::wait(client.into_iter().chain([&mut alarm as &mut dyn Sleeper]), limit);
         self.is_full = false;
         // The calls posted before the ring are taken after it.
-        self.alarm.is_rung.swap(false, Ordering::Acquire);
+        self.alarm.take();
     }
 
     fn waker(&self) -> Waker {
-        Arc::clone(&self.alarm).into()
+        self.alarm.waker()
     }
 
     fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), AskError> {

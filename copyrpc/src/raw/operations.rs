@@ -70,7 +70,7 @@ impl<U> Endpoint<U> {
     #[must_use]
     #[doc(alias = "raw_rdma_done")]
     pub fn raw_rdma_pending(&self) -> usize {
-        self.connection.raw().len()
+        self.connection.raw.len()
     }
 }
 

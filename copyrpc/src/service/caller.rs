@@ -5,7 +5,6 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use calls::Ending;
 use mlx5::DeviceSpec;
 use rendezvous::Secret;
 use thiserror::Error;
@@ -158,15 +157,7 @@ impl ClientError {
     }
 }
 
-impl Ending for ClientError {
-    fn is_retryable(&self) -> bool {
-        self.is_retryable()
-    }
-
-    fn may_have_executed(&self) -> bool {
-        self.may_have_executed()
-    }
-}
+calls::ending!(ClientError);
 
 /// The device and the connection.
 pub(super) struct Caller {

@@ -14,6 +14,7 @@
 //! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag before the one barrier and checks
 //! everything after it, so W1 and W2 hold for each of its words. Producers do not notice.
 
+mod alarm;
 mod futex;
 mod rest;
 mod watches;
@@ -21,6 +22,7 @@ mod watches;
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, FIRST, LightBarrier, Ordering, heavy_barrier, yield_now};
+pub use alarm::Alarm;
 use futex::Known;
 use rest::RESTING;
 pub use rest::rest;

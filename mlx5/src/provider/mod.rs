@@ -1,6 +1,5 @@
 //! The control path: creates and destroys the objects that the data path then uses without calling the provider.
 
-pub(crate) mod alarm;
 pub(crate) mod control;
 pub(crate) mod null;
 pub(crate) mod parts;

@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use mlx5_hca::cq::SoftCq;
 use mlx5_hca::{CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
-use shm::sleep::{self, Sleeper};
+use shm::sleep::{self, Alarm, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, NullOptions};
 use crate::error::{ConnectError, CreateError, RegisterError};
-use crate::provider::alarm::Alarm;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};

@@ -12,12 +12,12 @@ use mlx5_hca::{
     Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory, SoftOptions, address_of, check,
     check_region, gid_of,
 };
+use shm::sleep::Alarm;
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::CqConfig;
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError};
 use crate::mmio::RegisterKind;
-use crate::provider::alarm::Alarm;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};

@@ -5,10 +5,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use shm::sleep::{Sleep, Watch, Word};
+use shm::sleep::{Alarm, Sleep, Watch, Word};
 use shm::threads::without_signals;
-
-use crate::provider::alarm::Alarm;
 
 /// The thread. Its drop ends it.
 pub(super) struct Arrivals {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use shm::sleep::{Due, POLL_SLICE, Watch};
+use shm::sleep::{Alarm, Due, POLL_SLICE, Watch};
 
 use super::VerbsOptions;
 use super::abi::*;
@@ -20,7 +20,6 @@ use super::numbers::*;
 use super::tables::Objects;
 use crate::address::DeviceKind;
 use crate::provider::Provider;
-use crate::provider::alarm::Alarm;
 use crate::wire::{
     AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
 };

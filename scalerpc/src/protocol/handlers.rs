@@ -324,7 +324,7 @@ impl<'h> Handlers<'h> {
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) {
-        let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
+        let (rpc_type, len) = (request.rpc_type, self.request.len().min(request.len as usize));
         let place = self.table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type).ok();
         let Some((_, action)) = place.and_then(|place| self.table.get_mut(place)) else {
             server.reply(&request, Err(Status::UnknownType), now_ns, out);

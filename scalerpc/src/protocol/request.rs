@@ -29,37 +29,14 @@ pub struct ClientRegions {
 /// A request that a worker has, to be answered by [`Server::reply`](crate::protocol::Server::reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    pub(crate) client: ClientId,
+    /// The client.
+    pub client: ClientId,
     pub(crate) generation: u32,
     pub(crate) id: ReqId,
-    pub(crate) rpc_type: u16,
-    pub(crate) len: u32,
+    /// The number of its handler.
+    pub rpc_type: u16,
+    /// Payload bytes.
+    pub len: u32,
     /// Buffer of its response; `None` while the request is held.
     pub(crate) buffer: Option<Buffer>,
-}
-
-impl Request {
-    /// Returns the number of its handler.
-    #[must_use]
-    pub const fn rpc_type(&self) -> u16 {
-        self.rpc_type
-    }
-
-    /// Returns the client.
-    #[must_use]
-    pub const fn client(&self) -> ClientId {
-        self.client
-    }
-
-    /// Returns the payload bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len as usize
-    }
-
-    /// Returns whether the payload has no bytes.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use calls::{Ending, methods};
+use calls::methods;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use rendezvous::Secret;
 use thiserror::Error;
@@ -90,15 +90,7 @@ impl ClientError {
     }
 }
 
-impl Ending for ClientError {
-    fn is_retryable(&self) -> bool {
-        self.is_retryable()
-    }
-
-    fn may_have_executed(&self) -> bool {
-        self.may_have_executed()
-    }
-}
+calls::ending!(ClientError);
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
@@ -337,6 +329,8 @@ fn may_pass(error: &ClientError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use calls::Ending;
+
     use super::*;
 
     /// Every variant, with the two answers.

@@ -73,7 +73,7 @@ impl<M: Memory> Server<M> {
         let buffer = Some(self.buffers.allocate()?);
         let Queued { request, zone, trailer_at } = self.dispatch.pop_front()?;
         let request = Request { buffer, ..request };
-        let (payload, len) = (request.len(), request.len().min(into.len()));
+        let (payload, len) = (request.len as usize, into.len().min(request.len as usize));
         self.memory.pools.read(trailer_at - payload, &mut into[..len]);
         self.unpin(zone);
         Some(request)

@@ -135,7 +135,7 @@ fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refu
     world.poll_server();
     let (mut ops, mut into) = (Vec::new(), vec![0; max]);
     let request = world.server.take(&mut into).unwrap();
-    assert_eq!((request.len(), into == payload), (max, true));
+    assert_eq!((request.len as usize, into == payload), (max, true));
     assert!(world.server.reply(&request, Ok(&into), 0, &mut ops));
     let side = &mut world.sides[0];
     side.to_client.extend(ops.drain(..));

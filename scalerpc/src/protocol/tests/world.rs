@@ -232,7 +232,7 @@ impl World {
 
     /// Lets a server that stops tell the clients of which no worker has a request.
     pub(super) fn dismiss(&mut self) {
-        self.server.dismiss(|client| self.working.iter().any(|(request, _)| request.client() == client), &mut self.ops);
+        self.server.dismiss(|client| self.working.iter().any(|(request, _)| request.client == client), &mut self.ops);
         self.distribute();
     }
 
@@ -240,8 +240,8 @@ impl World {
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];
         let Some(request) = self.server.take(&mut payload) else { return false };
-        let bytes = self.count_run(&payload[..request.len()]);
-        assert_eq!(self.sides[usize::from(bytes[0])].id, request.client(), "served as whose it is");
+        let bytes = self.count_run(&payload[..request.len as usize]);
+        assert_eq!(self.sides[usize::from(bytes[0])].id, request.client, "served as whose it is");
         self.working.push_back((request, bytes));
         self.distribute();
         true

@@ -1,18 +1,21 @@
-//! Ends the sleep of a device's thread from another thread: a flag, and the word or descriptor that the thread sleeps on.
+//! Ends the sleep of one thread from any other: a flag, and the word or descriptor that the thread sleeps on.
 
-use core::sync::atomic::{AtomicBool, Ordering};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
-use shm::sleep::{Sleep, Watch, Word};
+use super::{Sleep, Watch, Word};
+use crate::sync::{AtomicBool, Ordering};
 
+/// The alarm of a thread that sleeps on it, among others, until it is rung: through its [`waker`](Self::waker), from any thread.
+///
 /// | word | writer | reader | pairing |
 /// |---|---|---|---|
-/// | `is_rung` | any thread, to `true`; the device's thread, to `false` | the device's thread | Release and Acquire: a woken thread sees the stores before the ring. Both accesses are read-modify-writes, so a ring that finds the flag set merges with the earlier ring |
+/// | `is_rung` | any thread, to `true`; the sleeper, to `false` | the sleeper | Release and Acquire: a woken thread sees the stores before the ring. Both accesses are read-modify-writes, so a ring that finds the flag set merges with the earlier ring |
 #[derive(Debug, Default)]
-pub(crate) struct Alarm {
+pub struct Alarm {
     is_rung: AtomicBool,
     sleep: Sleep,
     /// An eventfd(2), for a thread that sleeps in poll(2).
@@ -20,11 +23,11 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// Makes an alarm for a thread that sleeps on descriptors.
+    /// Makes an alarm with a descriptor too, for a thread that sleeps in poll(2).
     ///
     /// # Errors
     /// No descriptor is free.
-    pub(crate) fn with_descriptor() -> io::Result<Self> {
+    pub fn with_descriptor() -> io::Result<Self> {
         // SAFETY: plain numbers; no other code has the descriptor.
         let descriptor = unsafe {
             match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
@@ -36,12 +39,13 @@ impl Alarm {
     }
 
     /// Returns the descriptor, which is readable from a ring until [`take`](Self::take).
-    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+    #[must_use]
+    pub fn descriptor(&self) -> Option<RawFd> {
         self.descriptor.as_ref().map(OwnedFd::as_raw_fd)
     }
 
     /// Returns whether the alarm was rung since the last call.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         let is_rung = self.is_rung.swap(false, Ordering::AcqRel);
         if let (true, Some(fd)) = (is_rung, self.descriptor()) {
             let mut rings = 0u64;
@@ -52,7 +56,9 @@ impl Alarm {
         is_rung
     }
 
-    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+    /// Returns a waker that rings the alarm.
+    #[must_use]
+    pub fn waker(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
     }
 }
@@ -83,5 +89,9 @@ impl Watch for &Alarm {
 
     fn look(&mut self, _is_told: bool) -> bool {
         self.is_rung.load(Ordering::Acquire)
+    }
+
+    fn slice(&mut self) -> Duration {
+        Duration::MAX
     }
 }
