@@ -388,6 +388,7 @@ fn answer_caller(
 }
 
 /// Answers a client that called this server, with an error if there is no response. A client that is gone needs no answer.
+#[inline(always)]
 fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W>, token: ipc::Token, response: Option<Response>) {
     match response {
         Some(response) => drop(server.reply(token, response)),

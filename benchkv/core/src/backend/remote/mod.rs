@@ -326,7 +326,7 @@ impl<C> Remote<C> {
     }
 
     /// Sends a request through a link, after those that wait.
-    #[inline]
+    #[inline(always)]
     pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
