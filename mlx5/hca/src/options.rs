@@ -4,6 +4,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use mlx5_wire::AddressVector;
+use rustix::process::{Resource, getrlimit};
 
 use crate::packets::options::RoceOptions;
 use crate::shared::layout::vf_of;
@@ -141,11 +142,9 @@ pub struct SoftOptions {
 fn default_arena_bytes() -> usize {
     const SHARE: u64 = 16;
     const PAGE: u64 = 2 << 20;
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
-    // SAFETY: the kernel writes one `rlimit` into the live value; if it refuses, there is no limit.
-    let _ = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
     // At least a page, so that a process without address space gets an error.
-    (limit.rlim_cur / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
+    (limit / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
 }
 
 impl Default for SoftOptions {

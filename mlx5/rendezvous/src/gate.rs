@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -62,8 +61,7 @@ impl<A> Gate<A> {
     pub fn bind(address: impl ToSocketAddrs, options: GateOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         // The standard library lets 128 wait, and the system makes others retry for seconds.
-        // SAFETY: plain numbers, of a socket that already listens.
-        let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
+        let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true)?;
         Ok(Self::over(listener, options))
     }

@@ -3,8 +3,11 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+
+use rustix::event::{Timespec, epoll};
 
 use crate::events::Peer;
 
@@ -29,23 +32,15 @@ impl Lifelines {
     /// # Errors
     /// The errors of epoll_create1(2).
     pub fn new(max: usize) -> io::Result<Self> {
-        // SAFETY: a plain number; no other code has the descriptor.
-        let epoll = unsafe {
-            match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
-                -1 => return Err(io::Error::last_os_error()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
-        Ok(Self { epoll, sockets: HashMap::new(), max })
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, sockets: HashMap::new(), max })
     }
 
     /// Keeps the socket of a peer, or closes it if there is no room. The system may have no room for it; then [`ended`](Self::ended) does not
     /// return the peer.
     pub fn add(&mut self, peer: Peer, stream: TcpStream) {
         if self.sockets.len() < self.max {
-            let mut event = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLONESHOT) as u32, u64: peer.number };
-            // SAFETY: two open descriptors and a structure that lives during the call.
-            let _ = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, stream.as_raw_fd(), &raw mut event) };
+            let end = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
+            let _ = epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(peer.number), end);
             self.sockets.insert(peer.number, stream);
         }
     }
@@ -63,16 +58,10 @@ impl Lifelines {
 
     /// Closes sockets that their peers have closed. Returns the numbers of these peers.
     pub fn ended(&mut self) -> Vec<u64> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; ENDS_PER_CALL];
-        // SAFETY: room for this number of events; the call does not wait.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), ENDS_PER_CALL as i32, 0) };
+        let mut events = [MaybeUninit::uninit(); ENDS_PER_CALL];
+        let (ended, _) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or_default();
         // A forked child may keep a socket that was closed here.
-        events
-            .into_iter()
-            .take(count.max(0) as usize)
-            .map(|event| event.u64)
-            .filter(|number| self.sockets.remove(number).is_some())
-            .collect()
+        ended.iter().map(|event| event.data.u64()).filter(|number| self.sockets.remove(number).is_some()).collect()
     }
 }
 

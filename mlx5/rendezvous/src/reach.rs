@@ -94,6 +94,8 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+    use rustix::io::Errno;
+
     use super::*;
 
     /// A port of a loopback address that nothing else uses: a port that is left may be given to another listener at once.
@@ -106,9 +108,9 @@ mod tests {
     /// A reset comes from a server that is restarted while the client connects.
     #[test]
     fn a_server_that_refuses_or_resets_may_listen_soon() {
-        let errors = [(libc::ECONNREFUSED, true), (libc::ECONNRESET, true), (libc::ENETUNREACH, false), (libc::ETIMEDOUT, false)];
+        let errors = [(Errno::CONNREFUSED, true), (Errno::CONNRESET, true), (Errno::NETUNREACH, false), (Errno::TIMEDOUT, false)];
         for (error, expected) in errors {
-            assert_eq!(may_listen(&io::Error::from_raw_os_error(error)), expected, "{error}");
+            assert_eq!(may_listen(&error.into()), expected, "{error}");
         }
     }
 
@@ -134,8 +136,7 @@ mod tests {
     /// A listener that answers no client: it has room for one connection, which the stream takes.
     fn black_hole() -> (TcpListener, TcpStream) {
         let listener = TcpListener::bind("127.19.0.1:0").unwrap();
-        // SAFETY: plain numbers, of a socket that already listens.
-        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&listener), 0) }, 0);
+        rustix::net::listen(&listener, 0).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (listener, stream)
     }

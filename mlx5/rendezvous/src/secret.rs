@@ -13,6 +13,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
+use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 
 use crate::pieces::Incoming;
@@ -148,9 +149,9 @@ fn received(bytes: &[u8; BYTES]) -> Result<Field, RecordError> {
 
 fn challenge() -> io::Result<Field> {
     let mut bytes = [0; FIELD_BYTES];
-    // SAFETY: the buffer has that many bytes. The system gives as many at once, as they are fewer than 256.
-    let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), FIELD_BYTES, 0) };
-    if count == FIELD_BYTES as isize { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+    // The system gives as many at once, as they are fewer than 256.
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -26,8 +26,7 @@ use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
 /// Returns the user with whose processes this one shares memory.
 fn own_user() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Hop limit of datagrams.

@@ -1,12 +1,18 @@
 //! Ends a sleep on words when the device has an event: a thread waits for events on the completion channel.
 
+use core::mem::MaybeUninit;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 use shm::sleep::{Alarm, Sleep, Watch, Word};
 use shm::threads::without_signals;
+
+/// The number of events of the alarm; those of the channel have 0.
+const END: u64 = 1;
 
 /// The thread. Its drop ends it.
 pub(super) struct Arrivals {
@@ -17,15 +23,12 @@ pub(super) struct Arrivals {
 
 impl Arrivals {
     /// Starts the thread, for the events of this channel.
-    pub(super) fn of(channel: RawFd) -> io::Result<Self> {
+    pub(super) fn of(channel: BorrowedFd<'_>) -> io::Result<Self> {
         let (sleep, end) = (Arc::<Sleep>::default(), Arc::new(Alarm::with_descriptor()?));
-        // SAFETY: plain numbers; no other code has the descriptor.
-        let epoll = unsafe { OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
-        for (number, fd) in [(0, Some(channel)), (1, end.descriptor())] {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        for (fd, number) in [Some(channel), end.descriptor()].into_iter().flatten().zip([0, END]) {
             // Edges: the events stay in the channel until the thread of the device takes them.
-            let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: number };
-            // SAFETY: the descriptors are open, and the event lives through the call.
-            check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.unwrap_or(-1), &raw mut event) })?;
+            epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN | EventFlags::ET)?;
         }
         let word = Arc::clone(&sleep);
         let thread = without_signals(|| Builder::new().name("mlx5-events".to_owned()).spawn(move || wake(&epoll, &word)))?;
@@ -47,19 +50,14 @@ impl Drop for Arrivals {
 
 /// Wakes the sleeper at each event, until the end.
 fn wake(epoll: &OwnedFd, sleep: &Sleep) {
-    let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: room for one event.
-    while event.u64 == 0 && (unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, -1) } >= 0 || is_interrupted()) {
-        sleep.wake();
+    let mut room = [MaybeUninit::uninit()];
+    loop {
+        match epoll::wait(epoll, &mut room, None) {
+            Ok(([event], _)) if event.data.u64() == END => return,
+            Ok(_) | Err(Errno::INTR) => sleep.wake(),
+            Err(_) => return,
+        }
     }
-}
-
-fn is_interrupted() -> bool {
-    io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-}
-
-fn check(result: i32) -> io::Result<i32> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// All queues of the device, armed for a sleep. The sleeper checks the queues itself, as after any arming, because an event is only a

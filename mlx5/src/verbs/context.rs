@@ -4,10 +4,12 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::cell::{Cell, OnceCell, RefCell};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shm::sleep::{Alarm, Due, POLL_SLICE, Watch};
 
 use super::VerbsOptions;
@@ -78,7 +80,7 @@ impl Context {
         let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
-        let alarm = Arc::new(Alarm::with_descriptor().map_err(|_| CallError::last("eventfd"))?);
+        let alarm = Arc::new(Alarm::with_descriptor().map_err(|error| CallError::new("eventfd", error.raw_os_error().unwrap_or(0)))?);
         Ok(Self {
             device,
             port,
@@ -98,6 +100,11 @@ impl Context {
         self.channel.as_ptr()
     }
 
+    fn channel_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
     /// Returns whether the device has atomics of any kind (`IBV_ATOMIC_NONE` is 0).
     pub(crate) fn has_atomics(&self) -> bool {
         self.attr.atomic_cap != 0
@@ -105,9 +112,7 @@ impl Context {
 
     /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
-        // SAFETY: the channel is alive.
-        let start = || Arrivals::of(unsafe { self.channel.as_ref() }.fd).ok();
-        match self.arrivals.get_or_init(start) {
+        match self.arrivals.get_or_init(|| Arrivals::of(self.channel_fd()).ok()) {
             Some(arrivals) => then(&mut arrivals.watch(arm)),
             None => then(&mut Due(POLL_SLICE)),
         }
@@ -132,14 +137,10 @@ impl Context {
 
     /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
     fn has_event(&self, left: Option<Duration>) -> bool {
-        // SAFETY: the channel is alive.
-        let fd = unsafe { self.channel.as_ref() }.fd;
-        // poll(2) ignores negative descriptors.
-        let mut polled = [fd, self.alarm.descriptor().unwrap_or(-1)].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        // Rounded up, so that a remainder below 1 ms does not become a busy loop.
-        let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
-        // SAFETY: two entries of a local array.
-        unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) > 0 && polled[0].revents != 0 }
+        let channel = self.channel_fd();
+        let mut polled = [channel, self.alarm.descriptor().unwrap_or(channel)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        poll(&mut polled, timeout.as_ref()).is_ok() && !polled[0].revents().is_empty()
     }
 
     /// Takes one event. The channel must have one.

@@ -3,7 +3,10 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 use std::net::Ipv6Addr;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::abi::*;
 use super::error::{CallError, PortState, VerbsError};
@@ -208,12 +211,10 @@ impl Opened {
 
     /// Makes a request for an asynchronous event fail from now on if there is none.
     pub(crate) fn never_wait_for_async_events(&self) -> Result<(), CallError> {
-        // SAFETY: the descriptor of an open device; plain numbers.
-        let result = unsafe {
-            let fd = (*self.context()).async_fd;
-            libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK)
-        };
-        if result < 0 { Err(CallError::last("fcntl, of asynchronous events")) } else { Ok(()) }
+        // SAFETY: the descriptor of an open device.
+        let fd = unsafe { BorrowedFd::borrow_raw((*self.context()).async_fd) };
+        let set = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+        set.map_err(|errno| CallError::new("fcntl, of asynchronous events", errno.raw_os_error()))
     }
 
     /// Returns the number of completion vectors; a device has at least one.

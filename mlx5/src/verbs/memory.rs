@@ -2,6 +2,8 @@
 
 use core::ptr::NonNull;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::abi::ibv_mr;
 use super::context::Context;
 use super::error::CallError;
@@ -103,13 +105,7 @@ fn refusal(error: CallError, bytes: usize) -> CallError {
 
 /// Returns the limit as `ulimit -l` prints it.
 fn memlock_limit() -> String {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the answer is a local variable.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
-        0 if limit.rlim_cur == libc::RLIM_INFINITY => "unlimited".to_owned(),
-        0 => format!("{} KiB", limit.rlim_cur / 1024),
-        _ => "unknown".to_owned(),
-    }
+    getrlimit(Resource::Memlock).current.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes / 1024))
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Ends the sleep of one thread from any other: a flag, and the word or descriptor that the thread sleeps on.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
 
 use super::{Sleep, Watch, Word};
 use crate::sync::{AtomicBool, Ordering};
@@ -28,30 +31,22 @@ impl Alarm {
     /// # Errors
     /// No descriptor is free.
     pub fn with_descriptor() -> io::Result<Self> {
-        // SAFETY: plain numbers; no other code has the descriptor.
-        let descriptor = unsafe {
-            match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-                -1 => return Err(io::Error::last_os_error()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { descriptor: Some(descriptor), ..Self::default() })
     }
 
     /// Returns the descriptor, which is readable from a ring until [`take`](Self::take).
     #[must_use]
-    pub fn descriptor(&self) -> Option<RawFd> {
-        self.descriptor.as_ref().map(OwnedFd::as_raw_fd)
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns whether the alarm was rung since the last call.
     pub fn take(&self) -> bool {
         let is_rung = self.is_rung.swap(false, Ordering::AcqRel);
         if let (true, Some(fd)) = (is_rung, self.descriptor()) {
-            let mut rings = 0u64;
             // If the ring has not yet written the descriptor, the next sleep ends early.
-            // SAFETY: room for the counter.
-            unsafe { libc::read(fd, (&raw mut rings).cast(), size_of::<u64>()) };
+            let _ = read(fd, &mut [0; size_of::<u64>()]);
         }
         is_rung
     }
@@ -74,13 +69,10 @@ impl Wake for Alarm {
         }
         self.sleep.wake();
         if let Some(fd) = self.descriptor() {
-            // SAFETY: 8 bytes.
-            unsafe { libc::write(fd, (&raw const ONE).cast(), size_of::<u64>()) };
+            let _ = write(fd, &1_u64.to_ne_bytes());
         }
     }
 }
-
-static ONE: u64 = 1;
 
 impl Watch for &Alarm {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 
 use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
 
@@ -17,7 +19,7 @@ const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
 /// Packets of a batch.
 pub(crate) const BATCH: usize = 64;
 /// Requested size of the socket's buffers, in bytes; the kernel gives at most its `rmem_max` and `wmem_max`.
-const BUFFER_BYTES: libc::c_int = 4 << 20;
+const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes of IP and UDP headers of a packet.
 const IPV4_AND_UDP: u32 = 28;
 const IPV6_AND_UDP: u32 = 48;
@@ -156,25 +158,21 @@ impl Udp {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_nonblocking(true)?;
-        let udp = Self(socket);
         if address.is_ipv4() {
-            udp.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
         } else {
-            udp.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
+            let (fd, on) = (socket.as_raw_fd(), 1_u32);
             // The kernel's RoCE sends no UDP checksum.
-            udp.set(libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+            // SAFETY: the kernel reads one integer, of 4 bytes.
+            if unsafe { libc::setsockopt(fd, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, (&raw const on).cast(), 4) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
         // Without larger buffers packets are lost sooner.
-        let _ = udp.set(libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER_BYTES);
-        let _ = udp.set(libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER_BYTES);
-        Ok(udp)
-    }
-
-    fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        let len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel reads one integer.
-        let result = unsafe { libc::setsockopt(self.0.as_raw_fd(), level, option, (&raw const value).cast(), len) };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES);
+        let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
+        Ok(Self(socket))
     }
 
     pub(crate) fn local(&self) -> io::Result<SocketAddr> {
@@ -202,9 +200,7 @@ impl Udp {
 
     /// Returns whether packets have arrived.
     pub(crate) fn is_readable(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, which lives.
-        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
     }
 
     /// Receives packets, at least one if there is one, and at most twice as many as the last time: while the kernel looks for a

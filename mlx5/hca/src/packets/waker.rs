@@ -1,35 +1,27 @@
 //! Ends a sleep on words when packets arrive: a thread waits for them with epoll(7).
 
+use core::mem::MaybeUninit;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use shm::sleep::{Sleep, Word};
 use shm::threads::without_signals;
 
-const SOCKET: u64 = 0;
-const END: u64 = 1;
+const SOCKET: EventData = EventData::new_u64(0);
+const END: EventData = EventData::new_u64(1);
 
 /// The thread. Its drop ends it.
 pub(crate) struct Waker {
     sleep: Arc<Sleep>,
     epoll: Arc<OwnedFd>,
-    socket: RawFd,
+    socket: BorrowedFd<'static>,
     end: OwnedFd,
     thread: Option<JoinHandle<()>>,
-}
-
-fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: a new descriptor, which no other code has.
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
-}
-
-fn control(epoll: &OwnedFd, operation: libc::c_int, fd: RawFd, events: libc::c_int, number: u64) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: events as u32, u64: number };
-    // SAFETY: the descriptors are open, and the event lives through the call.
-    let result = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd, &raw mut event) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Waker {
@@ -38,10 +30,11 @@ impl Waker {
     /// # Errors
     /// There is no descriptor or thread left.
     pub(crate) fn start(socket: RawFd) -> io::Result<Self> {
-        // SAFETY: plain numbers.
-        let (epoll, end) = unsafe { (owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?, owned(libc::eventfd(0, libc::EFD_CLOEXEC))?) };
-        control(&epoll, libc::EPOLL_CTL_ADD, socket, 0, SOCKET)?;
-        control(&epoll, libc::EPOLL_CTL_ADD, end.as_raw_fd(), libc::EPOLLIN, END)?;
+        // SAFETY: open until the waker is gone.
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+        let (epoll, end) = (epoll::create(CreateFlags::CLOEXEC)?, eventfd(0, EventfdFlags::CLOEXEC)?);
+        epoll::add(&epoll, socket, SOCKET, EventFlags::empty())?;
+        epoll::add(&epoll, &end, END, EventFlags::IN)?;
         let (sleep, epoll) = (Arc::<Sleep>::default(), Arc::new(epoll));
         let (word, events) = (Arc::clone(&sleep), Arc::clone(&epoll));
         let thread = without_signals(|| Builder::new().name("mlx5-packets".to_owned()).spawn(move || wake(&events, &word)))?;
@@ -51,7 +44,7 @@ impl Waker {
     /// Makes the next packet, or one that waits, wake the sleeper once.
     pub(crate) fn arm(&self) {
         // It was added, so this cannot fail.
-        let _ = control(&self.epoll, libc::EPOLL_CTL_MOD, self.socket, libc::EPOLLIN | libc::EPOLLONESHOT, SOCKET);
+        let _ = epoll::modify(&self.epoll, self.socket, SOCKET, EventFlags::IN | EventFlags::ONESHOT);
     }
 
     pub(crate) fn word(&self) -> Word<'_> {
@@ -61,23 +54,19 @@ impl Waker {
 
 impl Drop for Waker {
     fn drop(&mut self) {
-        let one = 1_u64;
-        // SAFETY: the kernel reads the number.
-        unsafe { libc::write(self.end.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
         drop(self.thread.take().map(JoinHandle::join));
     }
 }
 
 /// Wakes the sleeper at each event, until the end.
 fn wake(epoll: &OwnedFd, sleep: &Sleep) {
-    let mut event = libc::epoll_event { events: 0, u64: SOCKET };
+    let mut room = [MaybeUninit::uninit()];
     loop {
-        // SAFETY: room for one event.
-        let count = unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, -1) };
-        let is_interrupted = count < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-        if event.u64 == END || count < 0 && !is_interrupted {
-            return;
+        match epoll::wait(epoll, &mut room, None) {
+            Ok(([event], _)) if event.data.u64() == END.u64() => return,
+            Ok(_) | Err(Errno::INTR) => sleep.wake(),
+            Err(_) => return,
         }
-        sleep.wake();
     }
 }
