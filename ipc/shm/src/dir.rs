@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Access, AtFlags, FlockOperation, OFlags, accessat, flock};
+use rustix::fs::{Access, AtFlags, FlockOperation, accessat, flock};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::clock::Clock;
@@ -118,11 +118,11 @@ impl Dir {
         };
         let io_error = |source| DirError::Io { path: path.clone(), source };
         // `O_PATH`, so that the owner of a directory that this user may not read can be named.
-        let opened = sys::open_path(&path, OFlags::DIRECTORY | OFlags::NOFOLLOW);
-        let fd = opened.map_err(|error| match error {
-            Errno::NOENT => DirError::Missing(path.clone()),
-            Errno::NOTDIR | Errno::LOOP => DirError::NotADirectory(path.clone()),
-            error => io_error(error.into()),
+        let opened = sys::open_path(&path, libc::O_DIRECTORY | libc::O_NOFOLLOW);
+        let fd = opened.map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOENT) => DirError::Missing(path.clone()),
+            Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path.clone()),
+            _ => io_error(source),
         })?;
         let metadata = fd.metadata().map_err(io_error)?;
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);

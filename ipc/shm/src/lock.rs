@@ -102,7 +102,7 @@ impl LockFile {
     /// Opens the regular file at `path` for reading and writing, or shares this process's descriptor of it. A symbolic link is an error
     /// (`ELOOP`), as is any other kind of file (`EINVAL`).
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let seen = sys::open_path(path, rustix::fs::OFlags::NOFOLLOW)?;
+        let seen = sys::open_path(path, libc::O_NOFOLLOW)?;
         let metadata = seen.metadata()?;
         match metadata.file_type() {
             kind if kind.is_file() => {}

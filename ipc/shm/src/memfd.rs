@@ -3,16 +3,17 @@
 //! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, cannot
 //! be truncated under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
@@ -185,13 +186,11 @@ impl Memfd {
         if let Some(limit) = sys::file_size_limit_below(need) {
             return Err(MemfdCreateError::FileLimit { need, limit });
         }
-        let refused = |call| move |error: io::Error| MemfdCreateError::Io { call, source: sys::explain(error) };
-        let denied = |call| move |error: Errno| refused(call)(error.into());
+        let refused = |call| move |error| MemfdCreateError::Io { call, source: sys::explain(error) };
         let token = sys::random_nonzero().map_err(refused("getrandom"))?;
-        let fd = memfd_create(memfd_name(purpose, token), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
-        let fd = File::from(fd.map_err(denied("memfd_create"))?);
+        let fd = new_memfd(&memfd_name(purpose, token)).map_err(refused("memfd_create"))?;
         fd.set_len(need).map_err(refused("ftruncate"))?;
-        fcntl_add_seals(&fd, SEALS).map_err(denied("fcntl(F_ADD_SEALS)"))?;
+        fcntl_add_seals(&fd, SEALS).map_err(|error| refused("fcntl(F_ADD_SEALS)")(error.into()))?;
         let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
             _ => refused("mmap or madvise")(error),
@@ -211,11 +210,11 @@ impl Memfd {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
         // The file is examined through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
         // would drop the locks, see `crate::lock`.
-        let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), OFlags::empty());
-        let path = path.map_err(|error| match error {
-            Errno::NOENT | Errno::SRCH => MemfdAttachError::NotFound(*id),
-            Errno::ACCESS | Errno::PERM => MemfdAttachError::Permission(*id),
-            error => MemfdAttachError::Io(sys::explain(error)),
+        let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), 0);
+        let path = path.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
+            Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),
+            _ => MemfdAttachError::Io(sys::explain(error)),
         })?;
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale(*id));
@@ -332,6 +331,15 @@ impl Memfd {
 fn memfd_name(purpose: &str, token: u64) -> String {
     let purpose: String = purpose.chars().filter(char::is_ascii_alphanumeric).take(32).collect();
     format!("copyrpc-{purpose}-{token:016x}")
+}
+
+/// Makes a memfd by the function of the C library, which programs that run others interpose.
+fn new_memfd(name: &str) -> io::Result<File> {
+    let name = CString::new(name)?;
+    // SAFETY: the name is NUL-terminated and outlives the call.
+    let fd = sys::retry(|| unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    // SAFETY: the call just returned this descriptor and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.

@@ -16,6 +16,7 @@
 
 mod alarm;
 mod futex;
+mod notifier;
 mod rest;
 mod watches;
 
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use crate::sync::{AtomicU32, FIRST, LightBarrier, Ordering, heavy_barrier, yield_now};
 pub use alarm::Alarm;
 use futex::Known;
+pub use notifier::Notifier;
 use rest::RESTING;
 pub use rest::rest;
 pub use watches::{Due, Listener, Look};

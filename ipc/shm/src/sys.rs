@@ -1,17 +1,17 @@
 //! The few system calls that `std` does not offer, each wrapped once.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::retry_on_intr;
 use rustix::mm::{MprotectFlags, mprotect, munmap};
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
@@ -31,9 +31,14 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
 /// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it drops no lock of this process on the
 /// file.
 ///
-/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself.
-pub(crate) fn open_path(path: &Path, flags: OFlags) -> Result<File, Errno> {
-    retry_on_intr(|| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())).map(File::from)
+/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself. By the function of the C
+/// library, which programs that run others interpose.
+pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    let fd = retry(|| unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) })?;
+    // SAFETY: the call just returned this descriptor and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Returns the path that reaches the file behind a descriptor, and no other inode.
@@ -75,8 +80,7 @@ pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
 }
 
 /// Returns the error of a system call, with a remedy if no descriptor was left.
-pub(crate) fn explain(error: impl Into<io::Error>) -> io::Error {
-    let error = error.into();
+pub(crate) fn explain(error: io::Error) -> io::Error {
     if error.raw_os_error() != Some(libc::EMFILE) {
         return error;
     }

@@ -10,11 +10,10 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use shm::sleep::{Alarm, Due, POLL_SLICE, Watch};
+use shm::sleep::{Alarm, Due, Notifier, POLL_SLICE, Watch, Word};
 
 use super::VerbsOptions;
 use super::abi::*;
-use super::arrivals::Arrivals;
 use super::device::{List, Opened, Port};
 use super::error::{CallError, VerbsError};
 use super::library::Api;
@@ -43,15 +42,35 @@ pub(crate) struct Context {
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
     /// Started for the first sleep on words; `None` if no thread could be started.
-    arrivals: OnceCell<Option<Arrivals>>,
+    arrivals: OnceCell<Option<Notifier>>,
     /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
 }
 
+/// All queues of the device, armed for a sleep by `arm`, which takes the events before. The sleeper checks the queues itself, as after any
+/// arming, because an event is only a reason to check.
+struct Armed<'a, F> {
+    arm: F,
+    arrivals: &'a Notifier,
+}
+
+impl<F: FnMut()> Watch for Armed<'_, F> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.arrivals.word());
+    }
+
+    fn arm(&mut self) {
+        (self.arm)();
+        self.arrivals.arm();
+    }
+
+    fn look(&mut self, _is_told: bool) -> bool {
+        false
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
-        // The thread uses the channel.
-        self.arrivals.take();
         // SAFETY: no completion queue uses the channel any more: every object made from this device keeps the device open.
         unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
@@ -112,8 +131,8 @@ impl Context {
 
     /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
-        match self.arrivals.get_or_init(|| Arrivals::of(self.channel_fd()).ok()) {
-            Some(arrivals) => then(&mut arrivals.watch(arm)),
+        match self.arrivals.get_or_init(|| Notifier::start("mlx5-events", self.channel_fd()).ok()) {
+            Some(arrivals) => then(&mut Armed { arm, arrivals }),
             None => then(&mut Due(POLL_SLICE)),
         }
     }

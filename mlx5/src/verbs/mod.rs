@@ -4,12 +4,11 @@
 //! (`mlx5dv_init_obj`). `docs/hardware.md` states the requirements of the machine.
 //!
 //! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`: the errors, with advice.
-//! - `device`: finding a device, its port and its GID. `context`: an open device and its events. `arrivals`: sleeps that these
-//!   events end.
+//! - `device`: finding a device, its port and its GID. `context`: an open device, its events, and sleeps that
+//!   these end.
 //! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and addresses.
 
 mod abi;
-mod arrivals;
 mod connect;
 mod context;
 mod device;

@@ -2,7 +2,7 @@
 //!
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no memory (InfiniBand Architecture
 //!   Specification, volume 1, chapter 9, "Reliable Service"). `message`: what both count.
-//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes and decodes packets. `options`: its options. `udp`: the socket. `interface`: addresses of this host. `waker`: ends sleeps. `pcap`: a capture.
+//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes and decodes packets. `options`: its options. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it, says which packet is to be sent next, and learns from
 //! responses and from the time which ones arrived. A [`Responder`](responder::Responder) executes the packets of the other end once and in order, on memory and
@@ -35,7 +35,6 @@ mod requester;
 mod responder;
 pub(crate) mod run;
 pub(crate) mod udp;
-mod waker;
 
 #[cfg(test)]
 mod tests;

@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
+use shm::sleep::Notifier;
 
 use super::interface::gid_of;
 use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
-use super::waker::Waker;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
@@ -43,8 +43,8 @@ pub struct PacketCounters {
 
 /// The port of a device on the wire.
 pub(crate) struct WirePort {
-    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be started. Before the socket, which it uses.
-    waker: Option<Option<Waker>>,
+    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be started.
+    waker: Option<Option<Notifier>>,
     udp: Udp,
     /// The address that packets come from, with the port.
     own: SocketAddr,
@@ -156,9 +156,8 @@ impl WirePort {
     }
 
     /// Returns the thread that ends sleeps, which the first call starts.
-    pub(crate) fn waker(&mut self) -> Option<&Waker> {
-        let socket = self.udp.fd();
-        self.waker.get_or_insert_with(|| Waker::start(socket).ok()).as_ref()
+    pub(crate) fn waker(&mut self) -> Option<&Notifier> {
+        self.waker.get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok()).as_ref()
     }
 
     /// Returns whether packets have arrived.

@@ -148,7 +148,7 @@ impl Packets {
 
 /// A UDP socket.
 #[derive(Debug)]
-pub(crate) struct Udp(UdpSocket);
+pub(crate) struct Udp(pub(crate) UdpSocket);
 
 impl Udp {
     /// Binds a socket to this address.
@@ -194,7 +194,7 @@ impl Udp {
         Ok(unsafe { request.ifr_ifru.ifru_mtu }.unsigned_abs())
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
+    fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 

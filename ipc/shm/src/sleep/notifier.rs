@@ -1,0 +1,75 @@
+//! Ends a sleep on words when a descriptor becomes readable: a thread waits for it with epoll(7).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, write};
+
+use super::{Sleep, Word};
+use crate::threads::without_signals;
+
+/// The number of the events of the end; those of the descriptor have 0.
+const END: u64 = 1;
+
+/// A thread that wakes one sleeper. Its drop ends the thread. It takes three descriptors.
+#[derive(Debug)]
+pub struct Notifier {
+    sleep: Arc<Sleep>,
+    epoll: Arc<OwnedFd>,
+    descriptor: OwnedFd,
+    end: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Notifier {
+    /// Starts a thread of this name for the file behind `descriptor`, which it keeps open.
+    ///
+    /// # Errors
+    /// There is no descriptor or thread left.
+    pub fn start(name: &str, descriptor: impl AsFd) -> io::Result<Self> {
+        let descriptor = descriptor.as_fd().try_clone_to_owned()?;
+        let (epoll, end) = (epoll::create(CreateFlags::CLOEXEC)?, eventfd(0, EventfdFlags::CLOEXEC)?);
+        epoll::add(&epoll, &descriptor, EventData::new_u64(0), EventFlags::ONESHOT)?;
+        epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
+        let (sleep, epoll) = (Arc::<Sleep>::default(), Arc::new(epoll));
+        let (word, events) = (Arc::clone(&sleep), Arc::clone(&epoll));
+        let thread = without_signals(|| Builder::new().name(name.to_owned()).spawn(move || wake(&events, &word)))?;
+        Ok(Self { sleep, epoll, descriptor, end, thread: Some(thread) })
+    }
+
+    /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is.
+    pub fn arm(&self) {
+        // It was added, so this cannot fail.
+        let _ = epoll::modify(&self.epoll, &self.descriptor, EventData::new_u64(0), EventFlags::IN | EventFlags::ONESHOT);
+    }
+
+    /// Returns the word to sleep on.
+    #[must_use]
+    pub fn word(&self) -> Word<'_> {
+        self.sleep.word()
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        let _ = write(&self.end, &1_u64.to_ne_bytes());
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+/// Wakes the sleeper at each event, until the end.
+fn wake(epoll: &OwnedFd, sleep: &Sleep) {
+    let mut room = [MaybeUninit::uninit()];
+    loop {
+        match epoll::wait(epoll, &mut room, None) {
+            Ok(([event], _)) if event.data.u64() == END => return,
+            Ok(_) | Err(Errno::INTR) => sleep.wake(),
+            Err(_) => return,
+        }
+    }
+}
