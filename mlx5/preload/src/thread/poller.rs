@@ -11,6 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use shm::threads::without_signals;
+
 use crate::files::jobs::Job;
 use crate::objects::doorbells::Registers;
 use crate::options::log;
@@ -34,17 +36,8 @@ pub(crate) fn spawn(
     index: usize,
     registers: Option<Registers>,
 ) -> io::Result<JoinHandle<()>> {
-    let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: places for two masks; the first is filled before it is used.
-    unsafe {
-        libc::sigfillset(mask.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
-    }
-    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&jobs, settings, index, registers)));
-    // SAFETY: the mask was filled above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
-    thread
+    let run = move || held::as_ourselves(|| run(&jobs, settings, index, registers));
+    without_signals(|| Builder::new().name("mlx5-hca".to_owned()).spawn(run))
 }
 
 fn run(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, registers: Option<Registers>) {
