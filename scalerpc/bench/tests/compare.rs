@@ -220,7 +220,7 @@ impl Job {
     fn rank(&self, rank: usize) -> u32 {
         let is_rank = |pid: &u32| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let role = format!("BENCH_HARNESS_ROLE=rank:{rank}:");
+            let role = format!("BENCH_HARNESS_ROLE={{\"rank\":{{\"rank\":{rank},");
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             status.contains(&format!("\nPPid:\t{}\n", self.0.id()))
                 && environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(role.as_bytes()))
