@@ -128,7 +128,7 @@ impl<U> Handshake<U> {
         let Some(true) = self.record.as_mut().map(|record| record.advance(stream)).transpose()? else { return Ok(None) };
         stream.flush()?;
         // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset, and its last bytes are lost.
-        let Some(record) = KIND.advance::<_, ConnectError>(&mut self.peers_record, stream)? else { return Ok(None) };
+        let Some(record) = KIND.advance::<EXCHANGE_RECORD_SIZE, ConnectError>(&mut self.peers_record, stream)? else { return Ok(None) };
         if let Some(endpoint) = self.pending.take() {
             let connected = ExchangeRecord::decode(record).and_then(|record| endpoint.connect(&record));
             if let Ok(endpoint) = &connected {
