@@ -127,7 +127,7 @@ const KINDS: &[Kind] = &[
     part("depth64_caller_drain", 64, "part part_caller_drain", "copyrpc, of rpc_depth64: the caller's drain, callback included"),
     client(
         "client_call",
-        900,
+        1210,
         None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),

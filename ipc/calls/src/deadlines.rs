@@ -1,10 +1,10 @@
 //! A heap of deadlines from which entries are not removed when their owner no longer needs them: a dead entry is dropped when it comes to
-//! the top. The number of dead entries is bounded: an insertion that finds the heap twice as large as after the last rebuild removes them all.
+//! the top. The number of dead entries is bounded: an insertion into a full heap removes them all.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Default of the number of entries below which dead ones are left.
+/// The least number of entries at which dead ones are removed.
 const FEW: usize = 64;
 
 #[derive(Debug)]
@@ -37,37 +37,28 @@ impl<T> Eq for Entry<T> {}
 /// Items by time, in nanoseconds of the owner's clock.
 #[derive(Debug)]
 pub struct Deadlines<T> {
+    /// Its dead entries are removed when it is full.
     heap: BinaryHeap<Entry<T>>,
-    /// Number of entries at which dead ones are removed, and its minimum.
-    rebuild_at: usize,
-    few: usize,
 }
 
 impl<T> Deadlines<T> {
     /// Makes an empty heap. It allocates as it grows.
     #[must_use]
     pub const fn new() -> Self {
-        Self::with_few(FEW)
+        Self { heap: BinaryHeap::new() }
     }
 
-    /// Makes an empty heap, whose dead entries are left while there are fewer than `few` entries. If at most half as many are live at a time,
-    /// it never has more, and allocates once.
-    #[must_use]
-    pub const fn with_few(few: usize) -> Self {
-        Self { heap: BinaryHeap::new(), rebuild_at: few, few }
+    /// Allocates room for `entries`, if there is less. If at most half as many are live at a time, this heap never allocates again.
+    pub fn reserve(&mut self, entries: usize) {
+        self.heap.reserve_exact(entries.saturating_sub(self.heap.len()));
     }
 
-    /// Allocates room for the `few` entries of [`with_few`](Self::with_few).
-    pub fn reserve(&mut self) {
-        self.heap.reserve(self.few.saturating_sub(self.heap.len()));
-    }
-
-    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on average: a rebuild removes at least
-    /// half of the items it examines, or that many were added since the last one.
+    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on average: a full heap loses at least half
+    /// of its items, or becomes twice as large as what is left.
     pub fn push(&mut self, at_ns: u64, item: T, mut is_live: impl FnMut(&T) -> bool) {
-        if self.heap.len() >= self.rebuild_at {
+        if self.heap.len() == self.heap.capacity() {
             self.heap.retain(|entry| is_live(&entry.item));
-            self.rebuild_at = self.few.max(2 * self.heap.len());
+            self.reserve(if self.heap.capacity() == 0 { FEW } else { 2 * self.heap.len() });
         }
         self.heap.push(Entry { at_ns, item });
     }
@@ -144,10 +135,10 @@ mod tests {
     #[test]
     fn deadlines_come_in_their_order_and_those_of_ended_calls_take_no_room_for_ever() {
         let mut live = BTreeSet::new();
-        let mut deadlines = Deadlines::with_few(8);
+        let mut deadlines = Deadlines::new();
         let mut room = 0;
         for round in 0..100u32 {
-            deadlines.reserve();
+            deadlines.reserve(8);
             deadlines.push(1_000 + u64::from(round % 7), 1_000 + round, |item| live.contains(item));
             room = if room == 0 { deadlines.heap.capacity() } else { room };
         }

@@ -47,7 +47,7 @@ impl<T> Calls<T> {
             free: if capacity == 0 { NONE } else { 0 },
             used: 0,
             abandoned: 0,
-            deadlines: Deadlines::with_few(2 * capacity as usize),
+            deadlines: Deadlines::new(),
         }
     }
 
@@ -107,7 +107,8 @@ impl<T> Calls<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take();
         if value.is_none() {
-            return self.reclaim(tag);
+            self.reclaim(tag);
+            return None;
         }
         entry.next = self.free;
         self.free = tag.slot() as u32;
@@ -118,14 +119,13 @@ impl<T> Calls<T> {
 
     /// Frees an entry without a value if it was abandoned.
     #[cold]
-    fn reclaim(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
+    fn reclaim(&mut self, tag: Tag) {
+        let Some(entry) = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED) else { return };
         entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
         self.abandoned -= 1;
-        None
     }
 
     /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the
@@ -134,7 +134,7 @@ impl<T> Calls<T> {
         let Self { entries, deadlines, .. } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         // The first call allocates, for all.
-        deadlines.reserve();
+        deadlines.reserve(2 * entries.len());
         deadlines.push(now_ns.saturating_add(timeout_ns), tag, |tag| holds(entries, *tag));
     }
 
