@@ -23,7 +23,7 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 343, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
+    operation("flux_rpc_depth1", 345, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(2).calls(calls, 1)
     }),
     operation("flux_rpc_depth64", 216, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
@@ -44,7 +44,7 @@ const OPERATIONS: &[Operation] = &[
     operation("flux_poll_call", 121, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
     operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::recv", parts),
     operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
-    operation("flux_poll_reply", 119, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
+    operation("flux_poll_reply", 124, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
     operation("flux_poll_empty", 25, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
     operation("flux_poll_empty_of_8", 27, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
 ];
