@@ -54,8 +54,10 @@ pub(super) struct WindowState {
     /// Bytes above which a batch is not held back; 0 without a window.
     exempt_bytes: u64,
     is_suspended: bool,
-    /// Numbers of the batches under way, oldest first, counted from 1 like the sent ones.
-    under_way: VecDeque<u64>,
+    /// Number of batches whose completion counts and has not come.
+    completing: usize,
+    /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the sent ones.
+    untaken: VecDeque<u64>,
     /// The last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
 }
@@ -72,7 +74,8 @@ impl WindowState {
             limit: batches as usize,
             exempt_bytes,
             is_suspended: false,
-            under_way: VecDeque::new(),
+            completing: 0,
+            untaken: VecDeque::new(),
             awaits_completion: false,
         }
     }
@@ -91,22 +94,26 @@ impl WindowState {
 
     /// Returns whether a flush that the window applies to has to wait (W1); the peer took `received` batches.
     pub(super) fn is_full(&mut self, received: u64) -> bool {
-        while !self.is_by_completion && self.under_way.front().is_some_and(|number| *number <= received) {
-            self.under_way.pop_front();
+        while self.untaken.front().is_some_and(|number| *number <= received) {
+            self.untaken.pop_front();
         }
-        let is_full = self.under_way.len() >= self.limit;
+        let is_full = self.completing + self.untaken.len() >= self.limit;
         self.awaits_completion = is_full && self.is_by_completion;
         is_full
     }
 
     /// Notes that the batch of this number was posted and takes a place.
     pub(super) fn posted(&mut self, number: u64) {
-        self.under_way.push_back(number);
+        if self.is_by_completion {
+            self.completing += 1;
+        } else {
+            self.untaken.push_back(number);
+        }
     }
 
     /// Notes that the oldest batch under way completed. Returns whether messages wait for that.
     pub(super) fn completed(&mut self) -> bool {
-        self.under_way.pop_front();
+        self.completing = self.completing.saturating_sub(1);
         self.awaits_completion
     }
 

@@ -15,6 +15,7 @@ use calls::methods::Header;
 use calls::oneshot::{Sender, lock, oneshot};
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
+use slab::Slab;
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::recv::RecvHandle;
@@ -63,7 +64,7 @@ struct Queues {
     requests: VecDeque<Arrival>,
     /// Sum of their bytes.
     buffered: usize,
-    answers: Vec<(u64, Answer)>,
+    answers: Vec<(usize, Answer)>,
     /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
     /// There are no more requests. The reason is `error`, until a receiver takes it.
@@ -73,7 +74,7 @@ struct Queues {
     stats: Stats,
     clients: usize,
     /// Requests whose callers are watched, or have gone.
-    watches: HashMap<u64, Watch>,
+    watches: HashMap<usize, Watch>,
     /// Since when, and for how long, the thread ends: until all received requests are answered, at most.
     ending: Option<(Instant, Duration)>,
     /// Gets the number of received requests that were not answered.
@@ -83,7 +84,7 @@ struct Queues {
 
 /// A request that has arrived.
 struct Arrival {
-    number: u64,
+    number: usize,
     data: Vec<u8>,
     peer: Peer,
     at: Instant,
@@ -317,7 +318,10 @@ impl ServerRequest {
     fn answer(&mut self, answer: Answer) {
         if let Some(shared) = self.shared.take() {
             let mut queues = lock(&shared.queues);
-            queues.watches.remove(&self.arrival.number);
+            // Most requests have none: their numbers need no hash.
+            if !queues.watches.is_empty() {
+                queues.watches.remove(&self.arrival.number);
+            }
             queues.answers.push((self.arrival.number, answer));
             let is_first = queues.answers.len() == 1;
             drop(queues);
@@ -353,7 +357,8 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         return;
     }
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
-    let (mut held, mut last, mut arrived) = (HashMap::<u64, RecvHandle<()>>::new(), 0, Vec::new());
+    // A number is used again when its request was answered, which happens once, or was not received.
+    let (mut held, mut arrived) = (Slab::<RecvHandle<()>>::new(), Vec::new());
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let (mut is_leaving, mut unwanted) = (false, Vec::new());
     loop {
@@ -367,7 +372,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         };
         unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
-            let Some(request) = held.remove(&number) else { continue };
+            let Some(request) = held.try_remove(number) else { continue };
             match answer {
                 Answer::Reply(reply) => request.answer(&reply),
                 Answer::Refusal => drop(request.refuse()),
@@ -376,22 +381,21 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         }
         if (ending.is_some() || server.is_stopped()) && !is_leaving {
             is_leaving = true;
-            shared.end(None).iter().filter_map(|number| held.remove(number)).for_each(send_back);
+            shared.end(None).iter().filter_map(|number| held.try_remove(*number)).for_each(send_back);
             server.close();
         }
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
             break;
         }
+        let mut now = None;
         while !is_leaving && buffered <= shared.max_buffered {
             let Some(mut request) = server.recv() else { break };
             // A server has admitted every client.
             let Some(peer) = request.peer() else { continue };
-            last += 1;
             let data = request.data().to_vec();
             buffered += data.len();
-            arrived.push(Arrival { number: last, data, peer, at: Instant::now() });
             request.release_data();
-            held.insert(last, request);
+            arrived.push(Arrival { number: held.insert(request), data, peer, at: *now.get_or_insert_with(Instant::now) });
         }
         server.holds_back = buffered > shared.max_buffered;
         if !arrived.is_empty() {
@@ -415,12 +419,12 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
 
 impl Queues {
     /// Forgets the held requests of clients that have gone. Returns the wakers of the tasks whose replies are not wanted any more.
-    fn watch(&mut self, held: &mut HashMap<u64, RecvHandle<()>>) -> Vec<Waker> {
+    fn watch(&mut self, held: &mut Slab<RecvHandle<()>>) -> Vec<Waker> {
         let Self { answers, watches, .. } = self;
         held.retain(|number, request| {
             // The answer to a request removes its watch.
-            if !request.is_wanted() && !answers.iter().any(|(answered, _)| answered == number) {
-                watches.entry(*number).or_default().is_gone = true;
+            if !request.is_wanted() && !answers.iter().any(|(answered, _)| *answered == number) {
+                watches.entry(number).or_default().is_gone = true;
             }
             request.is_wanted()
         });
@@ -452,7 +456,7 @@ impl Shared {
     }
 
     /// Marks that there are no more requests. Returns the numbers of the requests that were not received.
-    fn end(&self, error: Option<ServerError>) -> Vec<u64> {
+    fn end(&self, error: Option<ServerError>) -> Vec<usize> {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
             queues.is_over = true;

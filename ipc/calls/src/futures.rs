@@ -1,6 +1,5 @@
 //! Calls as futures: any number of threads make them, and one thread, which has the connection, sends them.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -9,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 use crate::Patience;
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
@@ -230,7 +231,7 @@ pub struct Worker<C: Connection> {
     /// Its waiting calls are those that the connection has not taken yet.
     posted: Posted<JobOf<C>>,
     /// The calls that a connection has taken, by number.
-    under_way: HashMap<u64, (C::Call, JobOf<C>)>,
+    under_way: FxHashMap<u64, (C::Call, JobOf<C>)>,
     /// Calls that have ended; empty between turns.
     ended: Ended<C::Reply, C::Error>,
     alarm: Arc<Alarm>,
@@ -247,7 +248,7 @@ impl<C: Connection> Worker<C> {
     pub fn new(connection: C) -> (Self, CallsOf<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        (Self { connection, posted, under_way: HashMap::new(), ended: Vec::new(), alarm }, Calls(Arc::new(poster)))
+        (Self { connection, posted, under_way: FxHashMap::default(), ended: Vec::new(), alarm }, Calls(Arc::new(poster)))
     }
 
     /// Runs until no caller is left.
@@ -295,9 +296,9 @@ impl<C: Connection> Worker<C> {
 
     /// Makes the waiting calls that the connection has room for. Returns whether anything happened.
     fn send(&mut self) -> bool {
-        let mut moved = false;
+        let (mut moved, mut now) = (false, None);
         while let Some((number, job)) = self.posted.pop() {
-            let left = job.end.map(|end| end.saturating_duration_since(Instant::now()));
+            let left = job.end.map(|end| end.saturating_duration_since(*now.get_or_insert_with(Instant::now)));
             let outcome = match left {
                 Some(Duration::ZERO) => Err(Refusal::Failed(self.connection.late())),
                 _ => self.connection.call(number, &job.request, left),

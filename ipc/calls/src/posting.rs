@@ -1,7 +1,7 @@
 //! Calls on their way to the thread that owns a connection: any number of threads post them, and the thread takes them in the order in which
 //! they were posted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
@@ -20,7 +20,7 @@ pub(crate) trait Job {
 }
 
 struct Mailbox<J> {
-    jobs: Vec<(u64, J)>,
+    jobs: VecDeque<(u64, J)>,
     given_up: Vec<u64>,
     /// The number of the last job.
     last: u64,
@@ -41,19 +41,22 @@ pub(crate) struct Poster<J> {
 /// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and each later one as it is posted.
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
-    /// The jobs that wait, by their numbers: the oldest first.
+    /// The jobs that wait, by their numbers: the oldest first. Without those of the last mail.
     waiting: BTreeMap<u64, J>,
-    /// The end and the number of each waiting job that has an end.
+    /// The end and the number of each of them that has an end.
     ends: BTreeSet<(Instant, u64)>,
+    /// The waiting jobs of the last mail, each younger than all of those. Most are sent at once, and need no order by their ends.
+    fresh: VecDeque<(u64, J)>,
     /// The numbers of the jobs that were given up since they were last drained, and that did not wait here any more.
     pub(crate) given_up: Vec<u64>,
 }
 
 /// Makes both sides. `waker` ends the thread's sleep.
 pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
-    let mailbox = Mailbox { jobs: Vec::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
+    let mailbox = Mailbox { jobs: VecDeque::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
     let mailbox = Arc::new(Mutex::new(mailbox));
-    let posted = Posted { mailbox: Arc::clone(&mailbox), waiting: BTreeMap::new(), ends: BTreeSet::new(), given_up: Vec::new() };
+    let (waiting, ends, fresh) = (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
+    let posted = Posted { mailbox: Arc::clone(&mailbox), waiting, ends, fresh, given_up: Vec::new() };
     (Poster { mailbox, waker, thread: OnceLock::new() }, posted)
 }
 
@@ -69,7 +72,7 @@ impl<J> Poster<J> {
             if mailbox.is_over {
                 (number, Some(job), true)
             } else {
-                mailbox.jobs.push((number, job));
+                mailbox.jobs.push_back((number, job));
                 (number, None, mailbox.jobs.len() == 1)
             }
         };
@@ -115,11 +118,12 @@ impl<J: Job> Posted<J> {
     /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting jobs that were given up. Returns whether a
     /// poster is left.
     pub(crate) fn take(&mut self) -> bool {
-        let (jobs, given_up, has_posters) = {
+        self.settle();
+        let (given_up, has_posters) = {
             let mut mailbox = lock(&self.mailbox);
-            (std::mem::take(&mut mailbox.jobs), std::mem::take(&mut mailbox.given_up), !mailbox.is_over)
+            std::mem::swap(&mut mailbox.jobs, &mut self.fresh);
+            (std::mem::take(&mut mailbox.given_up), !mailbox.is_over)
         };
-        jobs.into_iter().for_each(|(number, job)| self.put_back(number, job));
         for number in given_up {
             if self.remove(number).is_none() {
                 self.given_up.push(number);
@@ -128,9 +132,16 @@ impl<J: Job> Posted<J> {
         has_posters
     }
 
+    /// Moves the jobs of the last mail to the others.
+    fn settle(&mut self) {
+        while let Some((number, job)) = self.fresh.pop_front() {
+            self.put_back(number, job);
+        }
+    }
+
     /// Takes the oldest waiting job out, with its number.
     pub(crate) fn pop(&mut self) -> Option<(u64, J)> {
-        let (number, job) = self.waiting.pop_first()?;
+        let Some((number, job)) = self.waiting.pop_first() else { return self.fresh.pop_front() };
         self.forget_end(number, &job);
         Some((number, job))
     }
@@ -143,11 +154,13 @@ impl<J: Job> Posted<J> {
 
     /// Takes every waiting job out, the oldest first.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = J> + use<J> {
+        self.settle();
         self.ends.clear();
         std::mem::take(&mut self.waiting).into_values()
     }
 
     fn remove(&mut self, number: u64) -> Option<J> {
+        self.settle();
         let job = self.waiting.remove(&number)?;
         self.forget_end(number, &job);
         Some(job)
@@ -160,12 +173,14 @@ impl<J: Job> Posted<J> {
     }
 
     /// Returns the time until the first waiting job ends, or `None` if none does.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    pub(crate) fn left(&mut self) -> Option<Duration> {
+        self.settle();
         self.ends.first().map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
     /// Takes the waiting job out whose time ended first, if that is over.
     pub(crate) fn pop_late(&mut self) -> Option<J> {
+        self.settle();
         let &(_, number) = self.ends.first().filter(|(end, _)| *end <= Instant::now())?;
         self.remove(number)
     }
@@ -302,6 +317,7 @@ mod tests {
         assert_eq!([post(&poster, &tell, None), post(&poster, &tell, Some(LONG))], [1, 2]);
         poster.give_up(1);
         assert!(posted.take());
+        posted.settle();
         assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2]);
         assert!(posted.given_up.is_empty(), "it waited here");
         assert!(posted.left().is_some_and(|left| left > LONG / 2 && left <= LONG));

@@ -8,7 +8,7 @@ use super::open;
 
 /// Returns the `enum ibv_wc_opcode` of a WQE's opcode.
 fn send_opcode(opcode: u8) -> u32 {
-    match Opcode::from_wire(opcode).unwrap() {
+    match Opcode::from_repr(opcode).unwrap() {
         Opcode::Send | Opcode::SendImm => 0,
         Opcode::RdmaWrite | Opcode::RdmaWriteImm => 1,
         Opcode::RdmaRead => 2,
@@ -315,7 +315,7 @@ impl Pair {
         let is_datagram = matches!(self.ours, Ours::Datagrams(_));
         let (only_connected, both) = ([0x08, 0x09, 0x10, 0x11, 0x12], [0x0a, 0x0b]);
         for wqe_opcode in both.iter().chain(only_connected.iter().filter(|_| !is_datagram)).copied() {
-            let byte_count = match Opcode::from_wire(wqe_opcode) {
+            let byte_count = match Opcode::from_repr(wqe_opcode) {
                 Some(Opcode::RdmaRead) => 0x0012_3456,
                 Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => ATOMIC_BYTES,
                 _ => 0,

@@ -1,7 +1,7 @@
 //! Ports for packets: two devices that share no memory, strangers, and what an address can do.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
@@ -49,6 +49,10 @@ fn with_echo([own, other]: [RoceOptions; 2], f: impl FnOnce(&mut Endpoint, &Endp
                 break;
             }
         }
+        // The ACK of the last message may be lost: it is sent again until the other end has it.
+        while from_here.try_recv() != Err(TryRecvError::Disconnected) {
+            device.progress();
+        }
         let mut bytes = vec![0; end.memory().len()];
         end.memory().read(0, &mut bytes).unwrap();
         assert_eq!(device.soft().unwrap().take_violations(), []);
@@ -62,6 +66,7 @@ fn with_echo([own, other]: [RoceOptions; 2], f: impl FnOnce(&mut Endpoint, &Endp
     f(&mut end, &remote);
     end.send(&[]).unwrap();
     assert_eq!(end.recv().unwrap(), []);
+    drop(to_peer);
     // Answers the peer's last packets, whose ACKs may be lost.
     while !peer.is_finished() {
         device.progress();

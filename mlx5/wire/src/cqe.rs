@@ -45,30 +45,28 @@ pub const QPN_OFFSET: usize = OPCODE_QPN + 1;
 pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
-of_bytes! {
-    /// CQE opcodes (`MLX5_CQE_*`).
-    pub enum CqeOpcode {
-        /// A send WQE is complete.
-        Requester = 0,
-        /// A WRITE with immediate arrived.
-        ResponderWriteImm = 1,
-        /// A SEND arrived.
-        ResponderSend = 2,
-        /// A SEND with immediate arrived.
-        ResponderSendImm = 3,
-        /// A SEND that invalidates an rkey arrived. The rkey replaces the immediate.
-        ResponderSendInvalidate = 4,
-        /// The CQ was resized: later CQEs are in the new buffer.
-        Resize = 5,
-        /// A send WQE failed.
-        RequesterError = 13,
-        /// A receive WQE failed.
-        ResponderError = 14,
-        /// Not written yet.
-        Invalid = 15,
-    }
-    /// Returns the opcode of this number; `None` if this crate does not know it.
-    from_number
+/// CQE opcodes (`MLX5_CQE_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
+pub enum CqeOpcode {
+    /// A send WQE is complete.
+    Requester = 0,
+    /// A WRITE with immediate arrived.
+    ResponderWriteImm = 1,
+    /// A SEND arrived.
+    ResponderSend = 2,
+    /// A SEND with immediate arrived.
+    ResponderSendImm = 3,
+    /// A SEND that invalidates an rkey arrived. The rkey replaces the immediate.
+    ResponderSendInvalidate = 4,
+    /// The CQ was resized: later CQEs are in the new buffer.
+    Resize = 5,
+    /// A send WQE failed.
+    RequesterError = 13,
+    /// A receive WQE failed.
+    ResponderError = 14,
+    /// Not written yet.
+    Invalid = 15,
 }
 
 impl CqeOpcode {
@@ -76,7 +74,7 @@ impl CqeOpcode {
     #[must_use]
     #[inline(always)]
     pub const fn from_op_own(op_own: u8) -> Option<Self> {
-        Self::from_number(op_own >> 4)
+        Self::from_repr(op_own >> 4)
     }
 }
 
@@ -248,7 +246,7 @@ impl ResponderCqe {
 }
 
 /// The reason why a WQE failed (`MLX5_CQE_SYNDROME_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error, strum::FromRepr)]
 #[repr(u8)]
 pub enum Syndrome {
     /// The message is longer than the receive, or has a length that the port cannot carry.
@@ -299,21 +297,9 @@ impl Syndrome {
     /// Returns the syndrome of a CQE byte.
     #[must_use]
     pub const fn from_wire(byte: u8) -> Self {
-        match byte {
-            0x01 => Self::LocalLength,
-            0x02 => Self::LocalQpOperation,
-            0x04 => Self::LocalProtection,
-            0x05 => Self::WorkRequestFlushed,
-            0x06 => Self::MemoryWindowBind,
-            0x10 => Self::BadResponse,
-            0x11 => Self::LocalAccess,
-            0x12 => Self::RemoteInvalidRequest,
-            0x13 => Self::RemoteAccess,
-            0x14 => Self::RemoteOperation,
-            0x15 => Self::TransportRetryExceeded,
-            0x16 => Self::RnrRetryExceeded,
-            0x22 => Self::RemoteAborted,
-            _ => Self::Unknown,
+        match Self::from_repr(byte) {
+            Some(syndrome) => syndrome,
+            None => Self::Unknown,
         }
     }
 }

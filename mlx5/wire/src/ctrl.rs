@@ -14,28 +14,26 @@
 
 use super::{SEGMENT, be32, be64};
 
-of_bytes! {
-    /// Send WQE opcodes (`MLX5_OPCODE_*`).
-    pub enum Opcode {
-        /// No operation; fills the end of the SQ.
-        Nop = 0x00,
-        /// RDMA WRITE.
-        RdmaWrite = 0x08,
-        /// RDMA WRITE with immediate: consumes a receive at the target.
-        RdmaWriteImm = 0x09,
-        /// SEND: consumes a receive at the target, which names the destination of the bytes.
-        Send = 0x0a,
-        /// SEND with immediate.
-        SendImm = 0x0b,
-        /// RDMA READ.
-        RdmaRead = 0x10,
-        /// Atomic compare-and-swap of 8 bytes.
-        AtomicCompareSwap = 0x11,
-        /// Atomic fetch-and-add of 8 bytes.
-        AtomicFetchAdd = 0x12,
-    }
-    /// Returns the opcode of a WQE byte; `None` if this crate does not know it.
-    from_wire
+/// Send WQE opcodes (`MLX5_OPCODE_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
+pub enum Opcode {
+    /// No operation; fills the end of the SQ.
+    Nop = 0x00,
+    /// RDMA WRITE.
+    RdmaWrite = 0x08,
+    /// RDMA WRITE with immediate: consumes a receive at the target.
+    RdmaWriteImm = 0x09,
+    /// SEND: consumes a receive at the target, which names the destination of the bytes.
+    Send = 0x0a,
+    /// SEND with immediate.
+    SendImm = 0x0b,
+    /// RDMA READ.
+    RdmaRead = 0x10,
+    /// Atomic compare-and-swap of 8 bytes.
+    AtomicCompareSwap = 0x11,
+    /// Atomic fetch-and-add of 8 bytes.
+    AtomicFetchAdd = 0x12,
 }
 
 /// The condition for the CQE of a WQE (`MLX5_WQE_CTRL_CQ_UPDATE` is `Always`).
@@ -67,7 +65,7 @@ pub enum FenceMode {
 /// Control segment, to be emitted; [`CtrlWords`] reads one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlSegment {
-    /// Opcode byte; [`Opcode::from_wire`] names it.
+    /// Opcode byte; [`Opcode::from_repr`] names it.
     pub opcode: u8,
     /// Index of the WQE's first WQEBB.
     pub wqe_index: u16,

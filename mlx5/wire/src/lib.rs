@@ -25,30 +25,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-/// Declares an enumeration of bytes of the device or of packets, and the function that names a byte.
-macro_rules! of_bytes {
-    ($(#[$of_name:meta])* pub enum $name:ident { $($(#[$of:meta])* $variant:ident = $byte:literal,)* } $(#[$of_function:meta])* $function:ident) => {
-        $(#[$of_name])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(u8)]
-        pub enum $name {
-            $($(#[$of])* $variant = $byte,)*
-        }
-
-        impl $name {
-            $(#[$of_function])*
-            #[must_use]
-            #[inline(always)]
-            pub const fn $function(byte: u8) -> Option<Self> {
-                Some(match byte {
-                    $($byte => Self::$variant,)*
-                    _ => return None,
-                })
-            }
-        }
-    };
-}
-
 mod atomic;
 mod attributes;
 mod cqe;

@@ -121,7 +121,8 @@ impl RequestHeader {
 }
 
 /// The outcome of a request at the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::FromRepr)]
+#[repr(u32)]
 pub enum Status {
     /// Success: the payload is the handler's.
     Ok = 0,
@@ -133,19 +134,6 @@ pub enum Status {
     ReplyTooLong = 3,
     /// The handler panicked, or its worker dropped the request.
     Dropped = 4,
-}
-
-impl Status {
-    const fn from_wire(status: u32) -> Option<Self> {
-        match status {
-            0 => Some(Self::Ok),
-            1 => Some(Self::UnknownType),
-            2 => Some(Self::Refused),
-            3 => Some(Self::ReplyTooLong),
-            4 => Some(Self::Dropped),
-            _ => None,
-        }
-    }
 }
 
 /// The name of a zone: its pool, and its place in the pool.
@@ -241,7 +229,7 @@ impl ResponseHeader {
             3 => Some(Event::Close),
             _ => return None,
         };
-        let status = Status::from_wire(u32_at(bytes, 4))?;
+        let status = Status::from_repr(u32_at(bytes, 4))?;
         Some(Self { status, req_id: u64_at(bytes, 8), payload_len: u32_at(bytes, 16), event })
     }
 }

@@ -143,7 +143,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     if bytes[0] != 0 || bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
         return Err(Rule::WqeReserved);
     }
-    let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
+    let opcode = Opcode::from_repr(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
     // A NOP may have any length. The bytes after its control segment have no meaning.
     if opcode == Opcode::Nop {
         return Ok(());

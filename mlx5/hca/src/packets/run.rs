@@ -29,7 +29,7 @@ use crate::{Hca, Queues, State};
 impl Connection {
     /// Takes a WQE. `Ok`: its message was posted, and it returns so many bytes.
     fn post(&mut self, hca: &Hca, pd: u32, ctrl: CtrlWords, wqe: &[u8]) -> Result<u32, Outcome> {
-        let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Malformed::Opcode)?;
+        let opcode = Opcode::from_repr(ctrl.opcode()).ok_or(Malformed::Opcode)?;
         if opcode == Opcode::Nop {
             return Err(Outcome::Done(0));
         }
@@ -105,7 +105,7 @@ fn with_data<R>(qp: &SoftQp, counter: u16, f: impl FnOnce(Data<'_>) -> R) -> Opt
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
     let head = unsafe { qp.sq.wqebb(counter).cast::<[u8; SEGMENT]>().read() };
     let ctrl = CtrlWords::parse(&head);
-    let header = SEGMENT + header_bytes(Opcode::from_wire(ctrl.opcode())?, false);
+    let header = SEGMENT + header_bytes(Opcode::from_repr(ctrl.opcode())?, false);
     let len = usize::from(ctrl.ds()) * SEGMENT;
     let copy;
     let wqe = if blocks(ctrl.ds()) <= qp.sq.to_end(counter) {

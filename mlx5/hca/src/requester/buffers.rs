@@ -101,7 +101,7 @@ fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> O
 /// access to one buffer is refused.
 fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], of_result: bool, mut f: impl FnMut(&Piece)) -> Option<()> {
     let ctrl = CtrlWords::parse(&head(wqe));
-    let opcode = Opcode::from_wire(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
+    let opcode = Opcode::from_repr(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
     let access = if of_result { Access::LOCAL_WRITE } else { Access::empty() };
     let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let data = Data::parse(wqe.get(header..usize::from(ctrl.ds()) * SEGMENT)?)?;

@@ -110,7 +110,7 @@ impl Completions<'_> {
 
 /// Records, for a stepper, the device whose memory or queues a WQE changed.
 fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
-    let lid = match Opcode::from_wire(ctrl.opcode()) {
+    let lid = match Opcode::from_repr(ctrl.opcode()) {
         None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
         Some(_) if qp.is_datagram() => EVERY_LID,
         Some(_) => qp.remote().map_or(EVERY_LID, |r| r.peer.lid),

@@ -33,7 +33,7 @@ fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
         Outcome::Wait(reason) => matches!(reason, WaitFor::Peer | WaitFor::Receive),
         _ => false,
     };
-    match Opcode::from_wire(ctrl.opcode()) {
+    match Opcode::from_repr(ctrl.opcode()) {
         // No right to them is ever granted.
         Some(opcode) if qp.is_unreliable && has_result(opcode) => Malformed::Opcode.into(),
         _ if qp.is_unreliable && is_of_peer => Outcome::Done(0),
@@ -43,7 +43,7 @@ fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
 }
 
 fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
-    let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
+    let Some(opcode) = Opcode::from_repr(ctrl.opcode()) else { return Malformed::Opcode.into() };
     if opcode == Opcode::Nop {
         return Outcome::Done(0);
     }

@@ -101,7 +101,7 @@ impl Load {
         let first = block(0);
         let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
         let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
-        let opcode = Opcode::from_wire(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
+        let opcode = Opcode::from_repr(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
         let has_response = opcode.is_some_and(has_result);
         let mut bytes = 0;
         let mut segment = opcode.map_or(usize::MAX, |opcode| 1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT);

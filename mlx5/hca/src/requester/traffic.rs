@@ -15,7 +15,7 @@ const PACKET_BYTES: u64 = 4096;
 #[cold]
 pub(crate) fn count(hca: &Hca, qp: &SoftQp, ctrl: CtrlWords) {
     let (Some(counters), Some(port)) = (hca.counters, &hca.port) else { return };
-    let Some(opcode) = Opcode::from_wire(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop) else { return };
+    let Some(opcode) = Opcode::from_repr(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop) else { return };
     let wqe = bytes_of(qp, ctrl.wqe_index(), 16 * WQEBB);
     let range = Range { start: SEGMENT + header_bytes(opcode, qp.is_datagram()), end: usize::from(ctrl.ds()) * SEGMENT };
     let peer = match &qp.transport {

@@ -67,7 +67,7 @@ pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Opt
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let sender = Sender { index: qp.index, is_datagram: qp.is_datagram(), options: &qp.options };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(&sender, Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
+    let fate = if is_first { injector.fate(&sender, Opcode::from_repr(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
     match fate {
         Fate::Normal if is_cut_off || injector.dropped_peers(&sender) => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,

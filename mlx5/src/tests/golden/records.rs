@@ -68,7 +68,7 @@ fn opcodes_are_those_of_the_header() {
     ];
     for byte in 0..=255u8 {
         let want = opcodes.iter().find(|(b, _)| *b == byte).map(|(_, opcode)| *opcode);
-        assert_eq!(Opcode::from_wire(byte), want, "{byte:#04x}");
+        assert_eq!(Opcode::from_repr(byte), want, "{byte:#04x}");
     }
 }
 

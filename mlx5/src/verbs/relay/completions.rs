@@ -74,7 +74,7 @@ impl CompletionRing {
                 self.ring.write(cqe.emit(), opcode)
             }
             (IBV_WC_SUCCESS, false) => {
-                let byte_count = match Opcode::from_wire(wqe_opcode) {
+                let byte_count = match Opcode::from_repr(wqe_opcode) {
                     Some(Opcode::RdmaRead) => wc.byte_len,
                     // Some devices say 0.
                     Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => size_of::<u64>() as u32,

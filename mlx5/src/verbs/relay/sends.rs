@@ -195,7 +195,7 @@ impl SendRing {
     #[inline(always)]
     fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
         let (wqe, ctrl) = self.wqe();
-        let opcode = match Opcode::from_wire(ctrl.opcode()) {
+        let opcode = match Opcode::from_repr(ctrl.opcode()) {
             Some(Opcode::RdmaWrite) => IBV_WR_RDMA_WRITE,
             Some(Opcode::RdmaWriteImm) => IBV_WR_RDMA_WRITE_WITH_IMM,
             Some(Opcode::RdmaRead) => IBV_WR_RDMA_READ,
@@ -232,7 +232,7 @@ impl SendRing {
 
     /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose destination is unknown.
     fn fill_any(&mut self, relay: &Relay, wqe: NonNull<u8>, ctrl: CtrlWords, Slot { request, sges }: &mut Slot) -> Option<()> {
-        let opcode = Opcode::from_wire(ctrl.opcode())?;
+        let opcode = Opcode::from_repr(ctrl.opcode())?;
         // SAFETY: the WQEs of RDMA and atomics have this segment.
         let remote = || RaddrSegment::parse(unsafe { segments(wqe, 1) });
         // Number of segments before the buffers.

@@ -34,7 +34,7 @@ pub enum Syndrome {
 }
 
 /// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Nak {
     /// Packets before it are missing: the requester goes back to the PSN.
@@ -58,13 +58,10 @@ impl Syndrome {
     }
 
     const fn from_byte(byte: u8) -> Self {
-        match (byte >> 5, byte & 31) {
-            (0, credits) => Self::Ack { credits },
-            (1, timer) => Self::RnrNak { timer },
-            (3, 0) => Self::Nak(Nak::Sequence),
-            (3, 1) => Self::Nak(Nak::InvalidRequest),
-            (3, 2) => Self::Nak(Nak::RemoteAccess),
-            (3, 3) => Self::Nak(Nak::RemoteOperational),
+        match (byte >> 5, byte & 31, Nak::from_repr(byte & 31)) {
+            (0, credits, _) => Self::Ack { credits },
+            (1, timer, _) => Self::RnrNak { timer },
+            (3, _, Some(nak)) => Self::Nak(nak),
             _ => Self::Reserved(byte),
         }
     }

@@ -12,36 +12,34 @@ pub enum Transport {
     Ud = 3,
 }
 
-of_bytes! {
-    /// The kind of a packet.
-    #[allow(missing_docs, reason = "the names are those of the specification, table \"OpCode Encoding\"")]
-    pub enum Opcode {
-        SendFirst = 0,
-        SendMiddle = 1,
-        SendLast = 2,
-        SendLastImm = 3,
-        SendOnly = 4,
-        SendOnlyImm = 5,
-        WriteFirst = 6,
-        WriteMiddle = 7,
-        WriteLast = 8,
-        WriteLastImm = 9,
-        WriteOnly = 10,
-        WriteOnlyImm = 11,
-        ReadRequest = 12,
-        ReadResponseFirst = 13,
-        ReadResponseMiddle = 14,
-        ReadResponseLast = 15,
-        ReadResponseOnly = 16,
-        Acknowledge = 17,
-        AtomicAcknowledge = 18,
-        CompareSwap = 19,
-        FetchAdd = 20,
-        SendLastInvalidate = 22,
-        SendOnlyInvalidate = 23,
-    }
-    /// Returns the kind of this number; `None` if this crate does not know it.
-    from_number
+/// The kind of a packet.
+#[allow(missing_docs, reason = "the names are those of the specification, table \"OpCode Encoding\"")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
+pub enum Opcode {
+    SendFirst = 0,
+    SendMiddle = 1,
+    SendLast = 2,
+    SendLastImm = 3,
+    SendOnly = 4,
+    SendOnlyImm = 5,
+    WriteFirst = 6,
+    WriteMiddle = 7,
+    WriteLast = 8,
+    WriteLastImm = 9,
+    WriteOnly = 10,
+    WriteOnlyImm = 11,
+    ReadRequest = 12,
+    ReadResponseFirst = 13,
+    ReadResponseMiddle = 14,
+    ReadResponseLast = 15,
+    ReadResponseOnly = 16,
+    Acknowledge = 17,
+    AtomicAcknowledge = 18,
+    CompareSwap = 19,
+    FetchAdd = 20,
+    SendLastInvalidate = 22,
+    SendOnlyInvalidate = 23,
 }
 
 impl Opcode {
@@ -112,7 +110,7 @@ impl PacketOpcode {
     /// atomics, UD only whole SENDs.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
-        let opcode = Opcode::from_number(byte & 31)?;
+        let opcode = Opcode::from_repr(byte & 31)?;
         let (transport, is_legal) = match byte >> 5 {
             0 => (Transport::Rc, true),
             1 => (Transport::Uc, opcode as u8 <= Opcode::WriteOnlyImm as u8),
