@@ -15,6 +15,9 @@ use crate::Patience;
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 
+/// Turns after which the thread wakes the tasks that another one should have woken. They take some microseconds.
+const TURNS_TO_WAKE: u32 = 64;
+
 /// Calls that have ended, by number.
 pub type Ended<P, E> = Vec<(u64, Result<P, E>)>;
 
@@ -188,6 +191,7 @@ impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
     type Output = Result<P, E>;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<P, E>> {
+        self.poster.wakes.wake_all();
         let (number, mut receiver) = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Over => return Poll::Pending,
             Stage::Posted(number, receiver) => (number, receiver),
@@ -210,6 +214,8 @@ impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
 impl<R, P, E> Drop for AsyncCall<R, P, E> {
     fn drop(&mut self) {
         if let Stage::Posted(number, _) = self.stage {
+            // It may be the one that was to wake the others.
+            self.poster.wakes.wake_all();
             self.poster.give_up(number);
         }
     }
@@ -234,6 +240,10 @@ pub struct Worker<C: Connection> {
     under_way: FxHashMap<u64, (C::Call, JobOf<C>)>,
     /// Calls that have ended; empty between turns.
     ended: Ended<C::Reply, C::Error>,
+    /// Their wakers; empty too.
+    wakers: Vec<Waker>,
+    /// Turns since wakes are due.
+    turns_due: u32,
     alarm: Arc<Alarm>,
 }
 
@@ -248,7 +258,8 @@ impl<C: Connection> Worker<C> {
     pub fn new(connection: C) -> (Self, CallsOf<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        (Self { connection, posted, under_way: FxHashMap::default(), ended: Vec::new(), alarm }, Calls(Arc::new(poster)))
+        let (under_way, ended, wakers) = (FxHashMap::default(), Vec::new(), Vec::new());
+        (Self { connection, posted, under_way, ended, wakers, turns_due: 0, alarm }, Calls(Arc::new(poster)))
     }
 
     /// Runs until no caller is left.
@@ -260,6 +271,7 @@ impl<C: Connection> Worker<C> {
             if moved {
                 patience.reset();
             } else if let Some(start) = patience.idle() {
+                self.posted.wakes.wake_all();
                 self.connection.sleep(self.posted.left());
                 patience.slept(start);
             }
@@ -270,6 +282,10 @@ impl<C: Connection> Worker<C> {
     pub fn turn(&mut self) -> Option<bool> {
         if !self.posted.take() {
             return None;
+        }
+        self.turns_due = if self.posted.wakes.are_due() { self.turns_due + 1 } else { 0 };
+        if self.turns_due == TURNS_TO_WAKE {
+            self.posted.wakes.wake_all();
         }
         for number in self.posted.given_up.drain(..) {
             if let Some((call, _)) = self.under_way.remove(&number) {
@@ -284,8 +300,11 @@ impl<C: Connection> Worker<C> {
                 Err(error) if self.connection.repeats(&error, job.is_second) => {
                     self.posted.put_back(number, Job { is_second: true, ..job });
                 }
-                reply => job.reply.send(reply),
+                reply => self.wakers.extend(job.reply.put(reply)),
             }
+        }
+        if !self.wakers.is_empty() {
+            self.posted.wakes.wake_one_of(&mut self.wakers);
         }
         if self.send() {
             moved = true;
@@ -334,5 +353,134 @@ impl<C: Connection> Worker<C> {
         for job in posted.drain() {
             job.reply.send(Err(error.take().unwrap_or_else(|| connection.unreachable(&text))));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, thiserror::Error)]
+    #[error("no")]
+    struct No;
+
+    impl CallError for No {
+        fn not_sent() -> Self {
+            Self
+        }
+
+        fn closed() -> Self {
+            Self
+        }
+    }
+
+    /// Answers each call in the poll after it, with the request.
+    #[derive(Default)]
+    struct Echo(Ended<u8, No>);
+
+    impl Connection for Echo {
+        type Request = u8;
+        type Reply = u8;
+        type Error = No;
+        type Call = ();
+
+        fn call(&mut self, number: u64, request: &u8, _: Option<Duration>) -> Result<(), Refusal<No>> {
+            self.0.push((number, Ok(*request)));
+            Ok(())
+        }
+
+        fn flush(&mut self) {}
+
+        fn poll(&mut self, ended: &mut Ended<u8, No>) -> bool {
+            ended.append(&mut self.0);
+            false
+        }
+
+        fn repeats(&self, _: &No, _: bool) -> bool {
+            false
+        }
+
+        fn late(&mut self) -> No {
+            No
+        }
+
+        fn cancel(&mut self, (): ()) {}
+
+        fn sleep(&mut self, _: Option<Duration>) {}
+
+        fn waker(&self) -> Waker {
+            Waker::noop().clone()
+        }
+
+        fn reconnect(&mut self, _: Duration, _: &mut dyn FnMut() -> bool) -> Result<(), No> {
+            Ok(())
+        }
+
+        fn connect_timeout(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn unreachable(&self, _: &str) -> No {
+            No
+        }
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the worker after the turn that takes three replies, with the calls and the wakes of each.
+    fn three() -> (Worker<Echo>, Vec<(AsyncCall<u8, u8, No>, Arc<Wakes>)>) {
+        let (mut worker, calls) = Worker::new(Echo::default());
+        let mut made: Vec<_> = (0..3).map(|request| (calls.call(request, None), Arc::default())).collect();
+        assert!(made.iter_mut().all(|call| poll(call).is_pending()));
+        assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
+        assert_eq!((worker.turn(), wakes(&made)), (Some(false), 1));
+        (worker, made)
+    }
+
+    fn poll((call, wakes): &mut (AsyncCall<u8, u8, No>, Arc<Wakes>)) -> Poll<Result<u8, No>> {
+        Pin::new(call).poll(&mut Context::from_waker(&Arc::clone(wakes).into()))
+    }
+
+    fn wakes(calls: &[(AsyncCall<u8, u8, No>, Arc<Wakes>)]) -> usize {
+        calls.iter().map(|(_, wakes)| wakes.0.load(Ordering::Relaxed)).sum()
+    }
+
+    #[test]
+    fn replies_that_come_together_take_one_wake_of_the_thread_and_their_tasks_do_the_rest() {
+        let (_worker, mut calls) = three();
+        let woken = calls.iter().position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1).unwrap();
+        assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(woken as u8)));
+        assert!(calls.iter().all(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1));
+        for (request, call) in (0..).zip(&mut calls).filter(|(request, _)| usize::from(*request) != woken) {
+            assert_eq!(poll(call), Poll::Ready(Ok(request)));
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_given_up_wakes_the_others_and_so_does_the_end_of_the_thread() {
+        let (_worker, mut calls) = three();
+        let woken = calls.iter().position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1).unwrap();
+        drop(calls.remove(woken));
+        assert_eq!(wakes(&calls), 2);
+        let (worker, calls) = three();
+        drop(worker);
+        assert_eq!(wakes(&calls), 3);
+    }
+
+    #[test]
+    fn a_task_that_does_not_run_delays_no_other_for_long() {
+        let (mut worker, calls) = three();
+        assert!((1..TURNS_TO_WAKE).all(|_| worker.turn().is_some() && wakes(&calls) == 1));
+        worker.turn();
+        assert_eq!(wakes(&calls), 3);
     }
 }

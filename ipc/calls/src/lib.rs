@@ -46,6 +46,7 @@ pub mod payloads;
 mod posting;
 mod table;
 mod tag;
+mod wakes;
 
 pub use deadlines::Deadlines;
 pub use error::{AskError, CallError, CallFailed, Ending, SessionEnd};

@@ -45,6 +45,14 @@ impl<T> Sender<T> {
         lock(&self.0).value = Some(value);
         // The drop wakes.
     }
+
+    /// Stores the value. Returns the waker of the receiver, for the caller to wake.
+    #[must_use]
+    pub fn put(self, value: T) -> Option<Waker> {
+        let mut state = lock(&self.0);
+        (state.value, state.is_over) = (Some(value), true);
+        state.waker.take()
+    }
 }
 
 impl<T> Drop for Sender<T> {

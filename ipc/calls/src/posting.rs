@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::oneshot::lock;
+use crate::wakes::Wakes;
 
 /// A call that waits in a [`Posted`].
 pub(crate) trait Job {
@@ -35,12 +36,14 @@ pub(crate) struct Poster<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     /// Ends the sleep of the thread.
     waker: Waker,
+    pub(crate) wakes: Arc<Wakes>,
     thread: OnceLock<JoinHandle<()>>,
 }
 
 /// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and each later one as it is posted.
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
+    pub(crate) wakes: Arc<Wakes>,
     /// The jobs that wait, by their numbers: the oldest first. Without those of the last mail.
     waiting: BTreeMap<u64, J>,
     /// The end and the number of each of them that has an end.
@@ -54,10 +57,10 @@ pub(crate) struct Posted<J> {
 /// Makes both sides. `waker` ends the thread's sleep.
 pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
     let mailbox = Mailbox { jobs: VecDeque::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
-    let mailbox = Arc::new(Mutex::new(mailbox));
+    let (mailbox, wakes) = (Arc::new(Mutex::new(mailbox)), Arc::new(Wakes::default()));
     let (waiting, ends, fresh) = (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
-    let posted = Posted { mailbox: Arc::clone(&mailbox), waiting, ends, fresh, given_up: Vec::new() };
-    (Poster { mailbox, waker, thread: OnceLock::new() }, posted)
+    let posted = Posted { mailbox: Arc::clone(&mailbox), wakes: Arc::clone(&wakes), waiting, ends, fresh, given_up: Vec::new() };
+    (Poster { mailbox, waker, wakes, thread: OnceLock::new() }, posted)
 }
 
 impl<J> Poster<J> {
@@ -246,6 +249,7 @@ impl<J> Drop for Posted<J> {
         };
         // Outside the lock: the drop of a job wakes its caller, which may drop another at once.
         drop(jobs);
+        self.wakes.wake_all();
     }
 }
 
