@@ -128,14 +128,21 @@ const KINDS: &[Kind] = &[
     client(
         "client_call",
         1210,
+        "part part_client but wait_for_turn",
         None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),
-    client("client_call_within", 1650, Some(Duration::from_secs(3600)), "copyrpc: the same, Client::call_within"),
+    client(
+        "client_call_within",
+        1650,
+        "part part_client but wait_for_turn",
+        Some(Duration::from_secs(3600)),
+        "copyrpc: the same, Client::call_within",
+    ),
+    client("server_serve", 910, "part part_server", None, "copyrpc: Server::serve, the server's side of client_call, handler included"),
 ];
 
-const fn client(name: &'static str, bound: u32, timeout: Option<Duration>, what: &'static str) -> Kind {
-    let collect = "part part_client but wait_for_turn";
+const fn client(name: &'static str, bound: u32, collect: &'static str, timeout: Option<Duration>, what: &'static str) -> Kind {
     Kind { name, bound: Some(bound), collect, what, depth: 1, endpoints: 1, work: Work::Client(timeout) }
 }
 
@@ -257,12 +264,7 @@ fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
             server.step().unwrap();
         }
         loop {
-            server.step().unwrap();
-            while let Some(request) = server.recv() {
-                let reply = request.data().to_vec();
-                request.reply(&reply).unwrap();
-            }
-            server.step().unwrap();
+            part_server(&mut server);
             tell.send(server.local_addr().unwrap()).unwrap();
             if asked.recv().is_err() {
                 break;
@@ -282,6 +284,11 @@ fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
 #[inline(never)]
 fn part_client(client: &mut Client, payload: &[u8], timeout: Option<Duration>, wait: impl FnMut()) -> Vec<u8> {
     client.call_with_idle(payload, timeout, wait).unwrap()
+}
+
+#[inline(never)]
+fn part_server(server: &mut Server) {
+    server.serve_turn(&mut |request: RecvBytes<'_>| request.to_vec()).unwrap();
 }
 
 #[inline(never)]

@@ -270,13 +270,12 @@ impl Server {
     /// # Errors
     /// [`ServerError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
-        let mut answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
         let mut grace = None;
         loop {
             if self.is_stopped() {
                 grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
             }
-            let moved = self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
+            let moved = self.serve_turn(&mut handler)?;
             // A turn is bounded, so there may be more.
             if grace.as_mut().is_some_and(|grace| moved == 0 || grace.is_over(Instant::now())) {
                 self.close();
@@ -284,6 +283,14 @@ impl Server {
                 return Ok(());
             }
         }
+    }
+
+    /// One turn of [`serve`](Self::serve). Returns the number of completions and of requests that it took. For counts of instructions.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn serve_turn<R: AsRef<[u8]>>(&mut self, handler: &mut impl FnMut(RecvBytes<'_>) -> R) -> Result<usize, ServerError> {
+        let answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
+        self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
     #[inline]

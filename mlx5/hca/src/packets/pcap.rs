@@ -6,16 +6,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use etherparse::PacketBuilder;
+
+use super::interface::gid_of;
+
 /// Timestamps in ns.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
 const SNAPLEN: u32 = 1 << 16;
 /// Packets begin with an IP header.
 const LINKTYPE_RAW: u32 = 101;
-const UDP: u8 = 17;
-const UDP_BYTES: usize = 8;
-const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
 const HOPS: u8 = 64;
 
 /// A capture that is being written. A write error ends it.
@@ -47,44 +47,18 @@ impl Pcap {
 }
 
 fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8]) -> io::Result<()> {
-    let udp_len = (UDP_BYTES + packet.len()) as u16;
-    let ip_len = if from.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES } as u32;
-    let mut record = Vec::with_capacity(64 + packet.len());
+    let ip = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), HOPS),
+        (from, to) => PacketBuilder::ipv6(gid_of(from), gid_of(to), HOPS),
+    };
+    let udp = ip.udp(from.port(), to.port());
+    let len = udp.size(packet.len());
+    let mut record = Vec::with_capacity(16 + len);
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let len = ip_len + u32::from(udp_len);
-    for word in [time.as_secs() as u32, time.subsec_nanos(), len, len] {
+    for word in [time.as_secs() as u32, time.subsec_nanos(), len as u32, len as u32] {
         record.extend(word.to_le_bytes());
     }
-    match (from.ip(), to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let mut ip = [0; IPV4_BYTES];
-            (ip[0], ip[6], ip[8], ip[9]) = (0x45, 0x40, HOPS, UDP);
-            ip[2..4].copy_from_slice(&(udp_len + IPV4_BYTES as u16).to_be_bytes());
-            ip[12..16].copy_from_slice(&from.octets());
-            ip[16..20].copy_from_slice(&to.octets());
-            let checksum = checksum(&ip);
-            ip[10..12].copy_from_slice(&checksum);
-            record.extend(ip);
-        }
-        (from, to) => {
-            record.extend([0x60, 0, 0, 0]);
-            record.extend(udp_len.to_be_bytes());
-            record.extend([UDP, HOPS]);
-            record.extend(super::interface::gid_of(from));
-            record.extend(super::interface::gid_of(to));
-        }
-    }
-    for port in [from.port(), to.port(), udp_len, 0] {
-        record.extend(port.to_be_bytes());
-    }
-    record.extend(packet);
+    udp.write(&mut record, packet).map_err(io::Error::other)?;
     // At once, as a program may end at any time.
     file.write_all(&record)
-}
-
-/// Returns the checksum of an IPv4 header whose checksum is 0 (RFC 791).
-pub(crate) fn checksum(header: &[u8]) -> [u8; 2] {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    (!(folded + (folded >> 16)) as u16).to_be_bytes()
 }

@@ -4,12 +4,13 @@
 //! program cannot set. A packet is lost if it is longer than the path allows.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 
 use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketAddrAny;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
@@ -30,69 +31,13 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
     [4096, 2048, 1024, 512].into_iter().find(|mtu| u32::from(*mtu) + headers <= ip_mtu).unwrap_or(256)
 }
 
-/// Room for an address, in bytes.
-const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<RawAddress>() as libc::socklen_t;
-
-/// An IP address and port as the kernel has it.
-#[derive(Clone, Copy)]
-union RawAddress {
-    v4: libc::sockaddr_in,
-    v6: libc::sockaddr_in6,
-}
-
-impl RawAddress {
-    const NONE: Self = Self {
-        v6: libc::sockaddr_in6 {
-            sin6_family: 0,
-            sin6_port: 0,
-            sin6_flowinfo: 0,
-            sin6_addr: libc::in6_addr { s6_addr: [0; 16] },
-            sin6_scope_id: 0,
-        },
-    };
-
-    /// Converts an address. The second value is its length in bytes.
-    fn new(address: &SocketAddr) -> (Self, u32) {
-        let mut raw = Self::NONE;
-        let len = match address {
-            SocketAddr::V4(v4) => {
-                let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) };
-                let (sin_family, sin_port) = (libc::AF_INET as libc::sa_family_t, v4.port().to_be());
-                raw.v4 = libc::sockaddr_in { sin_family, sin_port, sin_addr, sin_zero: [0; 8] };
-                size_of::<libc::sockaddr_in>()
-            }
-            SocketAddr::V6(v6) => {
-                raw.v6 = libc::sockaddr_in6 {
-                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                    sin6_port: v6.port().to_be(),
-                    sin6_flowinfo: 0,
-                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                    sin6_scope_id: v6.scope_id(),
-                };
-                size_of::<libc::sockaddr_in6>()
-            }
-        };
-        (raw, len as u32)
-    }
-
-    fn address(&self) -> Option<SocketAddr> {
-        // SAFETY: both variants begin with the family, and all bytes of the larger one are initialized.
-        unsafe {
-            match libc::c_int::from(self.v4.sin_family) {
-                libc::AF_INET => {
-                    Some(SocketAddr::new(Ipv4Addr::from(self.v4.sin_addr.s_addr.to_ne_bytes()).into(), u16::from_be(self.v4.sin_port)))
-                }
-                libc::AF_INET6 => Some(SocketAddr::new(Ipv6Addr::from(self.v6.sin6_addr.s6_addr).into(), u16::from_be(self.v6.sin6_port))),
-                _ => None,
-            }
-        }
-    }
-}
+/// Room for an IP address and a port as the kernel has them, in bytes.
+const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all.
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
-    addresses: Vec<RawAddress>,
+    addresses: Vec<SocketAddrAny>,
     vectors: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
     /// Number of packets that were received last.
@@ -105,7 +50,9 @@ impl Packets {
     }
 
     pub(crate) fn new() -> Self {
-        let (mut bytes, mut addresses) = (vec![[0; MAX_PACKET]; BATCH], vec![RawAddress::NONE; BATCH]);
+        // All bytes of the larger kind of address are initialized.
+        let none = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into();
+        let (mut bytes, mut addresses) = (vec![[0; MAX_PACKET]; BATCH], vec![none; BATCH]);
         let vector = |buffer: &mut [u8; MAX_PACKET]| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: MAX_PACKET };
         // The vectors do not grow, so what they point to stays.
         let mut vectors: Vec<_> = bytes.iter_mut().map(vector).collect();
@@ -113,7 +60,7 @@ impl Packets {
             // SAFETY: zero bytes are an empty header.
             let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
-            (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) = (core::ptr::from_mut::<RawAddress>(address).cast(), RAW_ADDRESS_BYTES);
+            (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) = (SocketAddrAny::as_mut_ptr(address).cast(), RAW_ADDRESS_BYTES);
             header
         };
         let headers = vectors.iter_mut().map(core::ptr::from_mut).zip(&mut addresses).map(header).collect();
@@ -124,7 +71,7 @@ impl Packets {
     pub(crate) fn get(&self, nth: usize) -> Option<(SocketAddr, &[u8])> {
         let header = &self.headers[nth];
         let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        Some((self.addresses[nth].address()?, self.bytes[nth].get(..header.msg_len as usize).filter(|_| !is_cut)?))
+        Some((self.addresses[nth].clone().try_into().ok()?, self.bytes[nth].get(..header.msg_len as usize).filter(|_| !is_cut)?))
     }
 
     /// Returns the bytes of packets that were sent or received, together.
@@ -139,10 +86,10 @@ impl Packets {
 
     /// Makes packet `nth` the first `len` bytes of its buffer, to this address.
     pub(crate) fn set(&mut self, nth: usize, len: usize, to: &SocketAddr) {
-        let address_len;
-        (self.addresses[nth], address_len) = RawAddress::new(to);
+        // In the place of the one before, to which the header points.
+        self.addresses[nth] = (*to).into();
         self.vectors[nth].iov_len = len;
-        self.headers[nth].msg_hdr.msg_namelen = address_len;
+        self.headers[nth].msg_hdr.msg_namelen = self.addresses[nth].addr_len();
     }
 }
 
@@ -184,7 +131,11 @@ impl Udp {
     /// # Errors
     /// The errors of getifaddrs(3) and netdevice(7); no interface has the address.
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
-        let ifr_name = interface::name_of(self.local()?.ip())?;
+        let mut ifr_name = [0; libc::IFNAMSIZ];
+        // A name has fewer bytes.
+        for (to, byte) in ifr_name.iter_mut().zip(interface::name_of(self.local()?.ip())?.bytes()) {
+            *to = byte as libc::c_char;
+        }
         let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
         // SAFETY: the kernel reads the name and writes the MTU.
         if unsafe { libc::ioctl(self.fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {

@@ -5,13 +5,13 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use etherparse::{IpDscp, IpEcn, Ipv4Header, ip_number};
 use mlx5_wire::roce::{Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service};
 use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome};
 
 use crate::Hca;
 use crate::options::GidKind;
 use crate::packets::interface::{address_of, gid_of};
-use crate::packets::pcap::checksum;
 use crate::packets::port::WirePort;
 use crate::requester::data::{Data, check_local};
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
@@ -30,7 +30,6 @@ const BTH_BYTES: usize = 12;
 const DETH_BYTES: usize = 8;
 const IMM_BYTES: usize = 4;
 const UDP_BYTES: usize = 8;
-const IPV4_BYTES: usize = 20;
 /// Hop limit of packets that arrived.
 const HOPS: u8 = 64;
 
@@ -73,21 +72,19 @@ impl Grh {
     }
 
     fn ipv4(vector: &AddressVector, from: [u8; 4], to: [u8; 4], length: usize) -> Self {
-        const VERSION_AND_WORDS: u8 = (4 << 4) | (IPV4_BYTES as u8 / 4);
-        const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
-        const NEXT_IS_UDP: u8 = 17;
+        let mut header = Ipv4Header {
+            dscp: IpDscp::try_new(vector.tclass >> 2).unwrap_or_default(),
+            ecn: IpEcn::try_new(vector.tclass & 3).unwrap_or_default(),
+            total_len: (Ipv4Header::MIN_LEN + UDP_BYTES + length) as u16,
+            time_to_live: vector.hop_limit,
+            protocol: ip_number::UDP,
+            source: from,
+            destination: to,
+            ..Ipv4Header::default()
+        };
+        header.header_checksum = header.calc_header_checksum();
         let mut b = [0; GRH_BYTES];
-        let header = &mut b[GRH_BYTES - IPV4_BYTES..];
-        header[0] = VERSION_AND_WORDS;
-        header[1] = vector.tclass;
-        header[2..4].copy_from_slice(&((IPV4_BYTES + UDP_BYTES + length) as u16).to_be_bytes());
-        header[6..8].copy_from_slice(&DONT_FRAGMENT);
-        header[8] = vector.hop_limit;
-        header[9] = NEXT_IS_UDP;
-        header[12..16].copy_from_slice(&from);
-        header[16..20].copy_from_slice(&to);
-        let checksum = checksum(header);
-        header[10..12].copy_from_slice(&checksum);
+        b[GRH_BYTES - Ipv4Header::MIN_LEN..].copy_from_slice(&header.to_bytes());
         Self(b)
     }
 }
