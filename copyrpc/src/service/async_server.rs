@@ -318,7 +318,7 @@ impl ServerRequest {
     fn answer(&mut self, answer: Answer) {
         if let Some(shared) = self.shared.take() {
             let mut queues = lock(&shared.queues);
-            // Most requests have none: their numbers need no hash.
+            // Usually there are none, and the number needs no hash.
             if !queues.watches.is_empty() {
                 queues.watches.remove(&self.arrival.number);
             }

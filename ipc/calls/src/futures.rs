@@ -436,8 +436,10 @@ mod tests {
         }
     }
 
+    type Made = (AsyncCall<u8, u8, No>, Arc<Wakes>);
+
     /// Returns the worker after the turn that takes three replies, with the calls and the wakes of each.
-    fn three() -> (Worker<Echo>, Vec<(AsyncCall<u8, u8, No>, Arc<Wakes>)>) {
+    fn three() -> (Worker<Echo>, Vec<Made>) {
         let (mut worker, calls) = Worker::new(Echo::default());
         let mut made: Vec<_> = (0..3).map(|request| (calls.call(request, None), Arc::default())).collect();
         assert!(made.iter_mut().all(|call| poll(call).is_pending()));
@@ -446,11 +448,11 @@ mod tests {
         (worker, made)
     }
 
-    fn poll((call, wakes): &mut (AsyncCall<u8, u8, No>, Arc<Wakes>)) -> Poll<Result<u8, No>> {
+    fn poll((call, wakes): &mut Made) -> Poll<Result<u8, No>> {
         Pin::new(call).poll(&mut Context::from_waker(&Arc::clone(wakes).into()))
     }
 
-    fn wakes(calls: &[(AsyncCall<u8, u8, No>, Arc<Wakes>)]) -> usize {
+    fn wakes(calls: &[Made]) -> usize {
         calls.iter().map(|(_, wakes)| wakes.0.load(Ordering::Relaxed)).sum()
     }
 
