@@ -107,8 +107,7 @@ impl<T> Calls<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take();
         if value.is_none() {
-            self.reclaim(tag);
-            return None;
+            return self.reclaim(tag);
         }
         entry.next = self.free;
         self.free = tag.slot() as u32;
@@ -119,13 +118,14 @@ impl<T> Calls<T> {
 
     /// Frees an entry without a value if it was abandoned.
     #[cold]
-    fn reclaim(&mut self, tag: Tag) {
-        let Some(entry) = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED) else { return };
+    fn reclaim(&mut self, tag: Tag) -> Option<T> {
+        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
         entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
         self.abandoned -= 1;
+        None
     }
 
     /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the
