@@ -431,6 +431,13 @@ impl<U> Context<U> {
         Ok(self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response }))
     }
 
+    /// Like [`drain_serving`](Self::drain_serving), for an owner that polls soon: does not read the clock, and leaves queued requests.
+    pub(crate) fn look(&self, on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>), on_response: impl FnMut(U, Outcome<'_>)) {
+        if let Ok(_polling) = self.inner.enter() {
+            self.inner.take(&mut Serving { activity: self.inner.activity.word(), on_request, on_response });
+        }
+    }
+
     /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent
     /// for long. Takes no completions, and does not read the clock; drains do.
     ///
@@ -513,13 +520,20 @@ impl<U> Inner<U> {
     /// Takes arrivals and completions, releases the connections that ended, and ends the calls that are out of time.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> usize {
-        let mut taken = self.take_completions(receiver);
-        if self.worklist.has_unfinished() {
-            self.finish(receiver);
-        }
+        let mut taken = self.take(receiver);
         // After the arrivals of the same drain, so that a response that arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
             taken += self.check_clock(receiver);
+        }
+        taken
+    }
+
+    /// Takes arrivals and completions, and releases the connections that ended.
+    #[inline]
+    fn take(&self, receiver: &mut impl Receiver<U>) -> usize {
+        let taken = self.take_completions(receiver);
+        if self.worklist.has_unfinished() {
+            self.finish(receiver);
         }
         taken
     }

@@ -260,9 +260,9 @@ impl Caller {
         self.context.serve(|_, reply| refuse(reply), on_response).unwrap_or(0)
     }
 
-    /// Does the first half of [`poll`](Self::poll), and sends nothing.
-    pub(super) fn drain(&self) {
-        let _none_under_way = self.context.drain_serving(|_, reply| refuse(reply), |_, _| ());
+    /// Learns of an end of the connection, and sends nothing. No call is under way.
+    pub(super) fn look(&self) {
+        self.context.look(|_, reply| refuse(reply), |_, _| ());
     }
 
     /// Sends the calls that were made.

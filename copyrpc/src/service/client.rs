@@ -113,7 +113,7 @@ impl Client {
     ) -> Result<Vec<u8>, ClientError> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Learn of an end of the connection since the last call.
-        self.caller.drain();
+        self.caller.look();
         let mut left_now = timeout;
         if self.caller.endpoint.closed().is_some() {
             self.reconnect(end)?;
