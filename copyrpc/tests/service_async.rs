@@ -323,6 +323,24 @@ fn a_handler_whose_caller_gave_up_is_dropped() {
     request.reply(*b"to nobody");
 }
 
+/// The server forgets its request before the answer comes.
+#[test]
+fn an_answer_to_a_client_that_has_gone_reaches_no_other() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let gone = block_on(connect(&net, server.local_addr()));
+    let call = start_call(&gone, b"gone");
+    let late = block_on(server.recv()).unwrap().unwrap();
+    drop((call, gone));
+    assert!(block_on(late.while_wanted(None, std::future::pending::<()>())).is_none());
+    let client = block_on(connect(&net, server.local_addr()));
+    let call = start_call(&client, b"here");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    late.reply(*b"late");
+    request.reply(*b"answer");
+    assert_eq!(block_on(call).unwrap(), b"answer");
+}
+
 /// The first server of the list stops while a task has a request, and while others wait to be received.
 #[test]
 fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {

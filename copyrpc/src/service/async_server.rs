@@ -1,6 +1,6 @@
 //! The server whose requests are futures. A thread of its own has the device, and sleeps while no request arrives.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -15,7 +15,7 @@ use calls::methods::Header;
 use calls::oneshot::{Sender, lock, oneshot};
 use mlx5::DeviceInfo;
 use rendezvous::Peer;
-use slab::Slab;
+use rustc_hash::FxHashMap;
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::recv::RecvHandle;
@@ -64,7 +64,7 @@ struct Queues {
     requests: VecDeque<Arrival>,
     /// Sum of their bytes.
     buffered: usize,
-    answers: Vec<(usize, Answer)>,
+    answers: Vec<(u64, Answer)>,
     /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
     /// There are no more requests. The reason is `error`, until a receiver takes it.
@@ -74,7 +74,7 @@ struct Queues {
     stats: Stats,
     clients: usize,
     /// Requests whose callers are watched, or have gone.
-    watches: HashMap<usize, Watch>,
+    watches: FxHashMap<u64, Watch>,
     /// Since when, and for how long, the thread ends: until all received requests are answered, at most.
     ending: Option<(Instant, Duration)>,
     /// Gets the number of received requests that were not answered.
@@ -84,7 +84,7 @@ struct Queues {
 
 /// A request that has arrived.
 struct Arrival {
-    number: usize,
+    number: u64,
     data: Vec<u8>,
     peer: Peer,
     at: Instant,
@@ -318,10 +318,7 @@ impl ServerRequest {
     fn answer(&mut self, answer: Answer) {
         if let Some(shared) = self.shared.take() {
             let mut queues = lock(&shared.queues);
-            // Usually there are none, and the number needs no hash.
-            if !queues.watches.is_empty() {
-                queues.watches.remove(&self.arrival.number);
-            }
+            queues.watches.remove(&self.arrival.number);
             queues.answers.push((self.arrival.number, answer));
             let is_first = queues.answers.len() == 1;
             drop(queues);
@@ -357,8 +354,8 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         return;
     }
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
-    // A number is used again when its request was answered, which happens once, or was not received.
-    let (mut held, mut arrived) = (Slab::<RecvHandle<()>>::new(), Vec::new());
+    // A number is not used again: that of a client that has gone is forgotten before its answer comes.
+    let (mut held, mut last, mut arrived) = (FxHashMap::<u64, RecvHandle<()>>::default(), 0, Vec::new());
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let (mut is_leaving, mut unwanted) = (false, Vec::new());
     loop {
@@ -372,7 +369,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         };
         unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
-            let Some(request) = held.try_remove(number) else { continue };
+            let Some(request) = held.remove(&number) else { continue };
             match answer {
                 Answer::Reply(reply) => request.answer(&reply),
                 Answer::Refusal => drop(request.refuse()),
@@ -381,7 +378,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         }
         if (ending.is_some() || server.is_stopped()) && !is_leaving {
             is_leaving = true;
-            shared.end(None).iter().filter_map(|number| held.try_remove(*number)).for_each(send_back);
+            shared.end(None).iter().filter_map(|number| held.remove(number)).for_each(send_back);
             server.close();
         }
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
@@ -395,7 +392,9 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
             let data = request.data().to_vec();
             buffered += data.len();
             request.release_data();
-            arrived.push(Arrival { number: held.insert(request), data, peer, at: *now.get_or_insert_with(Instant::now) });
+            last += 1;
+            arrived.push(Arrival { number: last, data, peer, at: *now.get_or_insert_with(Instant::now) });
+            held.insert(last, request);
         }
         server.holds_back = buffered > shared.max_buffered;
         if !arrived.is_empty() {
@@ -419,12 +418,12 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
 
 impl Queues {
     /// Forgets the held requests of clients that have gone. Returns the wakers of the tasks whose replies are not wanted any more.
-    fn watch(&mut self, held: &mut Slab<RecvHandle<()>>) -> Vec<Waker> {
+    fn watch(&mut self, held: &mut FxHashMap<u64, RecvHandle<()>>) -> Vec<Waker> {
         let Self { answers, watches, .. } = self;
         held.retain(|number, request| {
             // The answer to a request removes its watch.
-            if !request.is_wanted() && !answers.iter().any(|(answered, _)| *answered == number) {
-                watches.entry(number).or_default().is_gone = true;
+            if !request.is_wanted() && !answers.iter().any(|(answered, _)| answered == number) {
+                watches.entry(*number).or_default().is_gone = true;
             }
             request.is_wanted()
         });
@@ -456,7 +455,7 @@ impl Shared {
     }
 
     /// Marks that there are no more requests. Returns the numbers of the requests that were not received.
-    fn end(&self, error: Option<ServerError>) -> Vec<usize> {
+    fn end(&self, error: Option<ServerError>) -> Vec<u64> {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
             queues.is_over = true;
