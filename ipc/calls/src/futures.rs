@@ -346,6 +346,8 @@ impl<C: Connection> Worker<C> {
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self { connection, posted, alarm, .. } = self;
+        // It may take long.
+        posted.wakes.wake_all();
         let connected = posted.reconnect(connection.connect_timeout(), |within, is_wanted| connection.reconnect(within, is_wanted));
         *lock(&alarm.0) = connection.waker();
         let Err(error) = connected else { return };
