@@ -264,6 +264,42 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
     assert_eq!(*taken.lock().unwrap(), sent);
 }
 
+/// The server answers all requests but the first, whose bytes it keeps.
+#[test]
+fn a_client_whose_ring_is_kept_full_by_a_call_that_it_gave_up_says_so_and_connects_again() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), |server| {
+        let (mut held, mut is_over) = (Vec::new(), false);
+        while !is_over {
+            server.step().unwrap();
+            while let Some(request) = server.recv() {
+                let request_is = |text: &[u8]| request.data().to_vec() == text;
+                is_over |= request_is(b"the last");
+                if request_is(b"held") { held.push(request) } else { request.reply(b"answered").unwrap() }
+            }
+        }
+        server.stop_handle().stop();
+        drop(held);
+        server.serve(|_| b"").unwrap();
+    });
+    let mut client = net.client(served.address);
+    let large = vec![0; client.max_request() / 4];
+    for _ in 0..3 {
+        assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+        let mut answered = 0;
+        let error = loop {
+            match client.call_within(&large, Duration::from_millis(200)) {
+                Ok(_) => answered += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, ClientError::NoCredit { given_up: 1 }), "{error:?}");
+        assert!(answered > 0, "there was room at first");
+    }
+    assert_eq!(client.call(b"the last").unwrap(), b"answered");
+    served.end();
+}
+
 #[test]
 fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
     const PUSHES: usize = 1_000;

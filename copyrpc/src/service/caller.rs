@@ -107,11 +107,11 @@ pub enum ClientError {
     /// the ring or for credit. No handler got the request, and none will.
     #[error("not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
     NotSent,
-    /// The call was not sent, since calls that ran out of time or were dropped keep the credit of the connection: the server has not answered
-    /// them. No handler got the request, and none will. The next call connects again, and so has all the credit.
+    /// The call was not sent, since calls that ran out of time or were dropped keep the credit of the connection, or the room in its ring: the
+    /// server has not answered them. No handler got the request, and none will. The next call connects again, and so has all of both.
     #[error(
-        "the request was not sent: {given_up} calls that were given up keep the credit until the server answers them; the next call connects \
-         again (a smaller ClientOptions::max_reply lets more calls wait at a server)"
+        "the request was not sent: {given_up} calls that were given up keep the credit, or the room in the ring, until the server answers \
+         them; the next call connects again (a smaller ClientOptions::max_reply lets more calls wait at a server)"
     )]
     NoCredit {
         /// Number of those calls.
@@ -175,7 +175,7 @@ pub(super) struct Caller {
     pub(super) options: ClientOptions,
     /// Maximum bytes of a reply.
     pub(super) max_reply: usize,
-    /// Time of the first call in a row that found no credit, since given up calls keep it.
+    /// Time of the first call in a row that found no credit or no room, since given up calls keep it.
     starving_since: Option<Instant>,
     /// Counters of the contexts before.
     past: Stats,
@@ -232,7 +232,8 @@ impl Caller {
             None => self.endpoint.call(request, number, self.max_reply),
         };
         match &outcome {
-            Err(CallError::InsufficientCredit(_)) if self.endpoint.given_up_calls() > 0 => {
+            // A server keeps the bytes of a request that it holds, unless it releases them, and so the ring after them.
+            Err(CallError::InsufficientCredit(_) | CallError::RingFull(_)) if self.endpoint.given_up_calls() > 0 => {
                 self.starving_since.get_or_insert_with(Instant::now);
             }
             _ => self.starving_since = None,
@@ -240,15 +241,15 @@ impl Caller {
         outcome
     }
 
-    /// Returns the error of a call that waits for credit which given up calls keep, if it is late, or such calls have waited for as long as a
-    /// connection takes. A new connection has credit.
+    /// Returns the error of a call that waits for credit or room which given up calls keep, if it is late, or such calls have waited for as
+    /// long as a connection takes. A new connection has both.
     pub(super) fn starved(&self, is_late: bool) -> Option<ClientError> {
         let is_over = self.starves_for()?.is_zero() || is_late;
         let given_up = self.endpoint.given_up_calls();
         (is_over && given_up > 0).then_some(ClientError::NoCredit { given_up })
     }
 
-    /// Returns the time for which calls go on waiting for credit which given up calls keep, if they do.
+    /// Returns the time for which calls go on waiting for what given up calls keep, if they do.
     pub(super) fn starves_for(&self) -> Option<Duration> {
         Some(self.options.connect_timeout.saturating_sub(self.starving_since?.elapsed()))
     }
