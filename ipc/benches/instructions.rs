@@ -6,10 +6,13 @@
 mod pair;
 
 use std::hint::black_box;
+use std::pin::pin;
 use std::process::ExitCode;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bench::counted::{self, Operation};
+use calls::futures::{Connection, Ended, Refusal, Worker};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
@@ -67,6 +70,22 @@ const OPERATIONS: &[Operation] = &[
         let mut client = sums::Client::new(Ends::new());
         (0..calls).for_each(|number| assert_eq!(client.sum(black_box(number), 1).unwrap(), number + 1));
     }),
+    operation(
+        "futures_call",
+        2040,
+        "all",
+        "ipc, copyrpc, scalerpc: what a call as a future adds to that of its connection, thread included",
+        |calls| {
+            let (mut worker, handle) = Worker::new(Echo::default());
+            let mut task = Context::from_waker(Waker::noop());
+            for _ in 0..calls {
+                let mut call = pin!(handle.call(black_box(vec![7; 24]), None));
+                assert!(call.as_mut().poll(&mut task).is_pending());
+                assert_eq!((worker.turn(), worker.turn()), (Some(true), Some(true)));
+                assert!(matches!(call.poll(&mut task), Poll::Ready(Ok(reply)) if reply.len() == 24));
+            }
+        },
+    ),
     looks("ipc_looks_of_64", 16_000, "ipc: eight of the server's looks for dead clients, 64 clients", |times| {
         rest_and_look(Pair::new(64), times)
     }),
@@ -112,6 +131,57 @@ impl Caller for Ends {
         let mut reply = Vec::new();
         self.0.poll(|(), outcome| reply = outcome.unwrap().to_vec()).unwrap();
         Ok(reply)
+    }
+}
+
+/// A connection that answers each call in the poll after it, with its request.
+#[derive(Default)]
+struct Echo(Ended<Vec<u8>, AskError>);
+
+impl Connection for Echo {
+    type Request = Vec<u8>;
+    type Reply = Vec<u8>;
+    type Error = AskError;
+    type Call = ();
+
+    fn call(&mut self, number: u64, request: &Vec<u8>, _: Option<Duration>) -> Result<(), Refusal<AskError>> {
+        self.0.push((number, Ok(request.clone())));
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, ended: &mut Ended<Vec<u8>, AskError>) -> bool {
+        ended.append(&mut self.0);
+        !ended.is_empty()
+    }
+
+    fn repeats(&self, _: &AskError, _: bool) -> bool {
+        false
+    }
+
+    fn late(&mut self) -> AskError {
+        AskError::Late
+    }
+
+    fn cancel(&mut self, (): ()) {}
+
+    fn sleep(&mut self, _: Option<Duration>) {}
+
+    fn waker(&self) -> Waker {
+        Waker::noop().clone()
+    }
+
+    fn reconnect(&mut self, _: Duration, _: &mut dyn FnMut() -> bool) -> Result<(), AskError> {
+        Ok(())
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn unreachable(&self, _: &str) -> AskError {
+        AskError::Late
     }
 }
 
