@@ -260,7 +260,8 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
 ///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return [`MethodError`](crate::methods::MethodError).
 ///
-/// A number stands for its method in all versions; two methods of one number do not compile. [`methods`](crate::methods) has an example.
+/// A number stands for its method in all versions; two methods of one number do not compile. [`methods`](crate::methods) has an example, and
+/// the documentation of `copyrpc-calls` shows the items for one method: `methods::example`.
 #[macro_export]
 macro_rules! service {
     ($(#[$attribute:meta])* $visibility:vis mod $name:ident {
@@ -355,6 +356,15 @@ macro_rules! service {
             }
         }
     };
+}
+
+#[cfg(doc)]
+crate::service! {
+    /// The items that [`service!`](crate::service!) makes for `fn stat(path: String) -> Result<u64, u32> = 1`, in the documentation only.
+    pub mod example {
+        /// Returns the bytes of a file.
+        fn stat(path: String) -> Result<u64, u32> = 1;
+    }
 }
 
 #[cfg(test)]
