@@ -139,8 +139,12 @@ fn a_directory_of_another_user_is_refused() {
 #[test]
 fn a_directory_where_no_file_can_be_made_is_refused() {
     if is_root() {
-        directory_refused(Path::new("/sys"), &["/sys", "Read-only", "Permission denied"][..1]);
-        directory_refused(Path::new("/proc"), &["no file can be made in it: ", "; name another"]);
+        let refused = |dir| directory_refused(Path::new(dir), &["no file can be made in it: ", "; name another"]);
+        refused("/proc");
+        // In a changed root nothing may be mounted there.
+        if Path::new("/sys/kernel").exists() {
+            refused("/sys");
+        }
     } else {
         let dir = Scratch::in_memory();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o500)).unwrap();
