@@ -18,10 +18,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use copyrpc::methods::Caller;
-use copyrpc::{
-    Client, ClientError, ClientOptions, Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply, Server, ServerOptions, service,
-};
+use copyrpc::{Client, ClientOptions, Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply, Server, ServerOptions};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
@@ -50,8 +47,6 @@ enum Work {
     IdlePolls,
     /// Calls of a `Client`, without a timeout or with one; the `Server` is in another thread.
     Client(Option<Duration>),
-    /// The same, calls of a method.
-    Methods,
 }
 
 const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'static str) -> Kind {
@@ -134,35 +129,21 @@ const KINDS: &[Kind] = &[
         "client_call",
         1190,
         "part part_client but wait_for_turn",
-        Work::Client(None),
+        None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),
     client(
         "client_call_within",
         1500,
         "part part_client but wait_for_turn",
-        Work::Client(Some(Duration::from_secs(3600))),
+        Some(Duration::from_secs(3600)),
         "copyrpc: the same, Client::call_within",
     ),
-    client(
-        "server_serve",
-        910,
-        "part part_server",
-        Work::Client(None),
-        "copyrpc: Server::serve, the server's side of client_call, handler included",
-    ),
-    client(
-        "method_call",
-        1265,
-        "part part_method but wait_for_turn",
-        Work::Methods,
-        "copyrpc: as client_call, a method of two numbers that returns one",
-    ),
-    client("method_serve", 855, "part part_methods_server", Work::Methods, "copyrpc: as server_serve, that method"),
+    client("server_serve", 910, "part part_server", None, "copyrpc: Server::serve, the server's side of client_call, handler included"),
 ];
 
-const fn client(name: &'static str, bound: u32, collect: &'static str, work: Work, what: &'static str) -> Kind {
-    Kind { name, bound: Some(bound), collect, what, depth: 1, endpoints: 1, work }
+const fn client(name: &'static str, bound: u32, collect: &'static str, timeout: Option<Duration>, what: &'static str) -> Kind {
+    Kind { name, bound: Some(bound), collect, what, depth: 1, endpoints: 1, work: Work::Client(timeout) }
 }
 
 /// Calls of the two runs: many laps of every ring and queue, and multiples of the depths.
@@ -218,16 +199,7 @@ impl Pair {
                 }
                 calls
             }
-            Work::Client(timeout) => {
-                let payload = black_box([0x5a; BYTES]);
-                with_client(part_server, |mut client, turn| {
-                    (0..calls).filter(|_| part_client(&mut client, &payload, timeout, &turn) == payload).count()
-                })
-            }
-            Work::Methods => with_client(part_methods_server, |client, turn| {
-                let mut client = sums::Client::new(Waiting(client, turn));
-                (0..calls).filter(|_| part_method(&mut client) == 3).count()
-            }),
+            Work::Client(timeout) => calls_of_client(calls, timeout),
         };
         assert_eq!(ended, calls);
     }
@@ -276,14 +248,8 @@ impl Pair {
     }
 }
 
-/// The other thread's turn: to be asked for, and over.
-struct Turn {
-    ask: SyncSender<()>,
-    told: Receiver<SocketAddr>,
-}
-
-/// Runs `calls` with a client, whose server makes a turn whenever it is asked. Returns what `calls` does.
-fn with_client(serve: fn(&mut Server), calls: impl FnOnce(Client, Turn) -> usize) -> usize {
+/// Makes calls of a client, whose server makes one turn for each. Returns their number.
+fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
     let fabric = LocalFabric::new();
     let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
     let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric), arena_bytes: 1 << 30, clock, ..SoftOptions::default() });
@@ -298,7 +264,7 @@ fn with_client(serve: fn(&mut Server), calls: impl FnOnce(Client, Turn) -> usize
             server.step().unwrap();
         }
         loop {
-            serve(&mut server);
+            part_server(&mut server);
             tell.send(server.local_addr().unwrap()).unwrap();
             if asked.recv().is_err() {
                 break;
@@ -306,15 +272,18 @@ fn with_client(serve: fn(&mut Server), calls: impl FnOnce(Client, Turn) -> usize
         }
     });
     let options = ClientOptions { device, ..ClientOptions::default() };
-    let client = Client::with_options(told.recv().unwrap(), &options).unwrap();
-    let ended = calls(client, Turn { ask, told });
+    let mut client = Client::with_options(told.recv().unwrap(), &options).unwrap();
+    let payload = black_box([0x5a; BYTES]);
+    let wait = || wait_for_turn(&ask, &told);
+    let ended = (0..calls).filter(|_| part_client(&mut client, &payload, timeout, wait) == payload).count();
+    drop(ask);
     server.join().unwrap();
     ended
 }
 
 #[inline(never)]
-fn part_client(client: &mut Client, payload: &[u8], timeout: Option<Duration>, turn: &Turn) -> Vec<u8> {
-    client.call_with_idle(payload, timeout, || wait_for_turn(turn)).unwrap()
+fn part_client(client: &mut Client, payload: &[u8], timeout: Option<Duration>, wait: impl FnMut()) -> Vec<u8> {
+    client.call_with_idle(payload, timeout, wait).unwrap()
 }
 
 #[inline(never)]
@@ -323,48 +292,9 @@ fn part_server(server: &mut Server) {
 }
 
 #[inline(never)]
-fn wait_for_turn(turn: &Turn) {
-    turn.ask.send(()).unwrap();
-    turn.told.recv().unwrap();
-}
-
-service! {
-    mod sums {
-        fn sum(left: u64, right: u64) -> Result<u64, u32> = 1;
-    }
-}
-
-struct Sums;
-
-impl sums::Service for Sums {
-    fn sum(&mut self, left: u64, right: u64) -> Result<u64, u32> {
-        Ok(left + right)
-    }
-}
-
-/// A client that waits by giving the server its turn.
-struct Waiting(Client, Turn);
-
-impl Caller for Waiting {
-    type Error = ClientError;
-
-    fn timeout(&self) -> Option<Duration> {
-        None
-    }
-
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
-        self.0.call_with_idle(request, timeout, || wait_for_turn(&self.1))
-    }
-}
-
-#[inline(never)]
-fn part_method(client: &mut sums::Client<Waiting>) -> u64 {
-    client.sum(black_box(1), 2).unwrap()
-}
-
-#[inline(never)]
-fn part_methods_server(server: &mut Server) {
-    server.serve_turn(&mut |request: RecvBytes<'_>| sums::answer(&mut Sums, &request.to_vec())).unwrap();
+fn wait_for_turn(ask: &SyncSender<()>, told: &Receiver<SocketAddr>) {
+    ask.send(()).unwrap();
+    told.recv().unwrap();
 }
 
 #[inline(always)]
