@@ -172,7 +172,7 @@ impl AsyncConnection {
         *lock(&self.stats) = self.caller.stats();
     }
 
-    /// Returns the error of a call that waits for credit which given up calls keep. Later calls are made on another connection.
+    /// Returns the error of a call that waits for credit or room which given up calls keep. Later calls are made on another connection.
     fn starved(&self, is_late: bool) -> Option<ClientError> {
         let starved = self.caller.starved(is_late);
         if starved.is_some() {

@@ -378,9 +378,11 @@ mod tests {
         }
     }
 
-    /// Answers each call in the poll after it, with the request.
+    /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused first, from the last refusal on.
     #[derive(Default)]
-    struct Echo(Ended<u8, No>);
+    struct Echo(Ended<u8, No>, Vec<Refusal<No>>);
+
+    const REFUSED: u8 = 3;
 
     impl Connection for Echo {
         type Request = u8;
@@ -389,6 +391,9 @@ mod tests {
         type Call = ();
 
         fn call(&mut self, number: u64, request: &u8, _: Option<Duration>) -> Result<(), Refusal<No>> {
+            if let Some(refusal) = (*request == REFUSED).then(|| self.1.pop()).flatten() {
+                return Err(refusal);
+            }
             self.0.push((number, Ok(*request)));
             Ok(())
         }
@@ -456,6 +461,17 @@ mod tests {
 
     fn wakes(calls: &[Made]) -> usize {
         calls.iter().map(|(_, wakes)| wakes.0.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The turn that takes three replies finds the connection ended for the fourth call.
+    #[test]
+    fn wakes_that_are_due_do_not_wait_for_a_new_connection() {
+        let (mut worker, calls) = Worker::new(Echo(Vec::new(), vec![Refusal::Ended, Refusal::NoRoom]));
+        let mut made: Vec<_> = (0..=REFUSED).map(|request| (calls.call(request, None), Arc::default())).collect();
+        assert!(made.iter_mut().all(|call| poll(call).is_pending()));
+        assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
+        assert_eq!((worker.turn(), wakes(&made)), (Some(true), 3));
+        assert!(worker.connection.1.is_empty(), "it was refused twice");
     }
 
     #[test]
