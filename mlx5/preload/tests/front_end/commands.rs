@@ -9,8 +9,8 @@ use crate::raw::{DEVICE, Device, INIT, Memory, RTR, RTS, errno, under_the_librar
 
 const ERROR: (u8, u32) = (6, 1);
 
-/// The only LID, and a number that no queue pair has.
-const NOBODY: (u16, u32) = (1, 0x3fe << 14);
+/// The only LID, and a number that no queue pair has: of the upper ten bits of theirs, never all are set.
+const NOBODY: (u16, u32) = (1, 0x3ff << 14);
 
 #[test]
 fn the_device_file_is_a_character_device() {
@@ -135,7 +135,7 @@ fn queue_pairs_go_where_the_specification_lets_them() {
         modify(RTR).unwrap();
         modify(RTS).unwrap();
         let is = device.query_qp(qp).unwrap();
-        assert_eq!((is.qp_state, is.cur_qp_state, is.dest_qp_num, is.dest.dlid), (3, 3, 0x3fe << 14, 1));
+        assert_eq!((is.qp_state, is.cur_qp_state, is.dest_qp_num, is.dest.dlid), (3, 3, 0x3ff << 14, 1));
         assert_eq!((is.timeout, is.min_rnr_timer, is.path_mtu, is.max_send_wr), (1, 1, 3, 3));
         modify(ERROR).unwrap();
         assert_eq!(device.query_qp(qp).unwrap().qp_state, 6);
