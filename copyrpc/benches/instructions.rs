@@ -134,7 +134,7 @@ const KINDS: &[Kind] = &[
     ),
     client(
         "client_call_within",
-        1500,
+        1190,
         "part part_client but wait_for_turn",
         Some(Duration::from_secs(3600)),
         "copyrpc: the same, Client::call_within",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::connection::Connection;
 use crate::error::{CallError, CloseReason};
-use crate::link::{CallKey, NEVER};
+use crate::link::CallKey;
 use crate::stats::Stats;
 
 /// The name of one call of one endpoint of this process, for [`Endpoint::cancel`].
@@ -60,7 +60,15 @@ impl<U> Endpoint<U> {
     /// [`CallError`], which returns `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
     #[inline(always)]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        self.call_until(payload, user_data, response_allowance, NEVER)
+        // In two steps, so that rarely needed code is not part of the callers' code.
+        let outcome = self.connection.link().try_call(payload, user_data, response_allowance);
+        match outcome {
+            Ok(call) => {
+                self.connection.mark_dirty();
+                Ok(CallToken { connection: self.connection.serial, call })
+            }
+            Err(user_data) => self.make_room_and_call(payload, user_data, response_allowance),
+        }
     }
 
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
@@ -77,37 +85,22 @@ impl<U> Endpoint<U> {
         response_allowance: usize,
         timeout: Duration,
     ) -> Result<CallToken, CallError<U>> {
-        let deadline_ns = self.connection.timers().deadline_in(timeout);
-        let outcome = self.call_until(payload, user_data, response_allowance, deadline_ns);
-        if outcome.is_ok() {
-            self.connection.arm(deadline_ns);
-        }
-        outcome
+        let call = self.call(payload, user_data, response_allowance)?;
+        self.end_within(call, timeout);
+        Ok(call)
     }
 
-    #[inline(always)]
-    fn call_until(&self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallToken, CallError<U>> {
-        // In two steps, so that rarely needed code is not part of the callers' code.
-        let outcome = self.connection.link().try_call(payload, user_data, response_allowance, deadline_ns);
-        match outcome {
-            Ok(call) => {
-                self.connection.mark_dirty();
-                Ok(CallToken { connection: self.connection.serial, call })
-            }
-            Err(user_data) => self.make_room_and_call(payload, user_data, response_allowance, deadline_ns),
-        }
+    /// Gives a call of this endpoint that has not ended a timeout from now, as [`Endpoint::call_within`] does.
+    pub(crate) fn end_within(&self, call: CallToken, timeout: Duration) {
+        let deadline_ns = self.connection.timers().deadline_in(timeout);
+        self.connection.with_link(|link| link.end_at(call.call, deadline_ns));
+        self.connection.arm(deadline_ns);
     }
 
     #[cold]
     #[inline(never)]
-    fn make_room_and_call(
-        &self,
-        payload: &[u8],
-        user_data: U,
-        response_allowance: usize,
-        deadline_ns: u64,
-    ) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.link().call_until(payload, user_data, response_allowance, deadline_ns);
+    fn make_room_and_call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
+        let outcome = self.connection.link().call(payload, user_data, response_allowance);
         // A refused call too: it may need a READ. Not after the end of the connection, which is not flushed any more.
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();

@@ -250,13 +250,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
 
-    fn is_due(&self) -> bool {
-        self.until_deadline().is_some_and(|left| left.is_zero())
-    }
-
-    /// Returns the time until the earliest deadline.
-    fn until_deadline(&self) -> Option<Duration> {
-        self.calls.until_deadline(|| self.member.region.clock().now_ns())
+    /// Returns the time until the earliest deadline, or until the next look for the server's death.
+    fn left(&self) -> Duration {
+        self.calls.until_deadline(|| self.member.region.clock().now_ns()).unwrap_or(SLICE).min(SLICE)
     }
 
     #[inline(always)]
@@ -321,7 +317,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Makes a call and waits for the reply, at most for `timeout`. If the session is over, connects to the next server first, as
+    /// Makes a call and waits for the reply, at most for `timeout`, which begins with the 64th poll for the reply: a call that is answered by
+    /// then does not read the clock. If the session is over, connects to the next server first, as
     /// [`connect_within`](Self::connect_within) says. The client must have no other unanswered call.
     ///
     /// # Errors
@@ -329,8 +326,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
         let patience = self.prepare_to_ask()?;
         let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
-        self.call_within(request, (), timeout)?;
-        Ok(self.answer()?.1)
+        let call = self.call(request, ())?;
+        Ok(self.answer(call, timeout)?.1)
     }
 
     /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late replies: a client that only blocks
@@ -345,8 +342,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.member.check().map(|_| self.patience))
     }
 
-    /// Waits for the reply to the only unanswered call. Returns the call's slot and the reply.
-    pub(crate) fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
+    /// Waits for the reply to the only unanswered call, at most for `timeout`. Returns the call's slot and the reply.
+    pub(crate) fn answer(&mut self, call: CallToken, timeout: Duration) -> Result<(usize, Resp), CallFailed> {
         let mut ended = None;
         self.polling.reset();
         loop {
@@ -358,6 +355,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
                     if let Some(start) = self.polling.idle() {
                         self.wait(None);
                         self.polling.slept(start);
+                    } else if self.polling.is_clock_due() {
+                        self.end_within(call, timeout);
                     }
                 }
             }
@@ -372,14 +371,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> 
     }
 
     fn look(&mut self, _: bool) -> bool {
-        self.is_due() || (self.responses.is_ready() && !self.calls.is_empty()) || self.member.end().is_some()
+        self.left().is_zero() || (self.responses.is_ready() && !self.calls.is_empty()) || self.member.end().is_some()
     }
 
     fn slice(&mut self) -> Duration {
-        self.until_deadline().unwrap_or(SLICE).min(SLICE)
+        self.left()
     }
 
     fn check(&mut self) -> bool {
-        self.is_due() || self.member.check().is_some()
+        self.left().is_zero() || self.member.check().is_some()
     }
 }

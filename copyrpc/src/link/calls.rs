@@ -16,7 +16,7 @@ use calls::Deadlines;
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
 /// Deadline of a call without a deadline.
-pub(crate) const NEVER: u64 = u64::MAX;
+const NEVER: u64 = u64::MAX;
 
 /// The name of one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +134,7 @@ impl<U> Calls<U> {
     /// Adds a call, which is made after `batches_before` batches were sent. Without a free slot returns the user data, see
     /// [`Calls::make_room`].
     #[inline(always)]
-    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64, batches_before: u64) -> Result<CallKey, U> {
+    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, batches_before: u64) -> Result<CallKey, U> {
         let index = self.free;
         let Some((slot, next)) = self.slots.get_mut(index as usize).and_then(|slot| slot.next_free().map(|next| (slot, next))) else {
             return Err(user_data);
@@ -143,16 +143,14 @@ impl<U> Calls<U> {
         self.unanswered += 1;
         let generation = slot.generation.wrapping_add(1);
         let (internal_allowance, state) = (internal_allowance as u32, State::Waiting(user_data));
-        *slot = Slot { generation, internal_allowance, deadline_ns, batches_before, state };
-        let key = CallKey { index, generation };
-        if deadline_ns != NEVER {
-            self.note_deadline(deadline_ns, key);
-        }
-        Ok(key)
+        *slot = Slot { generation, internal_allowance, deadline_ns: NEVER, batches_before, state };
+        Ok(CallKey { index, generation })
     }
 
-    #[inline(never)]
-    fn note_deadline(&mut self, deadline_ns: u64, key: CallKey) {
+    /// Gives a call that has not ended a deadline. It has none by default.
+    pub(super) fn end_at(&mut self, key: CallKey, deadline_ns: u64) {
+        let Some(slot) = self.slots.get_mut(key.index as usize).filter(|slot| slot.is_waiting(key)) else { return };
+        slot.deadline_ns = deadline_ns;
         let slots = &self.slots;
         self.deadlines.push(deadline_ns, key, |key| is_waiting(slots, *key));
     }
@@ -252,12 +250,14 @@ mod tests {
     use super::*;
 
     fn insert(calls: &mut Calls<u32>, user_data: u32) -> CallKey {
-        insert_until(calls, user_data, NEVER)
+        assert!(calls.make_room());
+        calls.insert(user_data, 64, 0).unwrap()
     }
 
     fn insert_until(calls: &mut Calls<u32>, user_data: u32, deadline_ns: u64) -> CallKey {
-        assert!(calls.make_room());
-        calls.insert(user_data, 64, deadline_ns, 0).unwrap()
+        let key = insert(calls, user_data);
+        calls.end_at(key, deadline_ns);
+        key
     }
 
     fn complete(calls: &mut Calls<u32>, key: CallKey) -> Option<Option<u32>> {
@@ -283,7 +283,7 @@ mod tests {
     fn calls_end_with_the_call_ids_and_go_on_past_the_last_generation() {
         let mut calls = Calls::new(CallId::MAX_CALLS, u32::MAX - 1);
         let keys: Vec<_> = (0..CallId::MAX_CALLS).map(|user_data| insert(&mut calls, user_data)).collect();
-        assert!(!calls.make_room() && calls.insert(0, 64, NEVER, 0).is_err());
+        assert!(!calls.make_room() && calls.insert(0, 64, 0).is_err());
         let (first, last) = (keys[0], *keys.last().unwrap());
         assert_eq!(last.id().index(), CallId::MAX_CALLS - 1);
         assert_eq!([first, last].map(|key| complete(&mut calls, key)), [Some(Some(0)), Some(Some(CallId::MAX_CALLS - 1))]);
@@ -319,6 +319,7 @@ mod tests {
         let cancelled = insert_until(&mut calls, 3, 50);
         assert_eq!(calls.next_deadline(), Some(50));
         calls.abandon(cancelled);
+        calls.end_at(cancelled, 10);
         assert_eq!(calls.next_deadline(), Some(100));
         assert_eq!(calls.expire(100), None, "not before it has passed");
         assert_eq!(calls.expire(101), Some(2));

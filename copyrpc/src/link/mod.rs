@@ -31,8 +31,8 @@ mod window;
 use std::ptr::NonNull;
 
 use backoff::Backoff;
+pub(crate) use calls::CallKey;
 use calls::Calls;
-pub(crate) use calls::{CallKey, NEVER};
 use closing::Closing;
 pub(crate) use config::LinkConfig;
 pub(crate) use config::Past;

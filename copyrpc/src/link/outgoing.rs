@@ -1,7 +1,5 @@
 //! The entry of the send ring: calls and replies.
 
-#[cfg(test)]
-use super::calls::NEVER;
 use super::credit::Reservation;
 use super::tx::Place;
 use super::{CallKey, Held, Hold, Link, Request};
@@ -14,27 +12,20 @@ use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, 
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush_any`]. The call
-    /// ends once `deadline_ns` has passed, in the clock of [`Link::expire`]; [`NEVER`](super::NEVER) is no deadline. A refused call changes
-    /// nothing but the wish to READ.
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush_any`]. A refused
+    /// call changes nothing but the wish to READ.
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
-    pub(crate) fn call_until(
-        &mut self,
-        payload: &[u8],
-        user_data: U,
-        response_allowance: usize,
-        deadline_ns: u64,
-    ) -> Result<CallKey, CallError<U>> {
+    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         let user_data = self.make_call_room(payload.len(), user_data, response_allowance)?;
-        self.try_call(payload, user_data, response_allowance, deadline_ns).map_err(CallError::InsufficientCredit)
+        self.try_call(payload, user_data, response_allowance).map_err(CallError::InsufficientCredit)
     }
 
     /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns its user data and changes nothing:
-    /// [`Link::call_until`] decides.
+    /// [`Link::call`] decides.
     #[inline(always)]
-    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
+    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
         let allowance = internal_allowance(response_allowance as u64);
         let Self { tx, limits, credit, calls, .. } = self;
         let batches_before = tx.batches_sent();
@@ -45,7 +36,7 @@ impl<U> Link<U> {
         if allowance > credit.balance() {
             return Err(user_data);
         }
-        let key = calls.insert(user_data, allowance, deadline_ns, batches_before)?;
+        let key = calls.insert(user_data, allowance, batches_before)?;
         credit.spend(allowance);
         place.fill(key.id().to_request(), (allowance / ALIGNMENT) as u32);
         if calls.unanswered() == 1 {
@@ -92,6 +83,11 @@ impl<U> Link<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;
         Some(user_data)
+    }
+
+    /// Ends a call that has not ended once `deadline_ns` has passed, in the clock of [`Link::expire`].
+    pub(crate) fn end_at(&mut self, call: CallKey, deadline_ns: u64) {
+        self.calls.end_at(call, deadline_ns);
     }
 
     /// Ends one call whose deadline is before `now_ns`, with [`TimedOut`](crate::CallFailure::TimedOut) (C4). Repeat it until `None`.
@@ -159,9 +155,19 @@ fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut St
 /// The calls and answers of tests.
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Calls without a deadline.
-    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
-        self.call_until(payload, user_data, response_allowance, NEVER)
+    /// Calls with a deadline; `u64::MAX` is none.
+    pub(crate) fn call_until(
+        &mut self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        deadline_ns: u64,
+    ) -> Result<CallKey, CallError<U>> {
+        let call = self.call(payload, user_data, response_allowance)?;
+        if deadline_ns != u64::MAX {
+            self.end_at(call, deadline_ns);
+        }
+        Ok(call)
     }
 
     /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).

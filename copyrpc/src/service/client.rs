@@ -8,6 +8,7 @@ use calls::{Patience, methods};
 use mlx5::DeviceInfo;
 
 use super::caller::{Caller, ClientError, ClientOptions, ended};
+use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 
@@ -59,7 +60,8 @@ impl Client {
         self.call_for(request, self.caller.options.timeout, Self::idle)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
+    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection. It begins with a new connection, a wait for
+    /// room, or the 64th poll for the reply, whichever is first: a call that is answered by then does not read the clock.
     ///
     /// # Errors
     /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was sent, so that the call can be made again;
@@ -97,31 +99,29 @@ impl Client {
         self.caller.stats()
     }
 
-    /// Like [`call`](Self::call), with another wait than its own: `idle` runs after each poll that found nothing. For counts of
+    /// Like [`call`](Self::call), with another wait than its own: `idle` runs after each poll without the reply. For counts of
     /// instructions.
     #[doc(hidden)]
     pub fn call_with_idle(&mut self, request: &[u8], timeout: Option<Duration>, mut idle: impl FnMut()) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, timeout, |_, _| idle())
     }
 
-    /// Makes a call. `idle` runs after each poll that found nothing, and gets the end of a call that could not be made yet.
+    /// Makes a call. `idle` runs after each poll without the reply, and gets the end of a call that could not be made yet.
     fn call_for(
         &mut self,
         request: &[u8],
         timeout: Option<Duration>,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<Vec<u8>, ClientError> {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut limit = Limit { timeout, end: None };
         // Learn of an end of the connection since the last call.
         self.caller.look();
-        let mut left_now = timeout;
         if self.caller.endpoint.closed().is_some() {
-            self.reconnect(end)?;
-            left_now = left(end);
+            self.reconnect(&mut limit)?;
         }
-        match self.attempt(request, left_now, end, &mut idle) {
+        match self.attempt(request, &mut limit, &mut idle) {
             // No handler got the call: the server was leaving. There may be another server by now.
-            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => self.call_again(request, end, idle),
+            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => self.call_again(request, limit, idle),
             outcome => outcome,
         }
     }
@@ -131,39 +131,37 @@ impl Client {
     fn call_again(
         &mut self,
         request: &[u8],
-        end: Option<Instant>,
+        mut limit: Limit,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<Vec<u8>, ClientError> {
-        self.reconnect(end)?;
-        self.attempt(request, left(end), end, &mut idle)
+        self.reconnect(&mut limit)?;
+        self.attempt(request, &mut limit, &mut idle)
     }
 
     #[cold]
-    fn reconnect(&mut self, end: Option<Instant>) -> Result<(), ClientError> {
+    fn reconnect(&mut self, limit: &mut Limit) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
         // Frees the resources of the ended connection.
         self.caller.poll(|_, _| ());
         let patience = self.caller.options.connect_timeout;
-        let longest = left(end).map_or(patience, |left| left.min(patience));
-        let is_over = || left(end) == Some(Duration::ZERO);
-        self.caller.reconnect(longest, || true).map_err(|error| if is_over() { ClientError::NotSent } else { error })
+        let longest = left(limit.end()).map_or(patience, |left| left.min(patience));
+        let outcome = self.caller.reconnect(longest, || true);
+        outcome.map_err(|error| if left(limit.end()) == Some(Duration::ZERO) { ClientError::NotSent } else { error })
     }
 
     #[inline(always)]
     fn attempt(
         &mut self,
         request: &[u8],
-        left_now: Option<Duration>,
-        end: Option<Instant>,
+        limit: &mut Limit,
         idle: &mut impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<Vec<u8>, ClientError> {
         self.calls += 1;
         let (number, max_reply) = (self.calls, self.caller.max_reply);
-        let mut is_made = self.make(request, left_now)?;
-        self.patience.reset();
+        let mut call = self.make(request, left(limit.end))?;
         loop {
             let mut end_of_call = None;
-            let moved = self.caller.poll(|of, outcome| {
+            self.caller.poll(|of, outcome| {
                 if of == number {
                     end_of_call = Some(ended(outcome, max_reply));
                 }
@@ -171,33 +169,34 @@ impl Client {
             if let Some(outcome) = end_of_call {
                 return outcome;
             }
-            if moved > 0 {
-                self.patience.reset();
-            } else {
-                // The context knows the deadline of a call that was made.
-                idle(self, end.filter(|_| !is_made));
-            }
-            if !is_made {
-                is_made = self.make(request, left(end))?;
+            // The context knows the deadline of a call that was made.
+            idle(self, if call.is_none() { limit.end() } else { None });
+            let Some(made) = call else {
+                call = self.make(request, left(limit.end()))?;
+                continue;
+            };
+            if limit.end.is_none() && self.patience.is_clock_due() {
+                left(limit.end()).into_iter().for_each(|left| self.caller.endpoint.end_within(made, left));
             }
         }
     }
 
-    /// Notes an empty poll. Sleeps after enough of them: until `end` at most, or until a call that waits for credit has to.
+    /// Notes a poll without the reply. Sleeps after enough of them: until `end` at most, or until a call that waits for credit has to.
     fn idle(&mut self, end: Option<Instant>) {
         let Some(start) = self.patience.idle() else { return };
         self.caller.sleep(left(end).into_iter().chain(self.caller.starves_for()).min());
         self.patience.slept(start);
     }
 
-    /// Makes the present call and sends it. Returns whether there was room; ends the call if its time has ended, or given up calls keep the credit.
+    /// Makes the present call and sends it. Returns it if there was room; ends the call if its time has ended, or given up calls keep the credit.
     #[inline(always)]
-    fn make(&mut self, request: &[u8], left: Option<Duration>) -> Result<bool, ClientError> {
+    fn make(&mut self, request: &[u8], left: Option<Duration>) -> Result<Option<CallToken>, ClientError> {
         match self.caller.call(request, self.calls, left) {
-            Ok(_) => {
+            Ok(call) => {
                 // Before a poll, which would look for arrivals first.
                 self.caller.flush();
-                Ok(true)
+                self.patience.reset();
+                Ok(Some(call))
             }
             Err(CallError::Closed { reason, .. }) => Err(ClientError::Closed(reason)),
             Err(CallError::PayloadTooLarge { len, max, .. }) => Err(ClientError::TooLarge { len, max }),
@@ -207,7 +206,7 @@ impl Client {
                     self.caller.endpoint.abort();
                     return Err(error);
                 }
-                if is_late { Err(ClientError::NotSent) } else { Ok(false) }
+                if is_late { Err(ClientError::NotSent) } else { Ok(None) }
             }
         }
     }
@@ -222,6 +221,21 @@ impl methods::Caller for Client {
 
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, timeout, Self::idle)
+    }
+}
+
+/// The time of a call.
+struct Limit {
+    timeout: Option<Duration>,
+    /// Known once the clock was read.
+    end: Option<Instant>,
+}
+
+impl Limit {
+    /// Returns the time of its end. The first time, reads the clock.
+    fn end(&mut self) -> Option<Instant> {
+        self.end = self.end.or_else(|| self.timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        self.end
     }
 }
 

@@ -3,6 +3,8 @@
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
+/// Number of polls before the clock is read for a timeout.
+const UNTIMED: u32 = 64;
 /// Number of polls before a sleep: usually, and at most.
 const FEWEST: u32 = 256;
 const MOST: u32 = 8192;
@@ -37,6 +39,13 @@ impl Patience {
     #[inline(always)]
     pub const fn reset(&mut self) {
         self.polls = 0;
+    }
+
+    /// Returns whether this is the time to read the clock for a timeout: once after a [`reset`](Self::reset), behind the 64th empty poll.
+    /// An answer that comes earlier needs no clock, and a thread sleeps only later.
+    #[must_use]
+    pub const fn is_clock_due(&self) -> bool {
+        self.polls == UNTIMED
     }
 
     /// Notes an empty poll. Returns the time if there have been enough of them since the last [`reset`](Self::reset): then the thread sleeps

@@ -169,8 +169,8 @@ impl Client<()> {
     pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
         let patience = self.inner.prepare_to_ask()?;
         let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
-        self.call_within(request, (), timeout)?;
-        let (slot, message) = self.inner.answer()?;
+        let call = self.call(request, ())?;
+        let (slot, message) = self.inner.answer(call, timeout)?;
         let Self { inner, areas, reply } = self;
         let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::ReplyTooLong)?;
         Ok(bytes.to_vec())

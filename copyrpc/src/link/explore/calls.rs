@@ -1,4 +1,4 @@
-use super::{CallKey, Calls, NEVER, NO_SLOT, State};
+use super::{CallKey, Calls, NO_SLOT, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
@@ -27,7 +27,7 @@ impl<U> Calls<U> {
         (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);
         for (user_data, internal_allowance, is_waiting) in calls {
             assert!(self.make_room());
-            let key = self.insert(user_data, internal_allowance, NEVER, 0).ok().expect("there is room");
+            let key = self.insert(user_data, internal_allowance, 0).ok().expect("there is room");
             if !is_waiting {
                 self.abandon(key);
             }
