@@ -330,6 +330,29 @@ fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
     served.end();
 }
 
+#[test]
+fn a_server_that_calls_without_end_keeps_no_call_from_its_timeout() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), |server| {
+        let held = loop {
+            server.step().unwrap();
+            if let Some(request) = server.recv() {
+                break request;
+            }
+        };
+        let endpoint = held.endpoint();
+        while endpoint.closed().is_none() {
+            while endpoint.call(&[1; 100], (), 8).is_ok() {}
+            server.step().unwrap();
+        }
+    });
+    let mut client = net.client(served.address);
+    assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+    assert!(client.stats().replies > 64, "it was called");
+    drop(client);
+    served.end();
+}
+
 /// A stream whose last byte, with which a client says that it is connected, is sent later.
 struct WithoutEnd<'a>(&'a TcpStream, usize);
 
