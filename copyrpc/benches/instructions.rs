@@ -127,14 +127,14 @@ const KINDS: &[Kind] = &[
     part("depth64_caller_drain", 64, "part part_caller_drain", "copyrpc, of rpc_depth64: the caller's drain, callback included"),
     client(
         "client_call",
-        1190,
+        1150,
         "part part_client but wait_for_turn",
         None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),
     client(
         "client_call_within",
-        1190,
+        1150,
         "part part_client but wait_for_turn",
         Some(Duration::from_secs(3600)),
         "copyrpc: the same, Client::call_within",

@@ -7,8 +7,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 
-use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, EndpointConfig, Memory, RecvHandle, RemoteMemory};
+use copyrpc::{Context, ContextBuilder, EndpointConfig, Memory, RecvHandle, RemoteMemory, default_device};
 
 /// Bytes of one READ or WRITE. A server keeps memory of this size for each request in work, however large the requests are.
 const PIECE: usize = 1 << 20;
@@ -54,8 +53,8 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let mebibytes: usize = std::env::args().nth(1).map_or(Ok(64), |arg| arg.parse())?;
-    let client: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
-    let server: Context<u64> = ContextBuilder::new(DeviceSpec::default()).build()?;
+    let client: Context<()> = ContextBuilder::new(default_device()).build()?;
+    let server: Context<u64> = ContextBuilder::new(default_device()).build()?;
     let (a, b) = (client.create_endpoint(&EndpointConfig::default())?, server.create_endpoint(&EndpointConfig::default())?);
     let (record_a, record_b) = (a.local_info(), b.local_info());
     let (endpoint, _peer) = (a.connect(&record_b)?, b.connect(&record_a)?);

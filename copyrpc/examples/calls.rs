@@ -9,8 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
-use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, RecvBytes, Reply};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, RecvBytes, Reply, default_device};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -54,7 +53,7 @@ fn run() -> Result<(), AnyError> {
     let calls: u64 = args.next().map_or(Ok(1_000_000), |calls| calls.parse())?;
     let (to_server, from_client) = channel();
     let (to_client, from_server) = channel();
-    let builder = ContextBuilder::new(DeviceSpec::default());
+    let builder = ContextBuilder::new(default_device());
     let server_builder = builder.clone();
     let server = thread::spawn(move || serve(server_builder, &to_client, &from_client));
 

@@ -7,8 +7,7 @@ use std::error::Error;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, EndpointConfig};
+use copyrpc::{Context, ContextBuilder, EndpointConfig, default_device};
 
 /// The maximum number of bytes of an answer.
 const ANSWER: usize = 256;
@@ -27,7 +26,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     if words.is_empty() {
         words = ["hello", "remote", "memory"].map(String::from).to_vec();
     }
-    let context: Context<usize> = ContextBuilder::new(DeviceSpec::default()).build()?;
+    let context: Context<usize> = ContextBuilder::new(default_device()).build()?;
     let stream = TcpStream::connect(address)?;
     let endpoint = context.connect_over(&EndpointConfig::default(), &stream)?;
 

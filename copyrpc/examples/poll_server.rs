@@ -9,8 +9,7 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError, default_device};
 
 /// Time between two polls for new clients while nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
@@ -30,7 +29,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut to_come = args.next().map_or(Ok(usize::MAX), |clients| clients.parse())?;
     listener.set_nonblocking(true)?;
     println!("listening on {}", listener.local_addr()?);
-    let context: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
+    let context: Context<()> = ContextBuilder::new(default_device()).build()?;
     let mut clients = Vec::new();
     while to_come > 0 || !clients.is_empty() {
         if to_come > 0 && accept(&listener, &context, &mut clients)? {

@@ -12,8 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use copyrpc::mlx5::DeviceSpec;
-use copyrpc::{Client, Context, ContextBuilder, Endpoint, EndpointConfig, Server};
+use copyrpc::{Client, Context, ContextBuilder, Endpoint, EndpointConfig, Server, default_device};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -36,8 +35,15 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                     let _gone = request.reply(&[]);
                     return Ok(());
                 }
-                // A subscriber that has left, or that takes no news so that no credit is left, is one no more.
-                news => subscribers.retain(|subscriber| subscriber.call_within(news, (), 0, PATIENCE).is_ok()),
+                // A subscriber that has left is one no more. Nor is one for which there is no credit or room, as it does not take the news;
+                // its connection ends, so that it learns of it.
+                news => subscribers.retain(|subscriber| {
+                    let takes = subscriber.call_within(news, (), 0, PATIENCE).is_ok();
+                    if !takes {
+                        subscriber.close();
+                    }
+                    takes
+                }),
             }
             // A client that has left meanwhile takes no reply.
             let _gone = request.reply(&[subscribers.len() as u8]);
@@ -47,7 +53,7 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
 
 /// Subscribes, and takes `most` news at most. Returns those that came before the server ended.
 fn subscribe(address: SocketAddr, most: usize, ready: &Sender<()>) -> Result<Vec<String>, Failure> {
-    let context: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
+    let context: Context<()> = ContextBuilder::new(default_device()).build()?;
     // The socket stays open: its end would make the server look for a dead client.
     let socket = TcpStream::connect(address)?;
     let endpoint = context.connect_over(&EndpointConfig::default(), &socket)?;
@@ -85,6 +91,7 @@ fn run() -> Result<(), Failure> {
         let ready = ready.clone();
         (most.min(NEWS.len()), thread::spawn(move || subscribe(address, most, &ready)))
     });
+    drop(ready);
     for _ in &subscribers {
         is_ready.recv()?;
     }

@@ -43,7 +43,7 @@ pub enum ConnectError {
     #[error("exchanging records: {0}")]
     Channel(#[from] io::Error),
     /// The peer of [`PendingEndpoint::connect_over`] could not connect; it has the reason.
-    #[error("the peer could not connect its end")]
+    #[error("the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server")]
     NotConnectedThere,
     /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside its range.
     #[error(transparent)]
@@ -52,7 +52,9 @@ pub enum ConnectError {
     #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
     Address,
     /// One end is software, the other hardware.
-    #[error("this end is {local:?}, the peer {remote:?}: both must use the same kind of device")]
+    #[error(
+        "this end is {local:?}, the peer {remote:?}: both must use the same kind of device (that of soft:roce=ADDRESS is a NIC's, that of soft is not)"
+    )]
     Device {
         /// Kind of this end.
         local: DeviceKind,

@@ -8,8 +8,8 @@
 //!
 //! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between processes of one host, where `copyrpc-ipc` is
 //! faster; nor for peers that are not trusted, since nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
-//! secret, if there is one. Requests and replies of more than about 100 KiB go around the messages, through [`Memory`]. No NIC has run it
-//! yet.
+//! secret, if there is one. Requests and replies of more than about 100 KiB go in [`parts`], up to 1 GiB, or around the messages, through
+//! [`Memory`]. No NIC has run it yet.
 //!
 //! A server and a client, in two processes or two threads. They connect through a TCP address, and all messages go over the device:
 //!
@@ -87,9 +87,11 @@
 //! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share
 //! one WRITE |
 //! | `async_server`, `async_client` | the same with futures |
+//! | `first_service` | the smallest service with a method |
 //! | `metadata` | a service with methods: clients with deadlines, and a server that is restarted under them |
-//! | `subscribe` | a server that calls its clients |
-//! | `bulk` | data above the message limit |
+//! | `subscribe`, `long_poll` | a server that calls its clients; clients whose calls stay until there is something to tell |
+//! | `sidecar` | a server of `ipc` that forwards to a remote one |
+//! | `blobs`, `bulk` | data above the message limit: in parts, and by READs and WRITEs |
 //! | `calls` | two threads and many calls outstanding: the effect of batching |
 //!
 //! ## A tour, in the order data flows
@@ -166,11 +168,11 @@ pub use link::Window;
 pub use mlx5;
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
-/// Clients of a server and the events of their connections, and the secret that both ends may share.
 pub use rendezvous::{Event, Events, Peer, Secret};
 pub use ring::RecvBytes;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,
+    default_device,
 };
 pub use stats::Stats;
 

@@ -57,14 +57,12 @@ impl RingSize {
 
     /// Returns the bytes from a position to the end of the ring; the whole ring at offset 0.
     #[must_use]
-    #[inline]
     pub const fn to_end(self, position: u64) -> u64 {
         self.0 - self.offset(position)
     }
 
     /// Returns the maximum padded request: 1/8 ring (invariant L1).
     #[must_use]
-    #[inline]
     pub const fn max_message(self) -> u64 {
         self.0 / 8
     }
@@ -77,14 +75,12 @@ impl RingSize {
 
     /// Returns the maximum credit that one side may have granted and not got back: 1/4 ring (invariant R1).
     #[must_use]
-    #[inline]
     pub const fn max_reservation(self) -> u64 {
         self.0 / 4
     }
 
     /// Returns the maximum internal allowance of one call: 3/16 ring (invariant L2).
     #[must_use]
-    #[inline]
     pub const fn max_internal_allowance(self) -> u64 {
         self.0 / 4 - self.0 / 16
     }
@@ -246,20 +242,17 @@ impl Payload {
     pub(crate) const EMPTY: Self = Self { position: 0, len: 0 };
 
     /// Returns the payload of a message whose header is at `message`. The caller has checked that it ends before the ring does.
-    #[inline]
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
         Self { position: message + wire::HEADER_SIZE as u64, len }
     }
 
     /// Returns the position of its message.
-    #[inline]
     pub(crate) const fn message(&self) -> u64 {
         self.position - wire::HEADER_SIZE as u64
     }
 
     /// Returns the length in bytes.
     #[must_use]
-    #[inline]
     pub(crate) const fn len(&self) -> usize {
         self.len as usize
     }

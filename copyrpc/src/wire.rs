@@ -38,21 +38,18 @@ pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
 /// Returns the maximum response payload of an internal allowance; 0 if not even an empty one fits.
 #[must_use]
-#[inline]
 pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
 /// Returns the immediate value of a batch that advances the receive ring by `span` bytes (a multiple of [`ALIGNMENT`], at most one ring).
 #[must_use]
-#[inline]
 pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
 /// Returns the bytes announced by an immediate value.
 #[must_use]
-#[inline]
 pub(crate) const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
 }
@@ -250,21 +247,18 @@ impl CallId {
 
     /// Reads the id in a header's `call_id`, with or without the response flag.
     #[must_use]
-    #[inline]
     pub(crate) const fn from_wire(call_id: u32) -> Self {
         Self(call_id & !RESPONSE_FLAG)
     }
 
     /// Returns the `call_id` of the request.
     #[must_use]
-    #[inline]
     pub(crate) const fn to_request(self) -> u32 {
         self.0
     }
 
     /// Returns the `call_id` of the response.
     #[must_use]
-    #[inline]
     pub(crate) const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
@@ -277,7 +271,6 @@ impl CallId {
 
     /// Returns the slot of the call.
     #[must_use]
-    #[inline]
     pub(crate) const fn index(self) -> u32 {
         self.0 & (Self::MAX_CALLS - 1)
     }

@@ -115,7 +115,6 @@ impl<C: Listed> Worklist<C> {
     }
 
     /// Returns whether there are connections that a drain has to continue.
-    #[inline]
     pub(crate) fn has_unfinished(&self) -> bool {
         self.has_unfinished.get()
     }

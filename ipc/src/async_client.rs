@@ -289,6 +289,10 @@ impl<C: Session> Connection for AsyncConnection<C> {
         let client = (self.client.in_flight() > 0 || self.is_full).then_some(&mut self.client as &mut dyn Sleeper);
         sleep::wait(client.into_iter().chain([&mut alarm as &mut dyn Sleeper]), limit);
         self.is_full = false;
+        if self.client.in_flight() == 0 {
+            // Learn of the server's death meanwhile, before a call is made that would have an unknown end.
+            self.client.with_watch(&mut |client| _ = client.check());
+        }
         // The calls posted before the ring are taken after it.
         self.alarm.take();
     }

@@ -118,7 +118,6 @@ pub use protocol::{
     Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
-/// Clients of a server and the events of their connections, and the secret that both ends may share.
 pub use rendezvous::{Event, Events, Peer, Secret};
 pub use service::{
     AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle,

@@ -110,7 +110,6 @@ impl<U> Calls<U> {
     }
 
     /// Returns the number of requests that are not answered, with those whose caller does not wait.
-    #[inline]
     pub(super) const fn unanswered(&self) -> usize {
         self.unanswered as usize
     }

@@ -33,13 +33,11 @@ impl Reservation {
     }
 
     /// Returns the cumulative grant, for the peer.
-    #[inline]
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
 
     /// Returns R of the invariants: bytes of responses that the peer may still ask for or wait for.
-    #[inline]
     pub(super) const fn outstanding(&self) -> u64 {
         self.granted - self.released()
     }
@@ -92,7 +90,6 @@ impl Reservation {
     }
 
     /// Releases the credit of a reply that has been written, for which `claimed` was reserved.
-    #[inline]
     pub(super) const fn release(&mut self, claimed: u64) {
         self.max_granted += claimed;
     }
@@ -114,12 +111,10 @@ impl PeerCredit {
     }
 
     /// Returns the cumulative grant that the peer told.
-    #[inline]
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
 
-    #[inline]
     pub(super) const fn balance(&self) -> u64 {
         self.balance
     }
@@ -130,7 +125,6 @@ impl PeerCredit {
     }
 
     /// Pays for a call; the caller has checked the balance.
-    #[inline]
     pub(super) const fn spend(&mut self, internal_allowance: u64) {
         self.balance -= internal_allowance;
     }

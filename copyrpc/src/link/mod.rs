@@ -372,7 +372,6 @@ impl<U> Link<U> {
 
     /// Returns the number of receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
     #[must_use]
-    #[inline]
     pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }

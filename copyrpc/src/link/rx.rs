@@ -93,7 +93,6 @@ impl RecvRing {
         }
     }
 
-    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
@@ -114,19 +113,16 @@ impl RecvRing {
         !self.requests.is_empty() || self.announced != 0 || self.messages_left > 0
     }
 
-    #[inline]
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
 
     /// Returns whether a batch that was begun said that the peer makes no more calls.
-    #[inline]
     pub(super) const fn has_heard_closing(&self) -> bool {
         self.heard_closing
     }
 
     /// Notes that these words are about to be visible to the peer.
-    #[inline]
     pub(super) const fn note_told(&mut self, words: FlowWords) {
         self.told = words;
     }
@@ -182,7 +178,6 @@ impl RecvRing {
     }
 
     /// Returns whether every message of the batches that were begun is parsed.
-    #[inline]
     pub(super) const fn is_between_batches(&self) -> bool {
         self.messages_left == 0
     }

@@ -214,7 +214,6 @@ impl SendRing {
         }
     }
 
-    #[inline]
     pub(super) const fn size(&self) -> RingSize {
         self.view.size()
     }
@@ -225,12 +224,10 @@ impl SendRing {
         if self.open_count == 0 && !self.is_metadata_only { self.next - METADATA_SPAN } else { self.next }
     }
 
-    #[inline]
     pub(super) const fn in_flight(&self) -> u64 {
         self.producer() - self.peer_consumer
     }
 
-    #[inline]
     pub(super) const fn free(&self) -> u64 {
         self.size().bytes() - self.in_flight()
     }
@@ -241,13 +238,11 @@ impl SendRing {
         self.size().bytes() - (self.posted - self.peer_consumer)
     }
 
-    #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
         self.producer() != self.posted
     }
 
     /// Returns the bytes not posted, with those that a wrap skips.
-    #[inline]
     pub(super) const fn unposted(&self) -> u64 {
         self.producer() - self.posted
     }
@@ -293,19 +288,16 @@ impl SendRing {
     }
 
     /// Returns the number of batches posted.
-    #[inline]
     pub(super) const fn batches_sent(&self) -> u64 {
         self.batches_sent
     }
 
     /// Returns whether the batch limit permits one more batch (B1).
-    #[inline]
     pub(super) const fn may_post(&self) -> bool {
         self.batches_sent - self.batches_received < self.batch_limit
     }
 
     /// Returns whether the peer has not yet taken the last metadata-only batch.
-    #[inline]
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
     }
@@ -373,7 +365,6 @@ impl SendRing {
     }
 
     /// Makes the next call check S4.
-    #[inline]
     pub(super) const fn close_to_calls(&mut self) {
         self.calls_end = 0;
     }

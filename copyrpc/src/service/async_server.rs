@@ -409,6 +409,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
     }
     let unanswered = held.len();
     drop(held);
+    lock(&shared.queues).stats = server.stats();
     // Waits until the answers have arrived.
     drop(server);
     let told = std::mem::take(&mut lock(&shared.queues).tell_end);

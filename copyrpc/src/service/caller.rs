@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceSpec;
-use rendezvous::Secret;
+use rendezvous::{LIFELINE_INTERVAL, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::default_device;
@@ -24,9 +24,6 @@ const ENDPOINTS: u32 = 3;
 
 /// Default of [`ClientOptions::max_reply`].
 const DEFAULT_REPLY: usize = 4 << 10;
-
-/// Interval of the checks of the server's socket while calls wait: its end tells of a death before the keep-alive does.
-const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
@@ -177,6 +174,8 @@ pub(super) struct Caller {
     pub(super) max_reply: usize,
     /// Time of the first call in a row that found no credit or no room, since given up calls keep it.
     starving_since: Option<Instant>,
+    /// Time of the last [`look`](Self::look), in ns.
+    looked_ns: u64,
     /// Counters of the contexts before.
     past: Stats,
 }
@@ -199,7 +198,8 @@ impl Caller {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
         let (leaving, starving_since, past, options) = (None, None, Stats::default(), options.clone());
-        Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, past })
+        let looked_ns = context.device().coarse_now_ns();
+        Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, looked_ns, past })
     }
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
@@ -261,9 +261,23 @@ impl Caller {
         self.context.serve(|_, reply| refuse(reply), on_response).unwrap_or(0)
     }
 
-    /// Learns of an end of the connection, and sends nothing. No call is under way.
-    pub(super) fn look(&self) {
+    /// Learns of an end of the connection in a pause between calls, and sends nothing. A call without a pause learns of it by its own end.
+    #[inline(always)]
+    pub(super) fn look(&mut self) {
+        let now_ns = self.context.device().coarse_now_ns();
+        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.looked_ns, now_ns));
+        if pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64 {
+            self.end_pause();
+        }
+    }
+
+    /// Learns of an end of the connection, and ends one whose server has died. No call is under way.
+    #[cold]
+    fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());
+        if has_hung_up(&self.lifeline) {
+            self.endpoint.abort();
+        }
     }
 
     /// Sends the calls that were made.
@@ -273,18 +287,14 @@ impl Caller {
     }
 
     /// Sleeps until there is something to poll for, at most for `longest`. While calls wait, it also ends to see whether the server has died.
+    /// Otherwise ends a connection whose server has died meanwhile, before a call is made that would have an unknown end.
     pub(super) fn sleep(&self, longest: Option<Duration>) {
-        let check = (self.endpoint.outstanding_calls() > 0).then_some(LIFELINE_INTERVAL);
+        let waits = self.endpoint.outstanding_calls() > 0;
         // Not inside a poll.
-        let is_woken = self.context.wait(longest.into_iter().chain(check).min());
-        if matches!(is_woken, Ok(false)) && self.has_hung_up() {
-            self.endpoint.probe();
+        let is_woken = self.context.wait(longest.into_iter().chain(waits.then_some(LIFELINE_INTERVAL)).min());
+        if (!waits || matches!(is_woken, Ok(false))) && has_hung_up(&self.lifeline) {
+            if waits { self.endpoint.probe() } else { self.endpoint.abort() }
         }
-    }
-
-    /// Returns whether the server has closed the socket, as the system does when it dies.
-    fn has_hung_up(&self) -> bool {
-        self.lifeline.peek(&mut [0]).map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |bytes| bytes == 0)
     }
 
     /// Cancels a call.

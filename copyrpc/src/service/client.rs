@@ -114,7 +114,6 @@ impl Client {
         mut idle: impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<Vec<u8>, ClientError> {
         let mut limit = Limit { timeout, end: None };
-        // Learn of an end of the connection since the last call.
         self.caller.look();
         if self.caller.endpoint.closed().is_some() {
             self.reconnect(&mut limit)?;
@@ -240,6 +239,7 @@ impl Limit {
 }
 
 /// Returns the time until the end of a call.
+#[inline(always)]
 fn left(end: Option<Instant>) -> Option<Duration> {
     end.map(|end| end.saturating_duration_since(Instant::now()))
 }

@@ -102,8 +102,8 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at
-    /// most; later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an
+    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for
+    /// [`ServerOptions::stop_timeout`] at most; later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an
     /// [`AsyncServer`](crate::AsyncServer), see [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
@@ -190,8 +190,8 @@ impl Drop for Server {
 
 impl Server {
     /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server at that TCP address; what they send takes
-    /// the device. So `0.0.0.0:7479` lets clients of other hosts connect if the device is a NIC; the software HCA reaches processes of its user
-    /// on this host only, at whatever address.
+    /// the device. So `0.0.0.0:7479` lets clients of other hosts connect if the device is a NIC, or `soft:roce=ADDRESS` at both ends; the software HCA `soft`
+    /// reaches processes of its user on this host only, at whatever address.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -264,7 +264,8 @@ impl Server {
     /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer later, or answer only some
     /// requests, see [`step`](Self::step) and [`recv`](Self::recv).
     ///
-    /// A handler may take any time, and all clients wait for it. Long work belongs into other threads: [`recv`](Self::recv), or an
+    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`) 2 s, after which clients take the server for
+    /// dead. Long work belongs into other threads: [`recv`](Self::recv), or an
     /// [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors

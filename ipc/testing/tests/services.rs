@@ -657,10 +657,36 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
         storm::<Tasks<copyrpc::AsyncClient>>("copyrpc-tasks");
         storm::<scalerpc::Client>("scalerpc");
         storm::<Tasks<scalerpc::AsyncClient>>("scalerpc");
+        rest::<ipc::Client<u64, u64, ()>>("ipc");
+        rest::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
+        rest::<ipc::bytes::Client<()>>("bytes");
+        rest::<Tasks<ipc::bytes::AsyncClient>>("bytes");
+        rest::<copyrpc::Client>("copyrpc");
+        rest::<Tasks<copyrpc::AsyncClient>>("copyrpc");
+        rest::<scalerpc::Client>("scalerpc");
+        rest::<Tasks<scalerpc::AsyncClient>>("scalerpc");
     });
 }
 
 /// Their own crates test `ipc` and `copyrpc`.
+/// Servers are killed while their client has no call under way, and it makes the next one later than that.
+fn rest<C: Client>(server_name: &str) {
+    let scratch = Scratch::new(&format!("services-rest-{server_name}"));
+    let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
+    let place = server.hear();
+    let mut client = C::connect(&place, &scratch.dir());
+    for number in (0..).filter(|number| kind(*number) == Kind::Answer).take(4) {
+        let ends = client.make(&[Call { number, timeout: PATIENCE, is_given_up: false }]);
+        assert_eq!(ends, [End::Answered], "{}: call {number}", C::NAME);
+        server.kill();
+        server = Helper::start(&format!("{server_name} {place}"), &scratch);
+        server.hear();
+        thread::sleep(QUIET);
+    }
+    server.hang_up();
+    server.wait();
+}
+
 #[test]
 fn payloads_above_a_message_are_one_call_of_scalerpc() {
     helpers::limited(|| {

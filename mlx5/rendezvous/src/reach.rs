@@ -82,6 +82,16 @@ pub fn name_of(address: &impl fmt::Debug) -> String {
     format!("{address:?}").trim_matches('"').to_owned()
 }
 
+/// Interval of looks at the server's socket while calls wait, and the pause between calls after which one is due: the socket's end tells of a
+/// death that nothing else tells meanwhile.
+pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Returns whether the other end of a stream that does not block is closed, as the system does when its process dies.
+#[must_use]
+pub fn has_hung_up(stream: &TcpStream) -> bool {
+    stream.peek(&mut [0]).map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |bytes| bytes == 0)
+}
+
 /// Returns whether an error of a stream means that the other end has gone, rather than that it is silent.
 #[must_use]
 pub fn stream_has_ended(error: &io::Error) -> bool {

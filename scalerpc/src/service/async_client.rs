@@ -231,6 +231,9 @@ impl futures::Connection for AsyncConnection {
 
     fn sleep(&mut self, limit: Option<Duration>) {
         self.connection.rdma.wait(limit);
+        if self.under_way.is_empty() {
+            self.connection.end_pause();
+        }
         take_events(&mut self.connection.rdma);
     }
 

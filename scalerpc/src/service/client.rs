@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::methods;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use rendezvous::Secret;
+use rendezvous::{LIFELINE_INTERVAL, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -179,6 +179,9 @@ impl Client {
     fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let Self(connection) = self;
         let start = Instant::now();
+        if start - std::mem::replace(&mut connection.called, start) >= LIFELINE_INTERVAL {
+            connection.end_pause();
+        }
         loop {
             // Learn of an end of the connection since the last call.
             connection.rdma.poll();
@@ -233,6 +236,10 @@ pub(super) struct Connection {
     pub(super) response: Vec<u8>,
     /// A call waited for its whole time while calls that ran out of time held every slot.
     had_no_slot: bool,
+    /// The server's socket ended while no call was under way.
+    is_left: bool,
+    /// Begin of the last blocking call.
+    called: Instant,
 }
 
 impl Connection {
@@ -248,7 +255,7 @@ impl Connection {
         let device = Device::open(&options.device).map_err(SetupError::from)?;
         let (rdma, lifeline) = connect_any(&device, &name, &addresses, &options, options.connect_timeout, is_wanted)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, lifeline, address: name, addresses, options, response, had_no_slot: false })
+        Ok(Self { rdma, lifeline, address: name, addresses, options, response, had_no_slot: false, is_left: false, called: Instant::now() })
     }
 
     /// Connects again, on another device if this one broke down.
@@ -278,9 +285,15 @@ impl Connection {
         self.had_no_slot.then_some(ClientError::NoCredit { given_up })
     }
 
-    /// Returns whether a call found no slot in its whole time, and none is free.
+    /// Learns after a pause without calls whether the server has died, which only the socket tells.
+    pub(super) fn end_pause(&mut self) {
+        self.is_left = has_hung_up(&self.lifeline);
+    }
+
+    /// Returns whether only another connection takes calls: the server died in a pause, or a call found no slot in its whole time, and none is
+    /// free.
     pub(super) fn is_stuck(&mut self) -> bool {
-        std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
+        std::mem::take(&mut self.is_left) || std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
     }
 
     pub(super) const fn is_closed(&self) -> bool {
@@ -311,7 +324,10 @@ fn connect_any(
         if let Some(secret) = &options.secret {
             secret.prove::<SetupError>(&mut stream)?;
         }
-        Ok((RdmaClient::connect_on(device, &options.rdma, &mut stream)?, stream))
+        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream)?;
+        // For later looks at its end.
+        stream.set_nonblocking(true).map_err(SetupError::Channel)?;
+        Ok((rdma, stream))
     };
     rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }
