@@ -204,7 +204,7 @@ impl Caller {
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
     /// are under way end over the connection before, until there is a third one. Calls of a device that broke down must have ended before.
-    pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
+    pub(super) fn reconnect(&mut self, patience: Duration, mut is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         self.starving_since = None;
         if self.endpoint.outstanding_calls() == 0 {
             self.endpoint.abort();
@@ -219,7 +219,12 @@ impl Caller {
             let broken = std::mem::replace(&mut self.context, open(&self.options)?);
             self.past += broken.stats();
         }
-        let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
+        // A server that leaves waits until its last messages were taken, by packets in this thread.
+        let goes_on = || {
+            self.context.device().progress();
+            is_wanted()
+        };
+        let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, goes_on)?;
         (self.endpoint, self.lifeline) = connected;
         Ok(())
     }

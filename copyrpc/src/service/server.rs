@@ -110,7 +110,6 @@ impl StopHandle {
         self.waker.wake_by_ref();
     }
 
-    #[inline]
     pub(super) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire)
     }
@@ -294,7 +293,6 @@ impl Server {
         self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
-    #[inline]
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.is_stopped()
     }

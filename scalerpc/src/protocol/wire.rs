@@ -40,14 +40,12 @@ pub struct Trailer {
 impl Trailer {
     /// Returns the trailer as one word.
     #[must_use]
-    #[inline]
     pub const fn to_word(self) -> u64 {
         self.len as u64 | (self.valid as u64) << 32
     }
 
     /// Decodes the word of [`to_word`](Self::to_word).
     #[must_use]
-    #[inline]
     pub const fn from_word(word: u64) -> Self {
         Self { len: word as u32, valid: (word >> 32) as u32 }
     }
@@ -55,7 +53,6 @@ impl Trailer {
 
 /// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive numbers.
 #[must_use]
-#[inline]
 pub const fn valid(sequence: u32) -> u32 {
     VALID | sequence
 }
@@ -148,7 +145,6 @@ pub struct ZoneId {
 impl ZoneId {
     /// Returns the zone of this number in the pool that serves an epoch (S9).
     #[must_use]
-    #[inline]
     pub const fn of(epoch: u64, zone: u16) -> Self {
         Self { pool: (epoch % 2) as u8, zone }
     }

@@ -295,7 +295,6 @@ impl RdmaServer {
 
     /// Returns whether a sleep before the next step keeps no client waiting whose entry was not looked at; see
     /// [`Server::has_checked_all`].
-    #[inline]
     pub(crate) fn may_sleep(&self) -> bool {
         self.core.has_checked_all()
     }

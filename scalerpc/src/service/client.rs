@@ -259,10 +259,15 @@ impl Connection {
     }
 
     /// Connects again, on another device if this one broke down.
-    pub(super) fn reconnect(&mut self, within: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
+    pub(super) fn reconnect(&mut self, within: Duration, mut is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         let is_broken = take_events(&mut self.rdma);
         let device = if is_broken { Device::open(&self.options.device).map_err(SetupError::from)? } else { self.rdma.device().clone() };
-        (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, is_wanted)?;
+        // A server that leaves waits until its last messages were taken, by packets in this thread.
+        let goes_on = || {
+            device.progress();
+            is_wanted()
+        };
+        (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, goes_on)?;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
     }

@@ -208,7 +208,6 @@ impl<M: Memory> Client<M> {
     }
 
     /// Returns whether calls wait for the next [`poll`](Self::poll), which announces or sends them.
-    #[inline]
     pub(crate) fn has_news(&self) -> bool {
         matches!(self.state, State::Idle | State::Resting) && self.pending != 0
     }
@@ -247,7 +246,6 @@ impl<M: Memory> Client<M> {
 
     /// Returns whether a slot becomes free only by a message of the server: it waits for a response, also one to a call that ran out of
     /// time, or for the end of an announcement (S6). The owner of a client that waits for its server probes it (S20).
-    #[inline]
     pub(crate) const fn awaits_server(&self) -> bool {
         self.pending | self.lent != 0
     }
