@@ -275,6 +275,7 @@ fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
             assert!(block_on(std::future::poll_fn(|task| Poll::Ready(drain.as_mut().poll(task).is_pending()))));
             request.reply(*b"at last");
             assert_eq!(block_on(drain), 0);
+            assert_eq!(server.stats().replies, 1);
             assert_eq!(block_on(call).unwrap(), b"at last");
         } else {
             assert_eq!(block_on(drain), 1);

@@ -668,7 +668,6 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
     });
 }
 
-/// Their own crates test `ipc` and `copyrpc`.
 /// Servers are killed while their client has no call under way, and it makes the next one later than that.
 fn rest<C: Client>(server_name: &str) {
     let scratch = Scratch::new(&format!("services-rest-{server_name}"));
@@ -687,6 +686,7 @@ fn rest<C: Client>(server_name: &str) {
     server.wait();
 }
 
+/// Their own crates test `ipc` and `copyrpc`.
 #[test]
 fn payloads_above_a_message_are_one_call_of_scalerpc() {
     helpers::limited(|| {

@@ -268,6 +268,7 @@ impl Connection {
             is_wanted()
         };
         (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, goes_on)?;
+        self.is_left = false;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
     }
@@ -298,7 +299,7 @@ impl Connection {
     /// Returns whether only another connection takes calls: the server died in a pause, or a call found no slot in its whole time, and none is
     /// free.
     pub(super) fn is_stuck(&mut self) -> bool {
-        std::mem::take(&mut self.is_left) || std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
+        self.is_left || std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
     }
 
     pub(super) const fn is_closed(&self) -> bool {
