@@ -533,7 +533,7 @@ impl<U> Connection<U> {
             self.mark_dirty();
             self.worklist.note_left(link.read_pause_ns(now_ns));
         }
-        if link.closed().is_some() {
+        if link.ends_calls() {
             self.worklist.mark_unfinished(self);
         }
     }

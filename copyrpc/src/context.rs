@@ -565,6 +565,7 @@ impl<U> Inner<U> {
     fn finish(&self, receiver: &mut impl Receiver<U>) {
         while let Some(connection) = self.worklist.unfinished() {
             connection.deliver_rest(receiver);
+            connection.publish_rest();
             if connection.is_closed() {
                 self.retire(&connection);
                 connection.end_raw(receiver);

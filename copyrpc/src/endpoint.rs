@@ -138,8 +138,8 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
-    /// Returns the number of calls that ended by their deadline or by [`Endpoint::cancel`], and whose requests the peer has not answered. Each
-    /// of them keeps its allowance for the reply from the credit until the peer answers it. If this number is above 0 and
+    /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when the peer said that it closes, and whose
+    /// requests the peer has not answered. Each of them keeps its allowance for the reply from the credit until the peer answers it. If this number is above 0 and
     /// [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason of [`CallError::InsufficientCredit`].
     #[must_use]
     pub fn given_up_calls(&self) -> usize {

@@ -202,6 +202,14 @@ impl<U> Calls<U> {
         }
     }
 
+    /// Ends a call of this slot or a later one that was made after that many batches were sent, or more. Returns its user data and its slot.
+    pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
+        let is_later = |slot: &Slot<U>| slot.batches_before >= batches && matches!(slot.state, State::Waiting(_));
+        let index = from + self.slots.get(from..)?.iter().position(is_later)?;
+        let key = CallKey { index: index as u32, generation: self.slots[index].generation };
+        Some((self.abandon(key)?, index))
+    }
+
     /// Ends one call whose deadline is before `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<U> {
         while let Some(key) = self.deadlines.pop_before(now_ns) {
@@ -220,14 +228,14 @@ impl<U> Calls<U> {
         self.deadlines.next(|key| is_waiting(slots, *key))
     }
 
-    /// Ends any one waiting call of a connection that has ended. Returns its user data, and the number of batches sent before it.
-    pub(super) fn take_any(&mut self) -> Option<(U, u64)> {
+    /// Ends any one waiting call of a connection that has ended. Returns its user data.
+    pub(super) fn take_any(&mut self) -> Option<U> {
         self.free = NO_SLOT;
         while let Some(slot) = self.slots.pop() {
             match slot.state {
                 State::Waiting(user_data) => {
                     self.unanswered -= 1;
-                    return Some((user_data, slot.batches_before));
+                    return Some(user_data);
                 }
                 State::Abandoned => {
                     self.unanswered -= 1;
@@ -354,7 +362,7 @@ mod tests {
         complete(&mut calls, keys[3]);
         calls.abandon(keys[5]);
         complete(&mut calls, keys[9]);
-        let mut taken: Vec<_> = std::iter::from_fn(|| calls.take_any()).map(|(user_data, _)| user_data).collect();
+        let mut taken: Vec<_> = std::iter::from_fn(|| calls.take_any()).collect();
         taken.sort_unstable();
         assert_eq!(taken, [0, 1, 2, 4, 6, 7, 8]);
         assert_eq!(calls.waiting(), 0);

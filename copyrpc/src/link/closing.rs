@@ -16,6 +16,8 @@ pub(super) struct Closing {
     last_read_posted: bool,
     /// Number of batches that the peer had taken when it posted its mark, once the mark was heard.
     peer_had_taken: Option<u64>,
+    /// The calls of this and later slots are not searched for those that the peer's mark refuses.
+    refused_from: Option<usize>,
 }
 
 impl<U> Link<U> {
@@ -42,17 +44,26 @@ impl<U> Link<U> {
     #[inline(never)]
     pub(super) fn hear_closing(&mut self, batches_received: u64) {
         self.closing.peer_had_taken.get_or_insert(batches_received);
+        self.closing.refused_from.get_or_insert(0);
         if self.ending.is_none() {
             self.begin_closing(CloseReason::ClosedByPeer);
         }
     }
 
-    /// Returns why a call ends with a connection that ended for this reason. `batches_before` batches had been sent before the call. If
-    /// the peer had taken no more of them when it marked, its application never had the request, and the call can be made again (G5).
-    pub(super) fn reason_of_call(&self, reason: CloseReason, batches_before: u64) -> CloseReason {
-        let is_unknown = matches!(reason, CloseReason::Disconnected | CloseReason::Transport { .. } | CloseReason::PeerStalled);
-        let was_refused = self.closing.peer_had_taken.is_some_and(|taken| batches_before >= taken);
-        if is_unknown && was_refused { CloseReason::ClosedByPeer } else { reason }
+    /// Ends a call that the peer's mark refuses: its application never gets the request, whether it answers or not (G5).
+    pub(super) fn end_refused(&mut self) -> Option<U> {
+        let (taken, from) = (self.closing.peer_had_taken?, self.closing.refused_from?);
+        let Some((user_data, slot)) = self.calls.abandon_later(taken, from) else {
+            self.closing.refused_from = None;
+            return None;
+        };
+        self.closing.refused_from = Some(slot + 1);
+        Some(user_data)
+    }
+
+    /// Returns whether [`Link::next_event`] may end calls that nothing arrived for.
+    pub(crate) const fn ends_calls(&self) -> bool {
+        self.closed.is_some() || self.closing.refused_from.is_some()
     }
 
     /// Returns whether this end posted its mark: the application gets no request any more (G5).

@@ -167,7 +167,7 @@ impl<U> Link<U> {
     }
 
     /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed connection it ends the pending calls, one
-    /// by one.
+    /// by one, and after the peer's mark those that it refuses.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {
@@ -242,12 +242,16 @@ impl<U> Link<U> {
         true
     }
 
-    /// Returns a call that ends with its closed connection.
-    #[inline]
+    /// Returns a call that ends by the peer's mark, or with its closed connection.
     fn end_any(&mut self) -> Option<Event<U>> {
-        let reason = self.closed?;
-        let (user_data, batches_before) = self.calls.take_any()?;
-        Some(Event::Ended { user_data, outcome: Err(self.reason_of_call(reason, batches_before).into()) })
+        let (user_data, reason) = match self.end_refused() {
+            Some(user_data) => (user_data, CloseReason::ClosedByPeer),
+            None => {
+                let reason = self.closed?;
+                (self.calls.take_any()?, reason)
+            }
+        };
+        Some(Event::Ended { user_data, outcome: Err(reason.into()) })
     }
 
     /// Takes the words of a batch, if not all is as usual. They come one by one, so that the usual case needs none in memory.

@@ -98,6 +98,20 @@ fn a_request_that_nobody_received_is_refused() {
     assert!(pair.client.recv().is_none());
 }
 
+/// The peer does nothing more: by packets, its device is silent then.
+#[test]
+fn a_call_behind_a_goodbye_ends_when_that_is_heard_and_waits_for_no_answer() {
+    let pair = Pair::small();
+    pair.to_client.close();
+    step_until(|| pair.server.stats().metadata_only > 0, || pair.server.poll_quietly());
+    pair.to_server.call(b"", 1, 8).unwrap();
+    pair.client.flush_endpoints().unwrap();
+    step_until(|| !pair.ended.borrow().is_empty(), || pair.client.poll_into(&pair.ended));
+    assert_eq!((pair.ended.take(), pair.to_server.closed()), (vec![(1, failed(CloseReason::ClosedByPeer))], None));
+    step_until(|| reasons(&pair) == [PARTED[1], PARTED[0]], || pair.poll());
+    assert_eq!((pair.ended.take(), pair.client.stats().late_responses, pair.server.recv().is_none()), (vec![], 1, true));
+}
+
 /// The peer sees an abort as it would see a death.
 #[test]
 fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {

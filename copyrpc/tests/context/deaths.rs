@@ -112,7 +112,9 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
         crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap())
     };
     let (alive, _peer) = to(&server);
-    let (dead, _peers): (Vec<_>, Vec<_>) = (0..6).map(|_| to(&doomed)).unzip();
+    let (dead, peers): (Vec<_>, Vec<_>) = (0..6).map(|_| to(&doomed)).unzip();
+    // Without a goodbye.
+    peers.iter().for_each(copyrpc::Endpoint::abort);
     drop(doomed);
     let mut taken = 0;
     for _ in 0..32 {

@@ -113,7 +113,7 @@ fn a_call_on_a_closed_endpoint_says_why_it_is_closed() {
     let mut pair = Pair::small();
     pair.server = pair.net.context();
     pair.to_server.call(b"", 1, 0).unwrap();
-    step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
+    step_until(|| pair.to_server.closed().is_some(), || pair.poll());
     let reason = pair.to_server.closed().unwrap();
     // Called behind the goodbye of the context that was dropped: nobody executed it (G5), whatever the connection ended of.
     assert_eq!(pair.ended.take(), [(1, Err(CallFailure::Closed(CloseReason::ClosedByPeer)))]);

@@ -479,6 +479,8 @@ impl World {
     /// application (G5). Returns how many there were that no answer had come for.
     fn leave(&mut self, side: usize) -> u64 {
         let (other, reason) = (1 - side, CloseReason::Disconnected);
+        let given_up = |ends: &[End; 2]| (ends[other].link.unanswered_requests() - ends[other].link.outstanding_calls()) as u64;
+        let given_up_before = given_up(&self.ends);
         self.apps.iter_mut().for_each(|app| app.refused.clear());
         // The other may go on calling until it hears of it.
         self.ends[side].link.shut_down();
@@ -507,7 +509,8 @@ impl World {
         }
         self.ends[other].link.close(reason);
         let unreceived = self.unreceived(other);
-        let mut refused = 0;
+        // Some ended when the goodbye was heard.
+        let mut refused = given_up(&self.ends).saturating_sub(given_up_before);
         while let Some(event) = self.ends[other].link.next_event() {
             let crate::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
             assert!(self.apps[other].taken.remove(&user_data).is_some(), "a call ended twice");

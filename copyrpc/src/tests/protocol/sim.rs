@@ -258,8 +258,8 @@ impl End {
                         self.received += 1;
                         continue;
                     }
-                    Message::Done => break,
-                    Message::Other => match self.link.next_event() {
+                    Message::Done if !self.link.ends_calls() => break,
+                    Message::Done | Message::Other => match self.link.next_event() {
                         Some(event) => event,
                         None => break,
                     },
