@@ -22,7 +22,7 @@ use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
 use crate::queues::rc_qp::RcQp;
 use crate::queues::srq::Srq;
 use crate::queues::ud_qp::UdQp;
-use crate::verbs::{Context, Relay, VerbsOptions};
+use crate::verbs::{Context, Relay, VerbsError, VerbsOptions};
 use crate::wire::{Access, AsyncEvent};
 
 /// The device to open. Plain data: it can be sent to the thread that will own the device.
@@ -143,7 +143,12 @@ impl Device {
                 if let Some(Err(reason)) = options.device.as_deref().and_then(roce_options) {
                     return Err(OpenError::Roce { reason });
                 }
-                let context = Context::open(options)?;
+                let context = Context::open(options).map_err(|error| match (&options.device, error) {
+                    (Some(device), error @ (VerbsError::NotInstalled { .. } | VerbsError::NoDevice { .. })) => {
+                        OpenError::NoVerbs { device: device.clone(), error }
+                    }
+                    (_, error) => OpenError::Verbs(error),
+                })?;
                 if context.is_direct {
                     return Ok(Self { control: Control::new(Rc::new(context), None), null: None });
                 }

@@ -21,6 +21,14 @@ pub enum OpenError {
     /// A device behind libibverbs cannot be used; the error advises.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
+    /// The name is not that of a software HCA, and there are no devices behind libibverbs; the error advises.
+    #[error("{device:?} would be a device behind libibverbs, but {error}")]
+    NoVerbs {
+        /// The requested name.
+        device: String,
+        /// Why there are none.
+        error: VerbsError,
+    },
 }
 
 /// The reason why an object could not be created.

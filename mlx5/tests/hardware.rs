@@ -9,7 +9,7 @@ use mlx5::*;
 
 fn open(options: &VerbsOptions) -> Result<Device, VerbsError> {
     Device::open(DeviceSpec::Verbs(options.clone())).map_err(|error| match error {
-        OpenError::Verbs(error) => error,
+        OpenError::Verbs(error) | OpenError::NoVerbs { error, .. } => error,
         other => panic!("{other}"),
     })
 }
@@ -30,6 +30,8 @@ fn says(error: &VerbsError, parts: &[&str]) {
 
 #[test]
 fn a_device_that_is_not_there_is_refused_with_what_to_do() {
+    let text = Device::open("no such device").unwrap_err().to_string();
+    assert!(text.contains("\"no such device\""), "{text}");
     match refusal(&named("no such device")) {
         error @ VerbsError::NotInstalled { .. } => says(&error, &["apt-get install libibverbs1 ibverbs-providers"]),
         error @ VerbsError::NoDevice { .. } => says(&error, &["this machine has no RDMA device", "modprobe"]),
