@@ -1,10 +1,14 @@
 //! `server.rs` with futures: a task of tokio answers each request.
 //!
 //! In two terminals: `cargo run -p copyrpc --example async_server`, and `async_client` in place of `async_server`; both take an `ADDRESS:PORT`.
-//! With a second argument, the server ends after so many requests. The plain `client` is served as well.
+//! The server ends after Ctrl-C or SIGTERM, and with a second argument after so many requests. The plain `client` is served as well.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
+use std::thread;
+
 use copyrpc::{AsyncServer, ServerRequest};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -25,6 +29,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 async fn serve(address: String, requests: u64) -> Result<(), Box<dyn std::error::Error>> {
     let server = AsyncServer::bind(address).await?;
     println!("listening on {}", server.local_addr());
+    let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM])?, server.stop_handle());
+    thread::spawn(move || signals.forever().for_each(|_| stop.stop()));
     let mut tasks = JoinSet::new();
     for _ in 0..requests {
         let Some(request) = server.recv().await? else { break };

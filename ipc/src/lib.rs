@@ -44,6 +44,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A thread that has answers for the server's thread to send ends its sleep:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use ipc::sleep::{self, Alarm, Sleeper};
+//!
+//! # let name = &format!("ipc-doc-alarm-{}", std::process::id());
+//! let mut server = ipc::Server::<u64, u64>::bind(name)?;
+//! let alarm = Arc::new(Alarm::default());
+//! let waker = alarm.waker();
+//! std::thread::spawn(move || waker.wake());
+//! sleep::wait([&mut server as &mut dyn Sleeper, &mut &*alarm], None);
+//! assert!(alarm.take());
+//! # Ok::<(), ipc::CreateError>(())
+//! ```
+//!
 //! - **Names**: [`Server::bind`] and [`Client::connect`] meet in `/dev/shm/copyrpc-<uid>`, with room for 64 clients of 32 unanswered calls
 //!   each and the tag 0; [`Server::bind_in`] and [`Client::connect_in`] take the directory, the numbers, and a tag of the application's
 //!   choice.
