@@ -17,9 +17,9 @@ fn output(command: &mut Command) -> String {
 /// The library as a release build links it into every program.
 fn release_library() -> String {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // Built with mlx5-run, which users and CI build too. Built alone it would be compiled once more, with other features of its
-    // dependencies.
-    let args = ["build", "--release", "--locked", "--lib", "-p=mlx5", "-p=mlx5-preload", "--message-format=json", "--manifest-path"];
+    // Built with what CI builds too. Built alone it would be compiled once more, with other features of its dependencies.
+    let packages = ["-p=mlx5", "-p=mlx5-preload", "-p=benchkv-launch"];
+    let args = [&["build", "--release", "--locked", "--lib"], &packages[..], &["--message-format=json", "--manifest-path"]].concat();
     let messages = output(Command::new(cargo).args(args).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")));
     let mut paths = messages.lines().flat_map(|line| line.split('"'));
     paths.rfind(|path| path.ends_with("libmlx5.rlib")).expect("cargo names the library").to_owned()

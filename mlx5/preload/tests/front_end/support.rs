@@ -14,12 +14,12 @@ const DEADLINE: Duration = Duration::from_secs(90);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its package, but not on a library that no
-/// binary links, so the library is built here.
+/// binary links, so the library is built here, with the features of its dependencies in the workspace (benchkv-launch has them all).
 pub(crate) fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "-p", env!("CARGO_PKG_NAME"), "--lib"]);
+        cargo.args(["build", "--quiet", "--locked", "-p", env!("CARGO_PKG_NAME"), "-p", "benchkv-launch", "--lib"]);
         let program = Path::new(env!("CARGO_BIN_EXE_mlx5-run"));
         let dir = program.parent().unwrap();
         if dir.ends_with("release") {
