@@ -139,8 +139,9 @@ impl<U> Endpoint<U> {
     }
 
     /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when the peer said that it closes, and whose
-    /// requests the peer has not answered. Each of them keeps its allowance for the reply from the credit until the peer answers it. If this number is above 0 and
-    /// [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason of [`CallError::InsufficientCredit`].
+    /// requests the peer has not answered. Each of them keeps its allowance for the reply from the credit until the peer answers it. If this
+    /// number is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason of
+    /// [`CallError::InsufficientCredit`].
     #[must_use]
     pub fn given_up_calls(&self) -> usize {
         self.connection.with_link(|link| link.unanswered_requests() - link.outstanding_calls())

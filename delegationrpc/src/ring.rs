@@ -178,7 +178,6 @@ impl Ring {
 impl Ring {
     /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
     /// that of the lap before.
-    #[inline]
     fn take(&mut self) -> Option<usize> {
         let (_, Seen::Full(client)) = self.look(self.next) else { return None };
         self.next = self.next.wrapping_add(1);
@@ -186,7 +185,6 @@ impl Ring {
     }
 
     /// Frees the taken words for the clients' next lap.
-    #[inline]
     fn release(&mut self) {
         if self.released == self.next {
             return;

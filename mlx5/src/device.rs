@@ -143,11 +143,9 @@ impl Device {
                 if let Some(Err(reason)) = options.device.as_deref().and_then(roce_options) {
                     return Err(OpenError::Roce { reason });
                 }
-                let context = Context::open(options).map_err(|error| match (&options.device, error) {
-                    (Some(device), error @ (VerbsError::NotInstalled { .. } | VerbsError::NoDevice { .. })) => {
-                        OpenError::NoVerbs { device: device.clone(), error }
-                    }
-                    (_, error) => OpenError::Verbs(error),
+                let context = Context::open(options).map_err(|error| match (&options.device, &error) {
+                    (Some(name), VerbsError::NotInstalled { .. } | VerbsError::NoDevice { .. }) => OpenError::NoVerbs(name.clone(), error),
+                    _ => error.into(),
                 })?;
                 if context.is_direct {
                     return Ok(Self { control: Control::new(Rc::new(context), None), null: None });

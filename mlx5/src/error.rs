@@ -22,13 +22,8 @@ pub enum OpenError {
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// The name is not that of a software HCA, and there are no devices behind libibverbs; the error advises.
-    #[error("{device:?} would be a device behind libibverbs, but {error}")]
-    NoVerbs {
-        /// The requested name.
-        device: String,
-        /// Why there are none.
-        error: VerbsError,
-    },
+    #[error("{0:?} would be a device behind libibverbs, but {1}")]
+    NoVerbs(String, VerbsError),
 }
 
 /// The reason why an object could not be created.

@@ -9,7 +9,7 @@ use mlx5::*;
 
 fn open(options: &VerbsOptions) -> Result<Device, VerbsError> {
     Device::open(DeviceSpec::Verbs(options.clone())).map_err(|error| match error {
-        OpenError::Verbs(error) | OpenError::NoVerbs { error, .. } => error,
+        OpenError::Verbs(error) | OpenError::NoVerbs(_, error) => error,
         other => panic!("{other}"),
     })
 }

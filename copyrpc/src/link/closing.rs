@@ -53,12 +53,9 @@ impl<U> Link<U> {
     /// Ends a call that the peer's mark refuses: its application never gets the request, whether it answers or not (G5).
     pub(super) fn end_refused(&mut self) -> Option<U> {
         let (taken, from) = (self.closing.peer_had_taken?, self.closing.refused_from?);
-        let Some((user_data, slot)) = self.calls.abandon_later(taken, from) else {
-            self.closing.refused_from = None;
-            return None;
-        };
-        self.closing.refused_from = Some(slot + 1);
-        Some(user_data)
+        let refused = self.calls.abandon_later(taken, from);
+        self.closing.refused_from = refused.as_ref().map(|(_, slot)| slot + 1);
+        Some(refused?.0)
     }
 
     /// Returns whether [`Link::next_event`] may end calls that nothing arrived for.
@@ -107,7 +104,6 @@ impl<U> Link<U> {
     /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages for which a call
     /// waits there (K6).
     #[must_use]
-    #[inline]
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
             || (self.tx.has_untaken_messages() && !self.peer_rests())

@@ -244,13 +244,8 @@ impl<U> Link<U> {
 
     /// Returns a call that ends by the peer's mark, or with its closed connection.
     fn end_any(&mut self) -> Option<Event<U>> {
-        let (user_data, reason) = match self.end_refused() {
-            Some(user_data) => (user_data, CloseReason::ClosedByPeer),
-            None => {
-                let reason = self.closed?;
-                (self.calls.take_any()?, reason)
-            }
-        };
+        let refused = self.end_refused().map(|user_data| (user_data, CloseReason::ClosedByPeer));
+        let (user_data, reason) = refused.or_else(|| self.closed.and_then(|reason| Some((self.calls.take_any()?, reason))))?;
         Some(Event::Ended { user_data, outcome: Err(reason.into()) })
     }
 

@@ -160,7 +160,6 @@ impl Header {
     }
 
     /// Writes the request with these arguments in place of what `request` has.
-    #[inline]
     fn write(self, arguments: &impl Payload, request: &mut Vec<u8>) {
         let left_ms = self.left.map_or(0, rounded_up_ms);
         request.clear();
@@ -178,7 +177,6 @@ fn rounded_up_ms(left: Duration) -> u32 {
 
 /// Returns the reply to a request that was handled.
 #[doc(hidden)]
-#[inline]
 pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
     let mut reply = Vec::with_capacity(4 * HEADER);
     match outcome {

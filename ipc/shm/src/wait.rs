@@ -64,7 +64,6 @@ impl Waiter {
 
     /// Waits after a round that found nothing. `sleep` sleeps until there is something: the `wait` of the polled object, with a timeout if
     /// the loop has other work; its result is ignored. It is called under [`WaitStrategy::Event`] only.
-    #[inline]
     pub fn idle<R>(&mut self, sleep: impl FnOnce() -> R) {
         match self.strategy {
             WaitStrategy::Busy => spin_loop(),

@@ -33,7 +33,6 @@ impl BlueflameBatch<'_> {
     ///
     /// # Errors
     /// See [`PostError`]; the batch is unchanged.
-    #[inline]
     pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         self.qp.post(op, flags, user)
     }

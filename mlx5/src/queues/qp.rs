@@ -273,7 +273,6 @@ impl<T: Transport> Qp<T> {
     /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
     /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion has the outcome
     /// of the last. If `each` panics, the remaining values are not handed out.
-    #[inline]
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
         if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
     }
@@ -297,7 +296,6 @@ impl<T: Transport> Qp<T> {
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
-    #[inline]
     pub fn post_receive(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.state == QpState::Reset {
             return Err(PostReceiveError::WrongState);
@@ -306,7 +304,6 @@ impl<T: Transport> Qp<T> {
     }
 
     /// Makes the receives posted so far visible to the device.
-    #[inline]
     pub fn ring_receives(&mut self) {
         if let Some(rq) = &mut self.rq {
             rq.ring();
@@ -316,7 +313,6 @@ impl<T: Transport> Qp<T> {
 
     /// Takes a completion of this queue pair's own receive queue: frees the receive and returns its `user` value. Returns `None` if the
     /// completion does not belong to this queue pair's receives. An error completion moves the state to [`QpState::Error`].
-    #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.qpn() != self.qpn() {
             return None;

@@ -254,7 +254,6 @@ impl<'h> Handlers<'h> {
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
     /// at which the step began, and `clock` returns the time, in ns.
-    #[inline]
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,

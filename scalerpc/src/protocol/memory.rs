@@ -26,7 +26,6 @@ pub trait Memory {
     }
     /// Calls `f` with the number and the value of each word that is not 0, of the words `from..count` of such a run. Each is
     /// [loaded](Self::load) once.
-    #[inline]
     fn each(&self, first: usize, stride: usize, from: usize, count: usize, mut f: impl FnMut(usize, u64)) {
         (from..count).map(|nth| (nth, self.load(first + nth * stride))).filter(|(_, word)| *word != 0).for_each(|(nth, word)| f(nth, word));
     }

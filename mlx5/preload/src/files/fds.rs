@@ -107,7 +107,6 @@ fn identity(fd: RawFd) -> Option<Identity> {
 }
 
 /// Returns whether the descriptor may be one of these files. For all other descriptors this is the whole check.
-#[inline]
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize).is_some_and(|ours| ours.load(Ordering::Relaxed))
 }

@@ -23,7 +23,6 @@ const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/
 ///
 /// # Safety
 /// `path` is null or a string.
-#[inline]
 pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
     if path.is_null() {
         return None;
