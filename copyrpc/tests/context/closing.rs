@@ -104,6 +104,7 @@ fn a_call_behind_a_goodbye_ends_when_that_is_heard_and_waits_for_no_answer() {
     let pair = Pair::small();
     pair.to_client.close();
     step_until(|| pair.server.stats().metadata_only > 0, || pair.server.poll_quietly());
+    step_a_while(|| pair.server.poll_quietly());
     pair.to_server.call(b"", 1, 8).unwrap();
     pair.client.flush_endpoints().unwrap();
     step_until(|| !pair.ended.borrow().is_empty(), || pair.client.poll_into(&pair.ended));
