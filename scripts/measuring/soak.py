@@ -74,6 +74,7 @@ PARTS = {
         "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='context processes' scripts/verbs-tests target/release/mlx5-run --",
         "MLX5_TEST_DEVICE=relay:mlx5_0 TESTS='bad_input context facade processes' scripts/verbs-tests target/release/mlx5-run --link roce --",
         "scripts/verbs-roots target/release/mlx5-run",
+        "scripts/verbs-peers target/release/mlx5-run",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
     "packets": ("RoCE packets: random operations on a bad network, 10^9 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [

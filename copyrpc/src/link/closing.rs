@@ -16,7 +16,7 @@ pub(super) struct Closing {
     last_read_posted: bool,
     /// Number of batches that the peer had taken when it posted its mark, once the mark was heard.
     peer_had_taken: Option<u64>,
-    /// The calls of this and later slots are not searched for those that the peer's mark refuses.
+    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None`: none is.
     refused_from: Option<usize>,
 }
 
