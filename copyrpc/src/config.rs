@@ -41,10 +41,10 @@ pub struct EndpointConfig {
     /// nothing else: [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often while calls are
     /// outstanding or requests unanswered; a client whose calls have all ended, by their deadlines too, need not poll. A handler of
     /// [`Context::serve`](crate::Context::serve) or [`Server::serve`](crate::Server::serve) may take any time, but 2 s at most by packets
-    /// (`soft:roce=ADDRESS`): its callers wait for it, and so do the callers of the same context's other connections; deadlines bound their calls. Work of a program between a poll and the next
-    /// one, such as on a request that it [received](crate::Context::recv), counts as silence. The time is longer by a quarter for a peer that
-    /// ran handlers, longer if three probes take longer, and counts only while this end polls at least four times in it. Default 5 s;
-    /// `Duration::MAX` never.
+    /// (`soft:roce=ADDRESS`): its callers wait for it, and so do the callers of the same context's other connections; deadlines bound their
+    /// calls. Work of a program between a poll and the next one, such as on a request that it [received](crate::Context::recv), counts as
+    /// silence. The time is longer by a quarter for a peer that ran handlers, longer if three probes take longer, and counts only while this
+    /// end polls at least four times in it. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
     /// With nothing outstanding, silence of the peer after which it is READ, to check that it lives: if the peer is gone, the connection
     /// ends within about two of these intervals. Checks begin with the first message of either side, or when

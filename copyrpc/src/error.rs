@@ -146,8 +146,8 @@ pub enum CloseReason {
     /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,
-    /// The peer closed the connection, and everything that was outstanding has ended. For a call: it arrived after that, and no handler
-    /// got it.
+    /// The peer closed the connection, and everything that was outstanding has ended. For a call: it came after the peer said so; no handler
+    /// got it, and none will. The connection may end later than such a call.
     #[error("the peer closed the connection")]
     ClosedByPeer,
 }

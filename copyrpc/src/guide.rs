@@ -56,9 +56,9 @@
 //! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the server to implement:
 //!   [`methods`](crate::methods).
 //! - **Bulk data.** What is larger than a message goes in [`parts`](crate::parts), or around the messages: one side puts
-//!   the [`RemoteMemory`] of a [`Memory`] into a request, the other [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece by piece and then answers (`examples/bulk.rs`). A WRITE
-//!   posted before a call or reply of the same endpoint is done when that message arrives. Every peer that was told a memory can read and
-//!   write it until it is dropped.
+//!   the [`RemoteMemory`] of a [`Memory`] into a request, the other [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece
+//!   by piece and then answers (`examples/bulk.rs`). A WRITE posted before a call or reply of the same endpoint is done when that message
+//!   arrives. Every peer that was told a memory can read and write it until it is dropped.
 //! - **Fabric.** The device says how its peers are reached: [`DeviceSpec::Verbs`](mlx5::DeviceSpec::Verbs) takes the port, GID index, P_Key
 //!   index, service level, traffic class, MTU and READs in flight ([`VerbsOptions`](mlx5::verbs::VerbsOptions)).
 //!   [`EndpointConfig::connect`] has timeout, retries and RNR timer of one connection ([`ConnectOptions`](mlx5::ConnectOptions)). Values that
