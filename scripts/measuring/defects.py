@@ -54,8 +54,8 @@ DEFECTS = {
         [
             (
                 f"{CORE}/backend/remote/copyrpc.rs",
-                "Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => Err(SendError::Full(whom)),",
-                "Err(CallError::RingFull(whom)) => Err(SendError::Full(whom)),\n            Err(CallError::InsufficientCredit(_)) => Ok(()),",
+                "Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) =>",
+                "Err(CallError::InsufficientCredit(_)) => Ok(()), Err(CallError::RingFull(whom)) =>",
             )
         ],
     ),
@@ -232,14 +232,21 @@ PACKET_DEFECTS = {
 FOUND_BY = {"benchkv-core": (DEFECTS, "swarm"), "scalerpc": (SCALERPC_DEFECTS, "everything_goes_wrong"), "mlx5-hca": (PACKET_DEFECTS, "packets::tests::p")}
 
 
+def places(source, text):
+    """Returns where the source has the text, however either is broken into lines: with a comma behind the last of a list, or without."""
+    tokens = [(r",?\s*" if token in ")]}" else "") + re.escape(token) for token in re.findall(r"\w+|[^\w\s]", text)]
+    return list(re.finditer(r"\s*(?://[/!]?\s*)?".join(tokens), source))
+
+
 def put_back(root, changes):
     """Makes the changes in the sources under `root`."""
     for path, text, other in changes:
         file = root / path
         source = file.read_text()
-        if source.count(text) != 1:
-            raise tools.Failure(f"{path} has this {source.count(text)} times and not once:\n{text}")
-        file.write_text(source.replace(text, other))
+        found = places(source, text)
+        if len(found) != 1:
+            raise tools.Failure(f"{path} has this {len(found)} times and not once:\n{text}")
+        file.write_text(source[: found[0].start()] + other.strip() + source[found[0].end() :])
 
 
 def copy(root):
@@ -296,7 +303,7 @@ def main():
         parser.error(f"{unknown[0]} is no defect; there are {', '.join(known)}")
     if asked.check:
         texts = [(path, text) for _, changes, *_ in known.values() for path, text, _ in changes]
-        gone = [f"{path}: {text}" for path, text in texts if (tools.ROOT / path).read_text().count(text) != 1]
+        gone = [f"{path}: {text}" for path, text in texts if len(places((tools.ROOT / path).read_text(), text)) != 1]
         if gone:
             raise tools.Failure("\n".join(["this is not in the sources once any more, so that a defect of scripts/measuring/defects.py cannot be put back:", *gone]))
         print(f"{len(known)} defects can be put back")
