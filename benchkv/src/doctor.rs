@@ -198,7 +198,9 @@ fn cores(machine: &Machine) -> Check {
         Ok(usable) => usable,
         Err(why) => return Check::new("cores", Status::Missing, why, "without the affinity mask no job can start"),
     };
-    let (count, needed, online) = (usable.cores.len(), DEFAULT_THREADS.total(), machine.cores_online);
+    let count = usable.cores.len();
+    let needed = DEFAULT_THREADS.total();
+    let online = machine.cores_online;
     let at_once = if usable.at_once < count { format!(", {} at a time", usable.at_once) } else { String::new() };
     let is_pinned = Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS).is_ok_and(|plan| !plan.pinned.is_empty());
     let advice = if usable.at_once < count && count >= needed {

@@ -46,7 +46,9 @@ impl Memory {
         let [daemons, clients, depth] = [topology.daemons, topology.clients, job.queue_depth].map(|count| count as u64);
         // Ranks in virtual time share a process, and keep their histograms small.
         let (rank_bytes, histogram_bytes) = if job.is_frugal { (4 << 20, 96 << 10) } else { (8 << 20, 240 << 10) };
-        let (endpoints, carrier, places) = (topology.endpoints(), topology.carrier.traits(), job.places());
+        let endpoints = topology.endpoints();
+        let carrier = topology.carrier.traits();
+        let places = job.places();
         let (under_way, tail_bytes) = (2 * sizes.window as u64, places.tail_bytes as u64);
         let connection = Connection { ring_bytes: sizes.ring_bytes, under_way, tail_bytes };
         let connections_bytes =

@@ -98,7 +98,9 @@ impl Options {
             return Err(range("--mlx5", name_of(feature), "the carrier has no use for it", legal).into());
         }
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
-            let (device, hosts, names) = (&asked.device, launcher.hosts.len(), launcher.hosts.join(", "));
+            let device = &asked.device;
+            let hosts = launcher.hosts.len();
+            let names = launcher.hosts.join(", ");
             let where_to = "name a device, such as mlx5_0, or start all ranks on one host";
             let what = format!("it connects the processes of one host, and the ranks are on {hosts}: {names}");
             return Err(format!("--device {device}: {what}; {where_to}").into());
@@ -255,7 +257,9 @@ impl fmt::Display for Options {
             }
         }
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
-        let (warmup, runs, duration) = (self.warmup(), self.job.runs, self.duration());
+        let warmup = self.warmup();
+        let runs = self.job.runs;
+        let duration = self.duration();
         match self.job.ops {
             Some(ops) => write!(f, "{} of each client", report::plural(ops as usize, "operation")),
             None => write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run")),

@@ -218,7 +218,9 @@ impl<W: Workers> Rank<'_, W> {
 
     /// Runs warm-up and windows, until the user interrupts.
     fn load(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<Course, RankError> {
-        let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
+        let control = &self.control;
+        let options = self.options;
+        let load_ns = self.clock.now_ns();
         let reporter = RefCell::new(self.reporter(load_ns));
         // Called repeatedly by all waits.
         let watch = || {

@@ -62,7 +62,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     let lent = client.alloc(mebibytes << 20)?;
     lent.write(0, &vec![b'x'; lent.len()])?;
     endpoint.call(&lent.remote().encode(), (), 8)?;
-    let (mut jobs, mut next, mut answer) = (HashMap::new(), 0, None);
+    let mut jobs = HashMap::new();
+    let mut next = 0;
+    let mut answer = None;
     while answer.is_none() {
         client.poll(|(), outcome| answer = Some(outcome.map(|bytes| bytes.read::<u64>())))?;
         let mut ended = Vec::new();

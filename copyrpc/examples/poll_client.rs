@@ -30,7 +30,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     let stream = TcpStream::connect(address)?;
     let endpoint = context.connect_over(&EndpointConfig::default(), &stream)?;
 
-    let (mut sent, mut ended, mut failure) = (0, 0, None);
+    let mut sent = 0;
+    let mut ended = 0;
+    let mut failure = None;
     while ended < words.len() {
         // The number of the word comes back with its answer. A call that is refused for lack of room is made after the next poll.
         while let Some(word) = words.get(sent) {

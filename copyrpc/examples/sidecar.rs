@@ -65,7 +65,9 @@ fn repeat<T, E: Ending>(mut call: impl FnMut() -> Result<T, E>) -> Result<T, E> 
 
 /// The remote server, again and again, until it has executed all calls.
 fn serve_remote(tell: &Sender<SocketAddr>) -> Result<Counters, AnyError> {
-    let (mut counters, mut executed, mut address) = (Counters::default(), 0, SocketAddr::from(([127, 0, 0, 1], 0)));
+    let mut counters = Counters::default();
+    let mut executed = 0;
+    let mut address = SocketAddr::from(([127, 0, 0, 1], 0));
     while executed < CALLS {
         let mut server = Server::bind(address)?;
         let stop = server.stop_handle();

@@ -305,7 +305,9 @@ fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
     const PUSHES: usize = 1_000;
     let net = Net::new();
     let served = net.serve(&any_port(), |server| {
-        let (stop, mut pushed, mut answered) = (server.stop_handle(), 0, 0);
+        let stop = server.stop_handle();
+        let mut pushed = 0;
+        let mut answered = 0;
         while answered < 2 * PUSHES {
             server.step().unwrap();
             while let Some(request) = server.recv() {

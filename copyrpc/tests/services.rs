@@ -360,12 +360,16 @@ fn world(seed: u64, counts: &Counts) {
     let (address, calls) = (service.address.clone(), Arc::new(Calls { kept: rng.u32(..40), ..Calls::default() }));
     let clients: Vec<_> = (0..BLOCKING)
         .map(|_| {
-            let (address, calls, rng) = (address.clone(), Arc::clone(&calls), rng.fork());
+            let address = address.clone();
+            let calls = Arc::clone(&calls);
+            let rng = rng.fork();
             thread::spawn(move || call_in_turn(&address, &calls, rng))
         })
         .collect();
     let tasks = thread::spawn({
-        let (address, calls, mut rng) = (address.clone(), Arc::clone(&calls), rng.fork());
+        let address = address.clone();
+        let calls = Arc::clone(&calls);
+        let mut rng = rng.fork();
         move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
             runtime.block_on(async {

@@ -181,7 +181,9 @@ impl Signals {
 
     /// Returns the words that `from` reads with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
-        let (armed, sleep, closed) = (self.armed(from, to)?, self.sleep(to)?, &self.nodes.get(to)?.closed);
+        let armed = self.armed(from, to)?;
+        let sleep = self.sleep(to)?;
+        let closed = &self.nodes.get(to)?.closed;
         Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 

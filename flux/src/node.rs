@@ -271,7 +271,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Ends the calls whose deadline has passed, after the replies of this poll.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        let (mut ended, mut now_ns, mut is_timed) = (0, None, false);
+        let mut ended = 0;
+        let mut now_ns = None;
+        let mut is_timed = false;
         for peer in self.ends.peers.iter_mut().filter(|peer| peer.calls.has_deadlines()) {
             if peer.calls.is_timed() {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
@@ -571,7 +573,9 @@ mod model {
 
     /// Makes its calls one after the other and answers those of the other node, until all are done.
     fn run(mut node: Node<u64, u64>) -> Node<u64, u64> {
-        let (other, mut ended, mut answered) = (1 - node.index(), 0, 0);
+        let other = 1 - node.index();
+        let mut ended = 0;
+        let mut answered = 0;
         while ended < CALLS || answered < CALLS {
             if node.in_flight() == 0 && ended < CALLS {
                 node.call(other, ended, ended).unwrap();

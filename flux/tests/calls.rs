@@ -75,7 +75,9 @@ fn reply_is_visible_without_further_calls() {
 #[test]
 fn token_is_good_at_the_node_that_received_the_call_only() {
     let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
-    let (mut c, mut b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    let mut c = nodes.pop().unwrap();
+    let mut b = nodes.pop().unwrap();
+    let mut a = nodes.pop().unwrap();
     let (_, mut of_another_network) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
@@ -181,7 +183,10 @@ fn replies_in_any_order_at_full_depth_bring_every_token_back_once() {
     let (mut a, mut b) = pair(Config { capacity: 64, in_flight: 31 });
     const CALLS: u64 = 300_000;
     let mut returned = vec![0u8; CALLS as usize];
-    let (mut sent, mut received, mut held, mut empty) = (0, 0, vec![], 0);
+    let mut sent = 0;
+    let mut received = 0;
+    let mut held = vec![];
+    let mut empty = 0;
     while received < CALLS {
         while sent < CALLS && a.call(1, sent, sent).is_ok() {
             sent += 1;
@@ -229,7 +234,9 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
 #[test]
 fn nodes_that_remain_go_on_when_one_is_dropped() {
     let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
-    let (mut c, b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    let mut c = nodes.pop().unwrap();
+    let b = nodes.pop().unwrap();
+    let mut a = nodes.pop().unwrap();
     a.call(1, 1, 1).unwrap();
     c.call(1, 2, 2).unwrap();
     drop(b);
@@ -290,7 +297,9 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
                 let mut random = fastrand::Rng::with_seed(me as u64);
                 let mut returned = vec![vec![0u8; CALLS as usize]; NODES];
                 let mut sent = [0; NODES];
-                let (mut received, mut held, mut progress) = (0, vec![], Instant::now());
+                let mut received = 0;
+                let mut held = vec![];
+                let mut progress = Instant::now();
                 while finished.load(Ordering::Acquire) < NODES {
                     for to in (0..NODES).filter(|&to| to != me) {
                         while sent[to] < CALLS && node.call(to, (me as u64) << 32 | sent[to], (to, sent[to])).is_ok() {
@@ -361,7 +370,9 @@ fn sleepers_are_woken_by_every_call_and_every_reply() {
         .map(|mut node| {
             std::thread::spawn(move || {
                 let next = (node.index() + 1) % NODES;
-                let (mut sent, mut received, mut served) = (0, 0, 0);
+                let mut sent = 0;
+                let mut received = 0;
+                let mut served = 0;
                 while received < CALLS || served < CALLS {
                     while sent < CALLS && node.call(next, sent, sent).is_ok() {
                         sent += 1;
@@ -390,7 +401,9 @@ fn sleepers_are_woken_by_every_call_and_every_reply() {
 #[test]
 fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
     let mut nodes = network::<u64, u64>(3, Config::default()).unwrap();
-    let (c, b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap(), nodes.pop().unwrap());
+    let c = nodes.pop().unwrap();
+    let b = nodes.pop().unwrap();
+    let mut a = nodes.pop().unwrap();
     a.call(1, 1, 1).unwrap();
     drop(c);
     assert!(!a.wait(Some(Duration::from_millis(1))));

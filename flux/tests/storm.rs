@@ -110,7 +110,10 @@ impl Member<'_> {
     /// then serves as long as others have not come so far.
     fn run(mut self) -> Tally {
         let life = if self.random.bool() { self.random.u64(..TURNS) } else { u64::MAX };
-        let (mut turns, mut last_to, mut is_through, mut progress) = (0, 0, false, Instant::now());
+        let mut turns = 0;
+        let mut last_to = 0;
+        let mut is_through = false;
+        let mut progress = Instant::now();
         while turns < life && self.through.load(Ordering::Acquire) < NODES {
             turns += 1;
             let has_called = if turns <= TURNS { self.call_any() } else { last_to < NODES && self.call(last_to, None) };

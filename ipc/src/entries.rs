@@ -196,7 +196,9 @@ impl Entries {
         #[repr(C)]
         struct One(Head, Entry);
         let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
-        let (session, armed, pid) = (AtomicU64::new(word(FIRST, FREE)), AtomicU32::new(0), AtomicU32::new(0));
+        let session = AtomicU64::new(word(FIRST, FREE));
+        let armed = AtomicU32::new(0);
+        let pid = AtomicU32::new(0);
         let one = Box::leak(Box::new(One(head, Entry { session, armed, pid, sleep: Sleep::default() })));
         // SAFETY: leaked, and one behind the other, as both are whole lines.
         unsafe { Self::new(NonNull::from(one).cast(), 1) }

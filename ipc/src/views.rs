@@ -37,7 +37,9 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     if header.shape != client {
         return Err(ConnectError::Types { server: header.shape, client });
     }
-    let (max_clients, words, depth) = (header.max_clients as usize, header.words as usize, header.depth as usize);
+    let max_clients = header.max_clients as usize;
+    let words = header.words as usize;
+    let depth = header.depth as usize;
     let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, areas).map_err(ConnectError::Damaged)?;
     let have = region.view().len();
     if layout.total > have {

@@ -38,7 +38,9 @@ fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
         qp.post(&Write { addr: mr.addr() + u64::from(i), rkey: mr.rkey(), payload: Inline(&[i]) }, signal, i.into())?;
     }
     qp.ring();
-    let (mut finished, mut operations, mut cqes) = (Vec::new(), 0, 0);
+    let mut finished = Vec::new();
+    let mut operations = 0;
+    let mut cqes = 0;
     while operations < 10 {
         cqes += cq.poll(64, |cqe| operations += qp.complete_each(&cqe, |user| finished.push(user)));
     }

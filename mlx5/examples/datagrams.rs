@@ -74,7 +74,9 @@ impl Post {
 
     /// Waits for this number of completions of sends. They prove only that the datagrams have left.
     fn sent(&mut self, count: usize) -> Result<(), Box<dyn Error>> {
-        let (mut sent, mut failed, qp) = (0, None, &mut self.qp);
+        let mut sent = 0;
+        let mut failed = None;
+        let qp = &mut self.qp;
         while sent < count && failed.is_none() {
             self.send_cq.poll(16, |cqe| {
                 failed = cqe.result().err();
@@ -89,7 +91,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let spec = DeviceSpec::from(std::env::args().nth(1).as_deref().unwrap_or("soft"));
     let (one, two) = (Device::open(&spec)?, Device::open(&spec)?);
     let (one_pd, two_pd) = (one.alloc_pd()?, two.alloc_pd()?);
-    let (mut server, mut alice, mut bob) = (Post::new(&one, &one_pd)?, Post::new(&two, &two_pd)?, Post::new(&two, &two_pd)?);
+    let mut server = Post::new(&one, &one_pd)?;
+    let mut alice = Post::new(&two, &two_pd)?;
+    let mut bob = Post::new(&two, &two_pd)?;
 
     // A destination is a port, a QPN and a Q_Key; processes exchange the three.
     let to = alice.qp.destination_of(&server.qp.address(), QKEY)?;

@@ -46,7 +46,9 @@ fn run(mut from: impl std::io::Read, mut to: impl std::io::Write, child: Option<
     // Exchange the addresses of queue pair and memory, and the key.
     to.write_all(&[&qp.address().to_bytes()[..], &mr.addr().to_le_bytes(), &mr.rkey().to_le_bytes()].concat())?;
     to.flush()?;
-    let (mut peer, mut addr, mut rkey) = ([0; QpAddress::LEN], [0; 8], [0; 4]);
+    let mut peer = [0; QpAddress::LEN];
+    let mut addr = [0; 8];
+    let mut rkey = [0; 4];
     [&mut peer[..], &mut addr, &mut rkey].into_iter().try_for_each(|bytes| from.read_exact(bytes))?;
     qp.connect(&QpAddress::from_bytes(&peer).ok_or("no address")?, &ConnectOptions::default())?;
     let (addr, rkey) = (u64::from_le_bytes(addr), u32::from_le_bytes(rkey));

@@ -369,7 +369,9 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     let net = Net::new();
     let mut a = Post::active(&net, true);
     let mut b = Post::active(&net, true);
-    let (to, key, lid) = (a.to(&b), b.mr.rkey(), b.device.info().name);
+    let to = a.to(&b);
+    let key = b.mr.rkey();
+    let lid = b.device.info().name;
     net.forget(&b.device);
     drop(b);
     b = Post::active(&net, true);
@@ -429,7 +431,9 @@ fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
     let (own_tx, own_rx) = mpsc::channel();
     std::thread::scope(|scope| {
         for (id, taken) in (0..).zip(&taken) {
-            let (options, to, own) = (options.clone(), b.to(&b), own_tx.clone());
+            let options = options.clone();
+            let to = b.to(&b);
+            let own = own_tx.clone();
             scope.spawn(move || send_numbered(options, to, id, count, taken, &own));
         }
         let mut qpns = vec![0; senders as usize];

@@ -124,7 +124,9 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
     let clock = Arc::<AtomicU64>::default();
     let (mut a, mut b) = pair(&clock, PLAIN);
     let data = [0x5a; 220];
-    let (mut sent, mut received, mut waited) = (0u64, 0u32, 0u32);
+    let mut sent = 0u64;
+    let mut received = 0u32;
+    let mut waited = 0u32;
     let mut posted = 0u64;
     let calls = calls_of(|| {
         for round in 0..2000u32 {
@@ -201,7 +203,9 @@ const SHORT: u64 = 6;
 
 /// Posts sends of every kind, some of them the same in a row, a WRITE with immediate and atomics. Rings for them in one of three ways.
 fn every_operation(a: &mut End, b: &End, round: u32) {
-    let (addr, rkey, data) = (b.mr.addr(), b.mr.rkey(), [0x5a; 220]);
+    let addr = b.mr.addr();
+    let rkey = b.mr.rkey();
+    let data = [0x5a; 220];
     let (sge, into) = (a.mr.sge(0, 1024).unwrap(), a.mr.sge(4096, 8).unwrap());
     let qp = &mut a.qp;
     qp.post(&Send { payload: Inline(&data) }, Signal::Reclaim, 0).unwrap();
@@ -240,7 +244,9 @@ fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
     for shape in shapes {
         let clock = Arc::<AtomicU64>::default();
         let (mut a, mut b) = pair(&clock, shape);
-        let (mut sent, mut received, mut in_cqe) = (0, 0, 0);
+        let mut sent = 0;
+        let mut received = 0;
+        let mut in_cqe = 0;
         let calls = calls_of_rounds(|round| {
             a.send_cq.arm(false);
             b.recv_cq.arm(round % 2 == 0);
@@ -352,7 +358,9 @@ fn datagrams_allocate_nothing_on_either_side() {
         let mut b = Post::new(&device(&fabric, &clock), owns_receives);
         let mut senders: [Post; SENDERS] = std::array::from_fn(|_| Post::new(&device(&fabric, &clock), true));
         let to = &b.qp.destination();
-        let (mut sent, mut received, mut lost) = (0, 0, 0);
+        let mut sent = 0;
+        let mut received = 0;
+        let mut lost = 0;
         let calls = calls_of_rounds(|round| {
             // First one sender after the other. Then all are in time, or some find no receive.
             let receives = if round % 3 == 2 { 10 } else { 4 * SENDERS };

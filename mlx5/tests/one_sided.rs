@@ -253,7 +253,9 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
     let (seen, torn) = (AtomicU64::new(0), AtomicU64::new(0));
     let in_words = |round: u64| 2 + round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (LONGEST / 8 - 1);
     std::thread::scope(|scope| {
-        let (at, reader_seen, reader_torn) = (&dir, &seen, &torn);
+        let at = &dir;
+        let reader_seen = &seen;
+        let reader_torn = &torn;
         scope.spawn(move || {
             let mut end = open(at);
             tell.send((end.qp.address(), end.mr.addr(), end.mr.rkey())).unwrap();

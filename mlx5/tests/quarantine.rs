@@ -136,7 +136,9 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     let instructions = instructions(&dir, &mut target, Kind::Write, region_of(&mr));
     mr.deregister().unwrap();
     let mut points = Points::new(instructions, SECONDS);
-    let (mut busy, mut late, mut kills) = (0, 0, 0);
+    let mut busy = 0;
+    let mut late = 0;
+    let mut kills = 0;
     for point in (copy - 6..copy).chain(&mut points) {
         fill(0);
         let mr = register(&target);

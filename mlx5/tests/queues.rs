@@ -349,7 +349,9 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
         let mut device_side = Executor { qpn, capacity: capacity as u16, consumer: 0, blocks: 0 };
         // Numbers of the posted operations that the device has not executed, and of those with a pending CQE, with its WQE.
         let (mut posted, mut due) = (VecDeque::new(), VecDeque::new());
-        let (mut number, mut padding, mut refused) = (0u64, 0, 0);
+        let mut number = 0u64;
+        let mut padding = 0;
+        let mut refused = 0;
         // The start is any place, reached by one-block operations.
         let mut warm_up = random.below(2 * depth);
         while device_side.blocks < (1 << 16) + 4 * u64::from(depth) {

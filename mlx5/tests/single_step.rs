@@ -201,7 +201,9 @@ fn kill(kind: Kind) {
     let mut world = World::new("kill", kind);
     let instructions = world.instructions(1);
     let mut points = Points::new(instructions, SECONDS);
-    let (mut kills, mut delivered, mut leaked) = (0, 0, 0);
+    let mut kills = 0;
+    let mut delivered = 0;
+    let mut leaked = 0;
     for point in points.by_ref() {
         let mut stepped = world.start();
         stepped.go(1);
@@ -257,7 +259,10 @@ fn destroy(kind: Kind) {
     let mut world = World::new("destroy", kind);
     let instructions = world.instructions(3);
     let mut points = Points::new(instructions, SECONDS);
-    let (mut stops, mut kills, mut leaked, mut quarantined) = (0, 0, 0, 0);
+    let mut stops = 0;
+    let mut kills = 0;
+    let mut leaked = 0;
+    let mut quarantined = 0;
     for point in points.by_ref() {
         let mut stepped = world.start();
         stepped.go(3);

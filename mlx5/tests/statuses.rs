@@ -41,7 +41,9 @@ fn wrong(end: &End, access: Access) -> (Vec<(u64, u32, &'static str)>, [Mr; 2]) 
     let gone = end.pd.alloc(64, ANY).unwrap();
     let (gone_at, gone_key) = (gone.addr(), gone.lkey());
     gone.deregister().unwrap();
-    let (addr, key, size) = (end.mr.addr(), end.mr.lkey(), BYTES as u64);
+    let addr = end.mr.addr();
+    let key = end.mr.lkey();
+    let size = BYTES as u64;
     let mut wrong = vec![
         (addr, key ^ 1, NO_KEY),
         (addr, 0, NO_KEY),

@@ -24,7 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         clients.push((Client::connect(address)?, stop));
     }
 
-    let (mut made, mut ended, mut outstanding, mut response) = (0, 0, [0; 2], [0; 8]);
+    let mut made = 0;
+    let mut ended = 0;
+    let mut outstanding = [0; 2];
+    let mut response = [0; 8];
     while ended < calls {
         while made < calls {
             let server = usize::from(outstanding[1] < outstanding[0]);

@@ -164,7 +164,9 @@ impl<'a, C: Caller> Load<'a, C> {
     /// The caller's error, or the number of wrong replies.
     pub fn check(&mut self, depth: u32, count: u64) -> Result<(), Failure> {
         let mut unanswered: Vec<Option<Payload>> = vec![None; depth as usize];
-        let (mut sent, mut answered, mut wrong) = (0u64, 0, 0);
+        let mut sent = 0u64;
+        let mut answered = 0;
+        let mut wrong = 0;
         while answered < count {
             for (slot, unanswered) in unanswered.iter_mut().enumerate() {
                 let request = [sent, sent.rotate_left(17), sent.wrapping_mul(0x9e37_79b9_7f4a_7c15), !sent];

@@ -280,7 +280,9 @@ impl ActivityRates {
     /// long in all.
     #[must_use]
     pub fn new<'a>(daemons: impl Iterator<Item = &'a Activity>, clients: impl Iterator<Item = &'a Activity>, seconds: f64) -> Self {
-        let (mut stepped, mut carriers, mut all) = (Activity::default(), Activity::default(), Activity::default());
+        let mut stepped = Activity::default();
+        let mut carriers = Activity::default();
+        let mut all = Activity::default();
         for daemon in daemons {
             stepped.add(daemon);
             if daemon.transport.is_some() {

@@ -213,7 +213,9 @@ impl Verifier {
         if sequence > seen.sequence {
             *seen = Seen { sequence, at: now };
         } else if sequence < seen.sequence && is_before(seen.at, moment) {
-            let (rank, key, newer) = (access.rank, access.key, seen.sequence);
+            let rank = access.rank;
+            let key = access.key;
+            let newer = seen.sequence;
             self.fail(VerifyFailure::Backwards { rank, key, writer, sequence, newer });
         }
     }
@@ -270,7 +272,9 @@ impl Verifier {
 
     /// Does the checks 1 and 2.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
-        let (rank, key, stamp) = (access.rank, access.key, Stamp::unpack(value));
+        let rank = access.rank;
+        let key = access.key;
+        let stamp = Stamp::unpack(value);
         if stamp.hash != hash16(rank, key) {
             self.fail(VerifyFailure::WrongKey { rank, key, value });
             return None;

@@ -70,7 +70,9 @@ mod tests {
         (0..samples).for_each(|_| counts[zipf.sample(&mut rng) as usize] += 1);
         let weights: Vec<f64> = (1..=n).map(|k| (k as f64).powf(-theta)).collect();
         let total: f64 = weights.iter().sum();
-        let (mut seen, mut exact, mut distance) = (0.0, 0.0, 0.0f64);
+        let mut seen = 0.0;
+        let mut exact = 0.0;
+        let mut distance = 0.0f64;
         for (count, weight) in counts.iter().zip(&weights) {
             seen += *count as f64 / samples as f64;
             exact += weight / total;

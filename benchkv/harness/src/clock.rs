@@ -162,7 +162,9 @@ mod tests {
     fn calibrated_clock_agrees_with_monotonic() {
         let clock = Clock::detect();
         for _ in 0..20 {
-            let (before, now, after) = (monotonic_ns(), clock.now_ns(), monotonic_ns());
+            let before = monotonic_ns();
+            let now = clock.now_ns();
+            let after = monotonic_ns();
             // 100 us of slack: calibration error over the life of this test, not a claim about time.
             assert!(now + 100_000 >= before && now <= after + 100_000, "{before} <= {now} <= {after}");
             std::thread::sleep(Duration::from_millis(1));

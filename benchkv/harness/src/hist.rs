@@ -198,7 +198,9 @@ mod tests {
 
     #[test]
     fn merging_serialised_halves_equals_the_whole() {
-        let (mut whole, mut even, mut odd) = (LatencyHistogram::new(), LatencyHistogram::new(), LatencyHistogram::new());
+        let mut whole = LatencyHistogram::new();
+        let mut even = LatencyHistogram::new();
+        let mut odd = LatencyHistogram::new();
         for value in (1..200_000).step_by(37) {
             whole.record(value);
             if value % 2 == 0 { even.record(value) } else { odd.record(value) }

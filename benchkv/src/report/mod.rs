@@ -106,7 +106,9 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     page.heading("Results", "Each file. The spread is the standard deviation over its runs, and the slowest and the fastest of them.");
     let (header, rows) = table(names, results, &comparison);
     page.table(&header, &rows);
-    let (latencies, runs, activity) = (figures::latencies(&groups), figures::runs(&groups), figures::activity(&groups));
+    let latencies = figures::latencies(&groups);
+    let runs = figures::runs(&groups);
+    let activity = figures::activity(&groups);
     if comparison.groups.len() > 1 {
         page.heading("Comparison", "By what differs between the results.");
         for (title, header, rows) in figures::tables(&comparison, &groups) {

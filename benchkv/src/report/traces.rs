@@ -254,7 +254,9 @@ mod tests {
     #[test]
     fn bins_have_means_of_what_stood_and_differences_of_what_grew() {
         let sample = |time_ns, run, writes, outstanding| {
-            let (messages, loops, cqes) = (3 * writes, 4 * writes, 2 * writes);
+            let messages = 3 * writes;
+            let loops = 4 * writes;
+            let cqes = 2 * writes;
             Sample { time_ns, run, writes, messages, loops, cqes, outstanding, ..Sample::default() }
         };
         let samples = [

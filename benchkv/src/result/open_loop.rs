@@ -87,7 +87,9 @@ impl OpenLoop {
 /// Formats a line of the table.
 impl fmt::Display for OpenLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (offered, reached, delay) = (rate(self.offered_rps), rate(self.reached_rps), nanos(self.issue_delay_ns));
+        let offered = rate(self.offered_rps);
+        let reached = rate(self.reached_rps);
+        let delay = nanos(self.issue_delay_ns);
         write!(f, "open loop: offered {offered}, reached {reached}; latency from the intended start, {delay} of it before the issue")?;
         if self.kept_up {
             return Ok(());

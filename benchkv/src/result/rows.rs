@@ -64,7 +64,9 @@ impl Row<'_> {
     }
 
     fn options(&mut self) {
-        let (job, options, workload) = (self.job, &self.job.options, &self.job.options.workload);
+        let job = self.job;
+        let options = &self.job.options;
+        let workload = &self.job.options.workload;
         put!(self, job; backend, carrier, device, ranks, server_threads, client_threads, queue_depth, seed);
         self.put("duration_s", options.duration);
         self.put("warmup_s", options.warmup);

@@ -57,7 +57,9 @@ impl fmt::Display for JobResult {
             writeln!(f, "{line}")?;
         }
         let law = self.littles_law;
-        let (outstanding, product, apart) = (law.outstanding, law.throughput_times_latency, law.deviation * 100.0);
+        let outstanding = law.outstanding;
+        let product = law.throughput_times_latency;
+        let apart = law.deviation * 100.0;
         if let Some(open_loop) = &self.open_loop {
             writeln!(f, "{open_loop}")?;
         }
@@ -151,7 +153,9 @@ impl JobResult {
         let (writes, messages) = (sum("writes"), sum("messages"));
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
-        let (waits, reads, reached_by) = (sum("waits"), sum("reads"), &first.reached_by);
+        let waits = sum("waits");
+        let reads = sum("reads");
+        let reached_by = &first.reached_by;
         let operations = self.carrier.traits().operations;
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }

@@ -214,7 +214,9 @@ fn take_turns(
     now_ns: impl Fn() -> u64,
     mut step: impl FnMut() -> Result<usize, BackendError>,
 ) -> Result<Timed, Failure> {
-    let (mut timed, mut spoilt, mut passed_ns) = (Vec::with_capacity(TURNS), 0, now_ns());
+    let mut timed = Vec::with_capacity(TURNS);
+    let mut spoilt = 0;
+    let mut passed_ns = now_ns();
     while timed.len() < TURNS && spoilt < MOST_SPOILT && baton.wait(own) {
         let begin = now_ns();
         let is_spoilt = begin - passed_ns > LONG_NS;

@@ -181,7 +181,9 @@ fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
 fn the_default_job_fits_into_the_shared_memory_that_doctor_asks_for() {
     assert_eq!(DEFAULT_SHM_BYTES, 1 << 20);
     let ended = run_in_tmpfs(c"size=1m,mode=0700").unwrap_or_else(|| {
-        let (_turn, dir, mut most) = (turn(), Scratch::in_memory(), 0);
+        let _turn = turn();
+        let dir = Scratch::in_memory();
+        let mut most = 0;
         let job = Job::start(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()));
         job.until("the job has ended", || {
             most = most.max(dir.allocated_bytes());

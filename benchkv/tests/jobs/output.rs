@@ -164,7 +164,9 @@ fn lines_of_intervals_are_printed_if_they_are_asked_for_and_count_the_operations
 
 #[test]
 fn json_to_a_file_replaces_it_and_leaves_the_table_where_it_was() {
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let _turn = turn();
+    let dir = Scratch::in_memory();
+    let files = Scratch::on_disk();
     let file = files.path().join("result.json");
     std::fs::write(&file, "an older and longer result ".repeat(10_000)).unwrap();
     let ended = run(&dir, &["--json", file.to_str().unwrap()]);
@@ -187,7 +189,9 @@ fn files_are_written_whatever_becomes_of_standard_output() {
     let closed = File::from(OwnedFd::from(UnixStream::pair().unwrap().0));
     let full = File::options().write(true).open("/dev/full").unwrap();
     for (stdout, code) in [(closed, 0), (full, 1)] {
-        let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+        let _turn = turn();
+        let dir = Scratch::in_memory();
+        let files = Scratch::on_disk();
         let (json, csv) = (files.path().join("result.json"), files.path().join("result.csv"));
         let mut command = benchkv(&SHORT);
         command.arg("--shm-dir").arg(dir.path()).arg("--json").arg(&json).arg("--output").arg(&csv);
@@ -245,7 +249,9 @@ fn output_that_finds_no_room_is_a_failure_and_a_reader_that_goes_is_none() {
 
 #[test]
 fn a_file_that_cannot_be_written_keeps_nothing_else_from_being_written() {
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let _turn = turn();
+    let dir = Scratch::in_memory();
+    let files = Scratch::on_disk();
     let csv = files.path().join("result.csv");
     let ended = run(&dir, &["--json", "/dev/full", "--output", csv.to_str().unwrap()]);
     ended.assert_failed(1, &["benchkv: the JSON result: /dev/full cannot be written: No space left"]);
@@ -256,7 +262,9 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_from_being_written() {
 /// A directory takes the place of a series after the check at the start.
 #[test]
 fn a_series_that_cannot_be_written_costs_no_result() {
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let _turn = turn();
+    let dir = Scratch::in_memory();
+    let files = Scratch::on_disk();
     let (trace, json) = (files.path().join("trace"), files.path().join("result.json"));
     let (trace_arg, json_arg) = (trace.to_str().unwrap(), json.to_str().unwrap());
     let (job, _) = death::start_and_load_with(&dir, &["--trace", trace_arg, "--json", json_arg], 2);

@@ -111,7 +111,9 @@ fn one_result_and_results_that_differ_in_no_number_are_drawn() {
         let found = inspect(dir.path(), &report(files, flags, &page));
         assert_well_drawn(&found)[0]["charts"].as_array().unwrap().len()
     };
-    let (one, traced, three) = (counted(&files[..1], &[]), counted(&files[..1], &flags), counted(&files, &[]));
+    let one = counted(&files[..1], &[]);
+    let traced = counted(&files[..1], &flags);
+    let three = counted(&files, &[]);
     assert!(traced >= one + 4 && three > one, "charts: {one} of a result, {traced} with its trace, {three} of three results");
 }
 
@@ -121,7 +123,9 @@ fn a_page_never_takes_the_place_of_what_it_is_made_of() {
     let trace = dir.path().join("trace");
     let flags = ["--trace", trace.to_str().unwrap()];
     let files = write_results(dir.path(), &flags, 1, |_, _| ());
-    let (result, series, link) = (Path::new(&files[0]), trace.join("rank-0-daemon-0.csv"), dir.path().join("link.json"));
+    let result = Path::new(&files[0]);
+    let series = trace.join("rank-0-daemon-0.csv");
+    let link = dir.path().join("link.json");
     fs::hard_link(result, &link).unwrap();
     let before = [result, &series].map(|path| fs::read(path).unwrap());
     for output in [result, &link, &series] {

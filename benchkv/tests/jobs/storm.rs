@@ -107,7 +107,9 @@ fn assert_result(text: &str, ended: &Ended) {
 fn play(seed: u64) {
     let story = Story::new(seed);
     eprintln!("BENCHKV_TEST_SEED={seed}: {:?} after {:?} of {}", story.blow, story.moment, story.args.join(" "));
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let _turn = turn();
+    let dir = Scratch::in_memory();
+    let files = Scratch::on_disk();
     let (json, csv) = (files.path().join("result.json"), files.path().join("result.csv"));
     let mut command = benchkv(&[]);
     command.args(&story.args).arg("--shm-dir").arg(dir.path()).arg("--json").arg(&json).arg("--output").arg(&csv);

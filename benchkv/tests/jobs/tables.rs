@@ -60,7 +60,9 @@ fn assert_same_numbers(table: &Table, document: &Value) {
 
 #[test]
 fn the_same_seed_issues_the_same_operations_and_the_table_says_the_same_as_the_document() {
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
+    let _turn = turn();
+    let dir = Scratch::in_memory();
+    let files = Scratch::on_disk();
     let table = |name: &str| files.path().join(name);
     let with = |seed: &str, file: &str| {
         std::fs::write(table(file), "an older and longer table\n".repeat(10_000)).unwrap();

@@ -128,7 +128,9 @@ fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
     let [a, b] = [UdpSocket::bind(("127.0.0.1", 0))?, UdpSocket::bind(("127.0.0.1", 0))?];
     a.connect(b.local_addr()?)?;
     b.connect(a.local_addr()?)?;
-    let (depth, bytes, is_stream) = (usize::from(cli.depth), cli.bytes as usize, cli.mode == Mode::Stream);
+    let depth = usize::from(cli.depth);
+    let bytes = cli.bytes as usize;
+    let is_stream = cli.mode == Mode::Stream;
     let (mut near, mut far) = (Batch::new(a, depth, bytes), Batch::new(b, depth, bytes));
     let (start, is_over) = (Instant::now(), AtomicBool::new(false));
     let limit = Duration::from_secs_f64(cli.duration);
@@ -206,7 +208,9 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
             tell_back.send(qp.address()).map_err(|_| gone())?;
             qp.connect(&address, &ConnectOptions::default())?;
             let (start, limit) = (Instant::now(), Duration::from_secs_f64(cli.duration));
-            let (mut under_way, mut count, mut failed) = (0_u64, 0, None);
+            let mut under_way = 0_u64;
+            let mut count = 0;
+            let mut failed = None;
             while start.elapsed() < limit {
                 while under_way < cli.depth.into() {
                     qp.post(&Write { addr, rkey, payload: mr.sge(0, cli.bytes)? }, Signal::Always, 0)?;

@@ -72,7 +72,9 @@ impl<U> Handshake<U> {
         outcome: Option<Result<Endpoint<U>, ConnectError>>,
         record: Option<[u8; EXCHANGE_RECORD_SIZE]>,
     ) -> Self {
-        let (record, peers_record, peers_last) = (record.map(Outgoing::from), Incoming::default(), Incoming::default());
+        let record = record.map(Outgoing::from);
+        let peers_record = Incoming::default();
+        let peers_last = Incoming::default();
         Self { context, record, peers_record, pending, outcome, last: None, peers_last, peer: None }
     }
 

@@ -168,7 +168,10 @@ mod tests {
     fn requests_are_taken_in_order_answered_in_any_and_their_bytes_free_from_the_oldest_on() {
         let mut held = HeldRequests::new(0);
         let mut rng = fastrand::Rng::with_seed(1);
-        let (mut arrived, mut taken, mut open, mut copied) = (0, 0, Vec::new(), Vec::new());
+        let mut arrived = 0;
+        let mut taken = 0;
+        let mut open = Vec::new();
+        let mut copied = Vec::new();
         for _ in 0..20_000 {
             match rng.u8(..5) {
                 0 | 1 if arrived - taken < 100 => {

@@ -203,7 +203,9 @@ impl<U> Link<U> {
             }
             self.rx.advance(message);
             // An allowance is at most 3/16 of the largest ring.
-            let (call_id, len, internal_allowance) = (header.call_id, header.len, header.piggyback * ALIGNMENT as u32);
+            let call_id = header.call_id;
+            let len = header.len;
+            let internal_allowance = header.piggyback * ALIGNMENT as u32;
             self.rx.requests.push(HeldRequest { position, call_id, len, internal_allowance });
             requests += 1;
         }

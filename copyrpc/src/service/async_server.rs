@@ -355,7 +355,9 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
     }
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
     // A number is not used again: that of a client that has gone is forgotten before its answer comes.
-    let (mut held, mut last, mut arrived) = (FxHashMap::<u64, RecvHandle<()>>::default(), 0, Vec::new());
+    let mut held = FxHashMap::<u64, RecvHandle<()>>::default();
+    let mut last = 0;
+    let mut arrived = Vec::new();
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let (mut is_leaving, mut unwanted) = (false, Vec::new());
     loop {

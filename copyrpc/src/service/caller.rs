@@ -197,7 +197,10 @@ impl Caller {
         if max_reply > max {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
-        let (leaving, starving_since, past, options) = (None, None, Stats::default(), options.clone());
+        let leaving = None;
+        let starving_since = None;
+        let past = Stats::default();
+        let options = options.clone();
         let looked_ns = context.device().coarse_now_ns();
         Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, looked_ns, past })
     }

@@ -65,8 +65,12 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let (device, endpoint, events) = (default_device(), EndpointConfig::default(), Events::default());
-        let (clients, max_buffered, stop_timeout) = (DEFAULT_ENDPOINTS, MAX_BUFFERED, STOP_TIMEOUT);
+        let device = default_device();
+        let endpoint = EndpointConfig::default();
+        let events = Events::default();
+        let clients = DEFAULT_ENDPOINTS;
+        let max_buffered = MAX_BUFFERED;
+        let stop_timeout = STOP_TIMEOUT;
         Self { device, clients, endpoint, max_buffered, stop_timeout, events, secret: None }
     }
 }
@@ -203,15 +207,21 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let (events, secret, refusal) = (options.events.clone(), options.secret.clone(), ExchangeRecord::refuse(Refusal::Secret).to_vec());
+        let events = options.events.clone();
+        let secret = options.secret.clone();
+        let refusal = ExchangeRecord::refuse(Refusal::Secret).to_vec();
         let gate = GateOptions { patience: CONNECT_TIME, events: events.clone(), secret, refusal };
         let listening = Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         context.inner.linger.set(options.stop_timeout);
-        let (gate, endpoint, max_clients) = (Some(gate), options.endpoint.clone(), options.clients);
-        let (turns_to_sockets, patience, holds_back) = (0, Patience::new(), false);
+        let gate = Some(gate);
+        let endpoint = options.endpoint.clone();
+        let max_clients = options.clients;
+        let turns_to_sockets = 0;
+        let patience = Patience::new();
+        let holds_back = false;
         Ok(Self {
             clients: Vec::new(),
             gate,

@@ -131,7 +131,9 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
 #[test]
 fn an_error_says_whether_the_call_may_be_made_again() {
     let io = || std::io::Error::other("test");
-    let (later, never, made) = ((true, false), (false, false), (false, true));
+    let later = (true, false);
+    let never = (false, false);
+    let made = (false, true);
     let event = AsyncEvent::DeviceFatal;
     let reasons = [
         CloseReason::Disconnected,

@@ -49,7 +49,9 @@ fn a_callback_that_panics_loses_no_connection_and_no_call() {
 
 fn a_callback_panics(says_goodbye: bool) {
     let net = Net::new();
-    let (client, server, doomed) = (net.context(), net.context(), net.context());
+    let client = net.context();
+    let server = net.context();
+    let doomed = net.context();
     let (dead, peer) = join(&client, &doomed, &small());
     let (alive, _peer) = join(&client, &server, &small());
     if !says_goodbye {

@@ -106,7 +106,9 @@ fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
 #[test]
 fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     let net = Net::new();
-    let (client, server, doomed) = (net.build(|builder| builder.srq_size(48).cq_size(64)), net.context(), net.context());
+    let client = net.build(|builder| builder.srq_size(48).cq_size(64));
+    let server = net.context();
+    let doomed = net.context();
     let mine = EndpointConfig { batches_in_flight: 1, ..small() };
     let to = |peer: &copyrpc::Context<u64>| {
         crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap())

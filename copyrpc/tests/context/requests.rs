@@ -91,7 +91,9 @@ fn answer(handle: RecvHandle<u64>, how: u64) -> Ended {
 fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_gets_its_own_answer() {
     let pair = Pair::small();
     let mut rng = fastrand::Rng::with_seed(7);
-    let (next, mut refused, mut deepest) = (Cell::new(0_u64), 0, 0);
+    let next = Cell::new(0_u64);
+    let mut refused = 0;
+    let mut deepest = 0;
     let (mut held, mut expected) = (Vec::new(), HashMap::new());
     let round = || {
         for endpoint in [&pair.to_server, &pair.to_client] {

@@ -18,7 +18,9 @@ fn poll_client(pair: &Pair) {
 fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() {
     let pair = Pair::small();
     let rng = RefCell::new(fastrand::Rng::with_seed(3));
-    let (made, served, expected) = (Cell::new(0_u64), Cell::new(0_u64), RefCell::new(HashMap::<u64, Ended>::new()));
+    let made = Cell::new(0_u64);
+    let served = Cell::new(0_u64);
+    let expected = RefCell::new(HashMap::<u64, Ended>::new());
     let held: RefCell<Vec<(u64, RecvHandle<u64>)>> = RefCell::default();
     let round = || {
         while made.get() < 3_000 {

@@ -93,7 +93,9 @@ fn a_write_posted_before_a_call_is_there_when_the_request_arrives() {
 #[test]
 fn operations_above_the_limit_are_refused_and_taken_later() {
     let pair = Pair::new(64, &EndpointConfig { raw_operations: 2, max_send_wr: Some(8), ..small() });
-    let (mut next, mut refused, mut calls) = (0, 0, 0);
+    let mut next = 0;
+    let mut refused = 0;
+    let mut calls = 0;
     let mut ended = Vec::new();
     step_until(|| {
         while next < 2_000 {

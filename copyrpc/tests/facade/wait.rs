@@ -241,7 +241,9 @@ fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
     let pending = client.create_endpoint(&config).unwrap();
     let (record, (to_client, from_server)) = (pending.local_info().encode(), channel());
     let is_done = Arc::new(AtomicBool::new(false));
-    let (done, server_builder, server_config) = (Arc::clone(&is_done), builder(&fabric), config.clone());
+    let done = Arc::clone(&is_done);
+    let server_builder = builder(&fabric);
+    let server_config = config.clone();
     let thread = std::thread::spawn(move || {
         let context: Context<()> = server_builder.build().unwrap();
         let pending = context.create_endpoint(&server_config).unwrap();
@@ -299,7 +301,9 @@ fn a_caller_without_credit_sleeps() {
     });
     let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
     while endpoint.call(b"held", 1, 400).is_ok() {}
-    let (mut polls, mut idle_polls, spins) = (0_u64, 0, 64);
+    let mut polls = 0_u64;
+    let mut idle_polls = 0;
+    let spins = 64;
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_millis(1_000) {
         assert!(endpoint.call(b"waits", 2, 400).is_err());

@@ -170,8 +170,12 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (input, output, ended) = (child.stdin.take().unwrap(), child.stdout.take().unwrap(), Arc::new(AtomicBool::new(false)));
-        let (heard, nodes, end) = (Arc::clone(heard), settings.nodes.clone(), Arc::clone(&ended));
+        let input = child.stdin.take().unwrap();
+        let output = child.stdout.take().unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let heard = Arc::clone(heard);
+        let nodes = settings.nodes.clone();
+        let end = Arc::clone(&ended);
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 heard.lock().unwrap().take(&line, &nodes);

@@ -65,7 +65,11 @@ fn process() {
     let builder = ContextBuilder::new(support::spec_in(settings.dir)).srq_size(RECEIVES);
     let mut nodes: HashMap<_, _> = settings.nodes.map(|number| (number, Node::new(number, &builder))).collect();
     let commands = commands();
-    let (mut issue, mut serve, mut told, mut rounds, mut idle_rounds) = (true, true, Instant::now(), 0_u64, 0);
+    let mut issue = true;
+    let mut serve = true;
+    let mut told = Instant::now();
+    let mut rounds = 0_u64;
+    let mut idle_rounds = 0;
     while serve {
         while let Ok(line) = commands.try_recv() {
             let words: Vec<_> = line.split(' ').collect();

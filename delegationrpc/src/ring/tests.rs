@@ -327,7 +327,9 @@ mod model {
                 let shared = Counted::new([armed, ARMED], 2);
                 let calls = shared.clone();
                 let client = loom::thread::spawn(move || (0..2).for_each(|_| calls.call(0)));
-                let (mut set, mut server, mut taken) = (HotSet::new(2), shared.ring.server(), 0);
+                let mut set = HotSet::new(2);
+                let mut server = shared.ring.server();
+                let mut taken = 0;
                 // A lane whose flag is down is one that the server polls.
                 set.mend(&&*shared, usize::MAX, usize::MAX, 0);
                 while taken < 2 {
@@ -352,7 +354,9 @@ mod model {
             shared.call(0);
             let calls = shared.clone();
             let client = loom::thread::spawn(move || calls.call(1));
-            let (mut set, mut server, mut taken) = (HotSet::new(2), shared.ring.server(), 0);
+            let mut set = HotSet::new(2);
+            let mut server = shared.ring.server();
+            let mut taken = 0;
             while taken < 2 {
                 let now = set.pass(&mut server, &mut &*shared, visit, || 0);
                 taken += now;

@@ -228,7 +228,9 @@ mod tests {
     /// Every variant, with the two answers.
     #[test]
     fn a_call_that_no_handler_got_is_retryable_unless_it_can_never_be_made() {
-        let (made, later, never) = ((false, true), (true, false), (false, false));
+        let made = (false, true);
+        let later = (true, false);
+        let never = (false, false);
         assert_eq!(CallFailed::TimedOut.to_string(), "no reply in time");
         for end in [SessionEnd::PeerGone, SessionEnd::Evicted] {
             let failures = [

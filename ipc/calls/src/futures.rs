@@ -258,7 +258,9 @@ impl<C: Connection> Worker<C> {
     pub fn new(connection: C) -> (Self, CallsOf<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        let (under_way, ended, wakers) = (FxHashMap::default(), Vec::new(), Vec::new());
+        let under_way = FxHashMap::default();
+        let ended = Vec::new();
+        let wakers = Vec::new();
         (Self { connection, posted, under_way, ended, wakers, turns_due: 0, alarm }, Calls(Arc::new(poster)))
     }
 

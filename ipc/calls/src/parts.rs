@@ -344,7 +344,9 @@ impl Reassembler {
     pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
         let lost = || vec![LOST];
         let (kind, room, client, call, len, offset) = <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
-        let (len, offset, room) = (len as usize, offset as usize, room as usize);
+        let len = len as usize;
+        let offset = offset as usize;
+        let room = room as usize;
         // A client has one call. Its next one replaces one that it gave up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);

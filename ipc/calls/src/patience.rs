@@ -100,7 +100,9 @@ mod tests {
 
     #[test]
     fn short_sleeps_let_a_thread_poll_for_longer_and_long_ones_do_not() {
-        let (mut patience, short, long) = (Patience::new(), Duration::from_micros(30), Duration::from_millis(1));
+        let mut patience = Patience::new();
+        let short = Duration::from_micros(30);
+        let long = Duration::from_millis(1);
         assert_eq!([long, short, short, short, long, short].map(|time| polls(&mut patience, time)), [256, 256, 512, 1024, 2048, 256]);
     }
 

@@ -58,7 +58,9 @@ pub(crate) struct Posted<J> {
 pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
     let mailbox = Mailbox { jobs: VecDeque::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
     let (mailbox, wakes) = (Arc::new(Mutex::new(mailbox)), Arc::new(Wakes::default()));
-    let (waiting, ends, fresh) = (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
+    let waiting = BTreeMap::new();
+    let ends = BTreeSet::new();
+    let fresh = VecDeque::new();
     let posted = Posted { mailbox: Arc::clone(&mailbox), wakes: Arc::clone(&wakes), waiting, ends, fresh, given_up: Vec::new() };
     (Poster { mailbox, waker, wakes, thread: OnceLock::new() }, posted)
 }

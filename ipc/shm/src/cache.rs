@@ -36,7 +36,9 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor shorter than a quarter.
     #[inline(always)]
     unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
-        let (second, third, last) = (size_of::<T>(), len - 2 * size_of::<T>(), len - size_of::<T>());
+        let second = size_of::<T>();
+        let third = len - 2 * size_of::<T>();
+        let last = len - size_of::<T>();
         // SAFETY: all four parts are inside the `len` bytes.
         unsafe {
             let a = from.cast::<T>().read_unaligned();

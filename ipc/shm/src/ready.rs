@@ -593,7 +593,9 @@ mod tests {
                 loom::model(move || {
                     let (mut ready, mut lanes) = one(armed);
                     let sleep = Arc::new(Sleep::default());
-                    let (m, a, s) = (lanes.message.clone(), lanes.armed.clone(), sleep.clone());
+                    let m = lanes.message.clone();
+                    let a = lanes.armed.clone();
+                    let s = sleep.clone();
                     let producer = loom::thread::spawn(move || {
                         m.store(1, Ordering::Release);
                         if ready.notify_if_armed(0, &a) {

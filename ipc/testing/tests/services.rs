@@ -341,7 +341,9 @@ impl Client for copyrpc::Client {
 fn serve_copyrpc_tasks(place: &str, log: &Log, is_over: &AtomicBool) {
     let server = helpers::wait_for_some("the address stays taken", || block_on(copyrpc::AsyncServer::bind(place.to_owned())).ok());
     say(server.local_addr());
-    let (stop, desk, has_ended) = (server.stop_handle(), Mutex::new(Desk::new(log)), AtomicBool::new(false));
+    let stop = server.stop_handle();
+    let desk = Mutex::new(Desk::new(log));
+    let has_ended = AtomicBool::new(false);
     let answer_due = |is_over| {
         desk.lock().unwrap().answer(is_over, |request: copyrpc::ServerRequest, kind, reply| match kind {
             Kind::Refuse => request.refuse(),
@@ -590,7 +592,9 @@ fn storm<C: Client>(server_name: &str) {
     check_room(&mut C::connect(&place, &scratch.dir()), &mut storm.last.lock().unwrap());
     let (before, mut kills) = ((descriptors(), memory()), 0);
     let ends: Vec<End> = thread::scope(|scope| {
-        let (place, storm, scratch) = (&*place, &storm, &scratch);
+        let place = &*place;
+        let storm = &storm;
+        let scratch = &scratch;
         let clients: Vec<_> =
             (0..CLIENTS).map(|client| scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, storm))).collect();
         for life in 1..servers {
@@ -691,7 +695,9 @@ fn rest<C: Client>(server_name: &str) {
 fn payloads_above_a_message_are_one_call_of_scalerpc() {
     helpers::limited(|| {
         let mut server = scalerpc::Server::bind(any_port()).unwrap();
-        let (address, stop, max) = (server.local_addr().unwrap(), server.stop_handle(), server.max_payload());
+        let address = server.local_addr().unwrap();
+        let stop = server.stop_handle();
+        let max = server.max_payload();
         let client = thread::spawn(move || {
             methods::check_in_parts(scalerpc::Client::connect(address).unwrap(), max, max);
             stop.stop();

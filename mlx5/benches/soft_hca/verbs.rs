@@ -106,7 +106,9 @@ impl End {
     #[inline(always)]
     fn post(&mut self, payload: Payload) {
         let n = self.sent;
-        let (addr, rkey, imm) = (self.to.0 + place(n), self.to.1, n as u32);
+        let addr = self.to.0 + place(n);
+        let rkey = self.to.1;
+        let imm = n as u32;
         let words = [word(n); BYTES / 8];
         // SAFETY: an array of integers is bytes.
         let bytes = unsafe { &*words.as_ptr().cast::<[u8; BYTES]>() };

@@ -82,7 +82,9 @@ pub(crate) struct CqObject {
 impl CqObject {
     pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Rc<Self>, CreateError> {
         let (cqn, memory) = control.create_cq(config)?;
-        let (entries, record, session_qpn) = (CqEntries::new(&memory), memory.record.cast(), Cell::new(NO_QPN));
+        let entries = CqEntries::new(&memory);
+        let record = memory.record.cast();
+        let session_qpn = Cell::new(NO_QPN);
         Ok(Rc::new(Self { cqn, control: control.clone(), entries, record, session_qpn }))
     }
 

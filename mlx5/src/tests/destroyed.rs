@@ -61,7 +61,9 @@ fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_numb
             let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
             let mut cq = device.create_cq(CqConfig { cqe_bytes, compression, ..CqConfig::from(32) }).unwrap();
             cq.start_at(start, device.null().unwrap().null());
-            let (null, random, due) = (device.null().unwrap(), Random::new(seed as u64), VecDeque::new());
+            let null = device.null().unwrap();
+            let random = Random::new(seed as u64);
+            let due = VecDeque::new();
             let mut writer = Writer { null, cqn: cq.cqn(), compression, random, due };
             let object = std::rc::Rc::clone(cq.object());
             for _ in 0..3_000 {

@@ -216,7 +216,9 @@ fn every_use_of_a_waker_ends_a_wait() {
 fn rings_end_waits(device: &Device) {
     const ROUNDS: u64 = 2_000;
     mlx5_hca::testing::sleep_without_end();
-    let (waker, told, heard) = (device.waker(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let waker = device.waker();
+    let told = Arc::new(AtomicU64::new(0));
+    let heard = Arc::new(AtomicU64::new(0));
     let (tell, hear) = (Arc::clone(&told), Arc::clone(&heard));
     let ringer = std::thread::spawn(move || {
         for round in 1..=ROUNDS {

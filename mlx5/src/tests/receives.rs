@@ -72,7 +72,9 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
         let mut random = Random::new(seed);
         // Posted and not taken receives, with their buffers; and those that are taken and not completed.
         let (mut posted, mut taken) = (VecDeque::new(), VecDeque::new());
-        let (mut number, mut device_counter, mut completed) = (0u64, 0u16, 0u32);
+        let mut number = 0u64;
+        let mut device_counter = 0u16;
+        let mut completed = 0u32;
         while completed < (1 << 16) + 4 * u32::from(wqe_cnt) {
             for _ in 0..random.below(2 * u32::from(wqe_cnt) + 1) {
                 let wanted = buffers(&mut random, max_sge, number);
@@ -127,7 +129,10 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
         assert!(real_depth >= depth as usize && srq.free() == real_depth);
         let mut random = Random::new(seed);
         let (mut posted, mut taken) = (VecDeque::new(), vec![]);
-        let (mut number, mut popped, mut next, mut completed) = (0u64, 0u16, 0u16, 0u32);
+        let mut number = 0u64;
+        let mut popped = 0u16;
+        let mut next = 0u16;
+        let mut completed = 0u32;
         // In some rounds, all posts are fills with one value.
         let mut one_value = None;
         while completed < (1 << 16) + 4 * depth {

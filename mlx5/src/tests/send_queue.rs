@@ -49,7 +49,10 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
         let (device, mut qp) = queue_pair_of(depth);
         let mut random = Random::new(seed);
         let mut posted: VecDeque<Expected> = VecDeque::new();
-        let (mut producer, mut consumer, mut user, mut wqebbs) = (0u16, 0u16, 0u64, 0u32);
+        let mut producer = 0u16;
+        let mut consumer = 0u16;
+        let mut user = 0u64;
+        let mut wqebbs = 0u32;
         // Twice the range of the 16-bit index, and thousands of times the ring's depth.
         while wqebbs < 2 << 16 {
             let blocks = 1 + random.below(5) as u16;

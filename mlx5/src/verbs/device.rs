@@ -253,7 +253,9 @@ impl Opened {
             return Err(VerbsError::PortDown { name: self.name.clone(), port: number, state, hint: state.hint() });
         }
         if options.pkey_index >= attr.pkey_tbl_len {
-            let (name, index, entries) = (self.name.clone(), options.pkey_index, attr.pkey_tbl_len);
+            let name = self.name.clone();
+            let index = options.pkey_index;
+            let entries = attr.pkey_tbl_len;
             return Err(VerbsError::NoPkey { name, port: number, index, entries });
         }
         self.choose_gid(options, number, attr)

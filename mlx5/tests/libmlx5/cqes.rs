@@ -171,7 +171,9 @@ impl Pair {
             Ours::Connected(qp)
         };
         user += u64::from(user_index) << 32;
-        let (sends, receives_posted, compared) = (0, 0, 0);
+        let sends = 0;
+        let receives_posted = 0;
+        let compared = 0;
         Self {
             theirs,
             their_cq,
@@ -331,7 +333,9 @@ impl Pair {
         let opcodes = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm, CqeOpcode::ResponderWriteImm];
         for opcode in opcodes.into_iter().take(if is_datagram { 2 } else { 3 }) {
             for bits in 0..8 {
-                let (solicited, grh, has_data) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+                let solicited = bits & 1 != 0;
+                let grh = bits & 2 != 0;
+                let has_data = bits & 4 != 0;
                 if grh && !is_datagram {
                     continue;
                 }

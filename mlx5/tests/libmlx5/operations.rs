@@ -132,7 +132,9 @@ impl Case {
     }
 
     fn post_payload<P: Payload>(&self, qp: &mut Ours, payload: P) {
-        let (addr, rkey, imm) = (RADDR, RKEY, IMM);
+        let addr = RADDR;
+        let rkey = RKEY;
+        let imm = IMM;
         match (qp, self.verb, &self.to) {
             (Ours::Connected(qp), WrOpcode::Write, _) => self.push(qp, &Write { addr, rkey, payload }),
             (Ours::Connected(qp), WrOpcode::WriteImm, _) => self.push(qp, &WriteImm { addr, rkey, imm, payload }),

@@ -135,7 +135,9 @@ fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors
             steps.set(now);
         }
     };
-    let (step_a, step_b, step_c) = (count(0), count(1), count(2));
+    let step_a = count(0);
+    let step_b = count(1);
+    let step_c = count(2);
     let (mut sent, log) = (0, Rc::clone(&pongs));
     // Works, then sends, then sleeps until the answer.
     let mut has_worked = true;

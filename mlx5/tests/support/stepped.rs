@@ -98,7 +98,9 @@ impl End {
         let srq = pd.create_srq(RECEIVES as u32, 1).unwrap();
         let slots = pd.alloc(SLOT * RECEIVES, Access::LOCAL_WRITE).unwrap();
         let mr = pd.alloc(64 << 10, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
-        let (qps, own, free) = (HashMap::new(), HashSet::new(), (0..RECEIVES as u64).collect());
+        let qps = HashMap::new();
+        let own = HashSet::new();
+        let free = (0..RECEIVES as u64).collect();
         let mut end = Self { qps, ud: None, send_cq, recv_cq, srq, slots, mr, own, free, pd, device };
         end.refill();
         end

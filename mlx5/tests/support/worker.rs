@@ -144,7 +144,9 @@ impl Worker {
         let free = (0..srq.depth() as u64).collect();
         let random = Random::new(u64::from(std::process::id()));
         let (connections, completed) = (vec![], [0; PROCESSES]);
-        let (holds, held, runs) = (false, 0, true);
+        let holds = false;
+        let held = 0;
+        let runs = true;
         let mut worker =
             Self { me, connections, send_cq, recv_cq, srq, slots, region, local, long, random, free, holds, held, runs, completed, pd };
         worker.refill();
@@ -243,7 +245,10 @@ impl Worker {
 
     /// Connects them to the addresses in the peer's "created" line.
     fn connect(&mut self, peer: usize, n: &[u64]) {
-        let (lid, epoch, addr, rkey) = (n[0] as u16, n[1], n[2], n[3] as u32);
+        let lid = n[0] as u16;
+        let epoch = n[1];
+        let addr = n[2];
+        let rkey = n[3] as u32;
         for i in 0..self.connections.len() {
             let connection = &mut self.connections[i];
             if connection.peer != peer {

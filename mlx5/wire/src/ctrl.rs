@@ -225,7 +225,9 @@ mod tests {
     fn a_control_segment_is_read_as_it_was_emitted() {
         let fences = [FenceMode::None, FenceMode::InitiatorSmall, FenceMode::Fence, FenceMode::StrongOrdering, FenceMode::SmallAndFence];
         for (n, opcode) in [Opcode::Nop, Opcode::RdmaWrite, Opcode::RdmaWriteImm, Opcode::Send, Opcode::SendImm].into_iter().enumerate() {
-            let (opcode, wqe_index, qpn) = (opcode as u8, 0x8001 << n, 0x80_0001 << n & 0xff_ffff);
+            let opcode = opcode as u8;
+            let wqe_index = 0x8001 << n;
+            let qpn = 0x80_0001 << n & 0xff_ffff;
             let (signaled, solicited) = (n % 2 == 0, n % 3 == 0);
             let segment = CtrlSegment { opcode, wqe_index, qpn, ds: 0x21 + n as u8, signaled, fence: fences[n], solicited, imm: !0 << n };
             let words = CtrlWords::parse(&segment.emit());

@@ -298,7 +298,9 @@ mod tests {
         for seed in 0..200 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let size = rng.u32(1..9);
-            let (mut groups, mut clients, mut current) = (GroupManager::new(size), Vec::new(), 0);
+            let mut groups = GroupManager::new(size);
+            let mut clients = Vec::new();
+            let mut current = 0;
             for next in 0..200 {
                 match rng.u8(..5) {
                     0 | 1 => {

@@ -368,7 +368,10 @@ fn hold<M: Memory>(
     server.hold(&mut request);
     let (id, sequence) = ((request.client, request.generation, request.id.slot), request.id.sequence);
     let has_left = Arc::<AtomicBool>::default();
-    let (payload, peer, arrived, answers) = (payload.to_vec(), server.peer(request.client), Instant::now(), answers.clone());
+    let payload = payload.to_vec();
+    let peer = server.peer(request.client);
+    let arrived = Instant::now();
+    let answers = answers.clone();
     held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
     take(HeldRequest { id: Some((id, sequence)), payload, max_payload, peer, arrived, has_left, answers });
 }

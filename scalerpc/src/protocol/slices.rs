@@ -181,7 +181,9 @@ mod tests {
 
         /// Runs that many ns. Returns the served part of the maximum.
         fn run(&mut self, ns: u64) -> f64 {
-            let (end, before, start) = (self.now_ns + ns, self.requests, self.now_ns);
+            let end = self.now_ns + ns;
+            let before = self.requests;
+            let start = self.now_ns;
             while self.now_ns < end {
                 for _ in 0..self.groups {
                     let length = self.slices.ns();

@@ -154,7 +154,9 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
-        let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
+        let ops = Vec::new();
+        let unserved = Vec::new();
+        let probe_ns = port.now_ns().saturating_add(PROBE_NS);
         // The other half is left to runs that ask.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits { max: options.cq_size as usize, quiet: quiet as usize };
@@ -196,7 +198,9 @@ impl RdmaServer {
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
-        let (backlog, posted, completed) = (VecDeque::new(), Counts::default(), Counts::default());
+        let backlog = VecDeque::new();
+        let posted = Counts::default();
+        let completed = Counts::default();
         self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps: accept.sleeps, broken: None });
         Ok(Admission(regions))
     }

@@ -172,7 +172,9 @@ struct AsyncConnection {
 
 impl AsyncConnection {
     fn new(connection: Connection) -> (Self, Properties) {
-        let (rdma, timeout, polls) = (&connection.rdma, connection.options.timeout, Arc::<AtomicU64>::default());
+        let rdma = &connection.rdma;
+        let timeout = connection.options.timeout;
+        let polls = Arc::<AtomicU64>::default();
         let properties = Properties { device: rdma.device().info(), max_payload: rdma.max_payload(), timeout, polls: Arc::clone(&polls) };
         (Self { connection, under_way: Vec::new(), polls }, properties)
     }

@@ -361,7 +361,9 @@ mod tests {
         let io = || io::Error::other("test");
         let call = |error: CallError| ClientError::from(SyncCallError::from(error));
         let failure = |failure: CallFailure| ClientError::from(SyncCallError::from(failure));
-        let (later, never, made) = ((true, false), (false, false), (false, true));
+        let later = (true, false);
+        let never = (false, false);
+        let made = (false, true);
         let errors = [
             (ClientError::Unreachable { address: String::new(), source: io() }, later),
             (ClientError::Thread(io()), never),

@@ -66,7 +66,9 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let (device, config, rdma) = (default_device(), ServerConfig::default(), RdmaOptions::default());
+        let device = default_device();
+        let config = ServerConfig::default();
+        let rdma = RdmaOptions::default();
         Self { device, config, rdma, stop_timeout: STOP_TIMEOUT, events: Events::default(), secret: None }
     }
 }
@@ -430,7 +432,9 @@ impl Drop for Server {
 }
 
 fn gate_options(options: &ServerOptions) -> GateOptions {
-    let (events, secret, refusal) = (options.events.clone(), options.secret.clone(), Offer::refuse(Refusal::Secret).to_vec());
+    let events = options.events.clone();
+    let secret = options.secret.clone();
+    let refusal = Offer::refuse(Refusal::Secret).to_vec();
     GateOptions { patience: CONNECT_TIME, events, secret, refusal }
 }
 

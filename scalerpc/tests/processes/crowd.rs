@@ -23,7 +23,10 @@ pub(crate) fn run(size: usize, shares_device: bool) {
     let shared = shares_device.then(|| Device::open(&device).unwrap());
     let open = || shared.clone().unwrap_or_else(|| Device::open(&device).unwrap());
     let mut places: Vec<Option<(Guest, u64)>> = (0..size).map(|_| None).collect();
-    let (mut rng, mut ends, mut next_attempt, mut idle_rounds) = (fastrand::Rng::new(), false, Instant::now(), 0);
+    let mut rng = fastrand::Rng::new();
+    let mut ends = false;
+    let mut next_attempt = Instant::now();
+    let mut idle_rounds = 0;
     while !ends || places.iter().any(Option::is_some) {
         let mut moved = 0;
         for place in &mut places {

@@ -173,7 +173,10 @@ impl KvDaemon {
         let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, own_wait, polls, .. } = self else {
             return Ok(Round::default());
         };
-        let (mut round, mut passed, mut served, permitted) = (Round::default(), 0, 0, policy.plan());
+        let mut round = Round::default();
+        let mut passed = 0;
+        let mut served = 0;
+        let permitted = policy.plan();
         let mut room_to_hold = permitted.most_held.saturating_sub(held.len());
         let serves = permitted.takes_requests && !*own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
@@ -450,7 +453,9 @@ impl Daemon for KvDaemon {
     }
 
     fn gauges(&self) -> Sample {
-        let (outstanding, backlog, held) = (self.outstanding() as u64, self.backlogged() as u64, self.held.len() as u64);
+        let outstanding = self.outstanding() as u64;
+        let backlog = self.backlogged() as u64;
+        let held = self.held.len() as u64;
         let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
         let Sample { messages, writes, window_stalls, .. } = counters;
         Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }

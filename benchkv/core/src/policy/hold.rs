@@ -294,7 +294,9 @@ mod tests {
 
     /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for which the last was held.
     fn batches(hold: &mut Hold, gap_ns: u64, count: usize) -> u64 {
-        let (mut now_ns, mut released, mut since_ns) = (1_000_000, 0, 0);
+        let mut now_ns = 1_000_000;
+        let mut released = 0;
+        let mut since_ns = 0;
         loop {
             now_ns += gap_ns;
             if hold.count == 0 {

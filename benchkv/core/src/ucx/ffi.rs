@@ -179,7 +179,9 @@ impl Api {
         let file = library.file_name();
         let functions = Functions::load(&library)
             .map_err(|symbol| UcxError::TooOld { version: file.clone(), lacks: format!(", which has no {symbol}") })?;
-        let (mut major, mut minor, mut release) = (0, 0, 0);
+        let mut major = 0;
+        let mut minor = 0;
+        let mut release = 0;
         // SAFETY: three places for its answer.
         unsafe { (functions.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut release) };
         if (major, minor) < OLDEST {

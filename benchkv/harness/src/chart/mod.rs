@@ -138,7 +138,9 @@ impl Area {
 
     fn band(&self, axis: &Axis, from: f64, to: f64) -> String {
         let (left, right) = (self.x(axis, from), self.x(axis, to));
-        let (top, width, height) = (self.top, right - left, self.height);
+        let top = self.top;
+        let width = right - left;
+        let height = self.height;
         format!(r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#, width.max(0.0))
     }
 
@@ -250,7 +252,9 @@ impl Lines {
             );
         }
         for (low, high, x) in series.points.iter().filter_map(|point| point.spread.map(|(low, high)| (low, high, point.x))) {
-            let (x, low, high) = (area.x(&self.x, x), area.y(&self.y, low), area.y(&self.y, high));
+            let x = area.x(&self.x, x);
+            let low = area.y(&self.y, low);
+            let high = area.y(&self.y, high);
             let (left, right) = (x - 4.0, x + 4.0);
             let _ = write!(svg, r#"<path d="M{x:.1} {low:.1}V{high:.1}M{left:.1} {low:.1}H{right:.1}M{left:.1} {high:.1}H{right:.1}"/>"#);
         }
@@ -292,7 +296,9 @@ impl Bars {
             svg += "</g>";
         }
         for (row, (low, high)) in self.bars.iter().enumerate().filter_map(|(row, bar)| Some((row, bar.spread?))) {
-            let (y, low, high) = (area.top + step * (row as f64 + 0.5), area.x(&self.x, low), area.x(&self.x, high));
+            let y = area.top + step * (row as f64 + 0.5);
+            let low = area.x(&self.x, low);
+            let high = area.x(&self.x, high);
             let (top, end) = (y - 5.0, y + 5.0);
             let path = format!("M{low:.1} {y:.1}H{high:.1}M{low:.1} {top:.1}V{end:.1}M{high:.1} {top:.1}V{end:.1}");
             let _ = write!(svg, r##"<path d="{path}" stroke="#fff" stroke-width="3"/><path d="{path}" stroke="#1a1a1a"/>"##);

@@ -246,7 +246,9 @@ impl World {
     fn serve(&mut self, side: usize, room: usize) -> Step {
         let recv = *self.links[1 - side].rx.view();
         let (link, arrived) = (&mut self.links[side], &mut self.arrived[1 - side]);
-        let (send, told, limit) = (*link.tx.view(), link.rx.told(), self.setup.batches[side] as usize);
+        let send = *link.tx.view();
+        let told = link.rx.told();
+        let limit = self.setup.batches[side] as usize;
         let mut left = room;
         let flushed: Result<(), ()> = link.flush(|emit| {
             left = left.checked_sub(1).ok_or(())?;

@@ -169,7 +169,9 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
             ..config()
         });
         let mut open = [BTreeSet::new(), BTreeSet::new()];
-        let (mut serial, mut closes, mut received) = (0, [false; 2], [0; 2]);
+        let mut serial = 0;
+        let mut closes = [false; 2];
+        let mut received = [0; 2];
         let closing = [(true, false), (false, true), (true, true)][rng.usize(..3)];
         for step in 0..3_000 {
             let side = rng.usize(..2);

@@ -391,7 +391,9 @@ fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_on
     }
     let target = 1_000_000 * scale();
     let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
-    let (mut changed, mut runs, mut found) = (0, 0, 0);
+    let mut changed = 0;
+    let mut runs = 0;
+    let mut found = 0;
     while changed < target {
         let (more, was_found) = run(&rings, first + runs);
         changed += more;

@@ -590,7 +590,9 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     }
     let target = 10_000_000 * scale();
     let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
-    let (next_seed, operations, all_refused) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
+    let next_seed = AtomicU64::new(first);
+    let operations = AtomicU64::new(0);
+    let all_refused = AtomicU64::new(0);
     let total = Mutex::new(Stats::default());
     std::thread::scope(|scope| {
         let work = || {
@@ -604,7 +606,9 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         scope.spawn(work);
         scope.spawn(work);
     });
-    let (runs, total, operations) = (next_seed.into_inner() - first, total.into_inner().unwrap(), operations.into_inner());
+    let runs = next_seed.into_inner() - first;
+    let total = total.into_inner().unwrap();
+    let operations = operations.into_inner();
     say(&format!("oracle: {operations} operations in {runs} runs: {total:?}"));
     // The paths that matter were taken.
     assert!(all_refused.into_inner() > runs / 16, "calls behind a goodbye");

@@ -80,7 +80,10 @@ fn timeout(random: &mut fastrand::Rng) -> Option<Duration> {
 
 /// Until the server is gone, or the test hung up, `enough` calls were made and all have ended.
 fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random: &mut fastrand::Rng) {
-    let (mut depth, mut sleeps, mut ends, mut progress) = (1, false, false, Instant::now());
+    let mut depth = 1;
+    let mut sleeps = false;
+    let mut ends = false;
+    let mut progress = Instant::now();
     for round in 0u64.. {
         if round % 64 == 0 {
             ends = ends || *number >= enough && is_over();

@@ -118,7 +118,9 @@ pub(crate) unsafe fn scatter(
 ) -> Result<(), (Syndrome, u8)> {
     let mut segments = receives.segments(index);
     // The remainder of the current buffer.
-    let (mut key, mut addr, mut room) = (0, 0, 0);
+    let mut key = 0;
+    let mut addr = 0;
+    let mut room = 0;
     let mut skip = offset;
     let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);
     data.each(|piece| {

@@ -227,7 +227,10 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     /// end, and the eight bytes after it. The first two end before the last eight bytes, and reach the third.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
-        let (second, third, fourth, last) = (size_of::<T>(), len - 2 * LAST - size_of::<T>(), len - 2 * LAST, len - LAST);
+        let second = size_of::<T>();
+        let third = len - 2 * LAST - size_of::<T>();
+        let fourth = len - 2 * LAST;
+        let last = len - LAST;
         // SAFETY: guaranteed by the caller; all pieces are inside the `len` bytes.
         unsafe {
             let a = from.cast::<T>().read_unaligned();

@@ -62,7 +62,9 @@ fn a_full_lane_that_the_repair_drained_has_room_again() {
     }
     {
         // The peer was about to pop the first receive when it died.
-        let (hca, index, state) = (&*hand.hca, qp_index(hand.qpn), &mut *hand.hca.state.borrow_mut());
+        let hca = &*hand.hca;
+        let index = qp_index(hand.qpn);
+        let state = &mut *hand.hca.state.borrow_mut();
         let intent = &hca.memory.lane(index).intent;
         intent.store(Pop::ONE, Ordering::Relaxed);
         state.repair.peer_died(&hca.memory, index, hand.rqn);

@@ -385,7 +385,9 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
         let [mut a, mut b] = pair(is_list);
         let target = region(&b, 4096, ALL);
         let random = &mut Random::new(7);
-        let (mut posted, mut taken, mut arrived) = (0_u16, 0_u16, 0);
+        let mut posted = 0_u16;
+        let mut taken = 0_u16;
+        let mut arrived = 0;
         // Past the wrap of the record and of the low half of the pop word.
         for round in 0..200_000_u32 {
             match random.below(4) {

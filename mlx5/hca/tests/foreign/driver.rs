@@ -179,7 +179,9 @@ impl End {
     pub(crate) fn new_inside(world: &World, service: Service, is_shared: bool, access: Access, outside: usize) -> Self {
         let (hca, options) = (world.hca(), world.options);
         let pages = |bytes| Pages::new(bytes);
-        let (data, sq, rq) = (pages(BYTES), pages(ENTRIES as usize * WQEBB), pages(ENTRIES as usize * STRIDE));
+        let data = pages(BYTES);
+        let sq = pages(ENTRIES as usize * WQEBB);
+        let rq = pages(ENTRIES as usize * STRIDE);
         let (cq, records) = (pages(ENTRIES as usize * CQE_BYTES), pages(4096));
         (0..ENTRIES as usize).for_each(|i| cq.put(i * CQE_BYTES + OP_OWN_OFFSET, [0xf0]));
         let pd = hca.alloc_pd();
@@ -250,7 +252,9 @@ impl End {
     pub(crate) fn add_receiver(&mut self) -> u32 {
         let receives = Receives::Shared(self.srqn.unwrap());
         let sq = SqMemory { buffer: self.sq.at(0), wqe_cnt: 0, record: self.records.at(256), register: None };
-        let (service, user_index, cqn) = (Service::Connected, self.user_index, self.cqn);
+        let service = Service::Connected;
+        let user_index = self.user_index;
+        let cqn = self.cqn;
         let memory = QpMemory {
             service,
             pd: self.pd,

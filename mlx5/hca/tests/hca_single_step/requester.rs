@@ -188,7 +188,9 @@ pub(crate) fn kill(role: Role) {
     let mut world = Target::new(new_dir(&format!("kill-{role:?}")));
     let instructions = instructions(&mut world, role);
     let mut points = Points::new(instructions, SECONDS);
-    let (mut kills, mut executed, mut delivered) = (0, 0, 0);
+    let mut kills = 0;
+    let mut executed = 0;
+    let mut delivered = 0;
     for point in points.by_ref() {
         let (mut tracee, receiver) = world.start(role);
         tracee.stand("go");

@@ -100,7 +100,9 @@ impl Call {
             return Err(INVALID);
         }
         let (request, driver) = rest.split_at(len);
-        let (request, driver, response) = (request.to_vec(), driver.to_vec(), extended.response);
+        let request = request.to_vec();
+        let driver = driver.to_vec();
+        let response = extended.response;
         Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
     }
 

@@ -257,7 +257,10 @@ pub(crate) fn get_context(memory: &Memory) -> Command {
 /// Makes a command that could be valid, with a few handles.
 pub(crate) fn any(memory: &Memory, random: &mut Random) -> Command {
     let handle = random.below(4);
-    let (response, buffer, record, user) = (memory.place(random), memory.place(random), memory.place(random), u64::from(random.below(4)));
+    let response = memory.place(random);
+    let buffer = memory.place(random);
+    let record = memory.place(random);
+    let user = u64::from(random.below(4));
     let of_pd = random.below(2);
     let length = u64::from(1 + random.below(3 * PAGE as u32));
     match random.below(24) {

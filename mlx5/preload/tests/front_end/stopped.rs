@@ -31,7 +31,9 @@ fn hear(stream: &mut UnixStream) -> [u64; 3] {
 
 /// Runs the peer: it writes its memory, filled with a byte, to an address and a key, whenever it is told.
 fn write_as_told(mut parent: UnixStream) {
-    let (device, memory, mut bytes) = (Device::start(), Memory::new(), vec![0u8; BYTES]);
+    let device = Device::start();
+    let memory = Memory::new();
+    let mut bytes = vec![0u8; BYTES];
     let pd = device.alloc_pd().unwrap();
     let source = device.reg_mr(pd, bytes.as_ptr() as u64, BYTES as u64, bytes.as_ptr() as u64, 1).unwrap();
     let cq = device.create_cq(&memory, 16).unwrap();

@@ -159,7 +159,9 @@ pub(super) fn session() -> Vec<[u8; 64]> {
 fn array_places_are_those_of_the_kernels_loop() {
     // mlx5e_decompress_cqes_start reads the array after the title and takes its first entry. mlx5e_decompress_cqes_cont continues with the
     // second, and reads another array, at the counter it has reached, whenever eight entries are used up.
-    let (cc, mut place, mut used) = (1000, 1001, 1);
+    let cc = 1000;
+    let mut place = 1001;
+    let mut used = 1;
     assert_eq!(mini_array_offset(0), place - cc);
     for entry in 1..200 {
         if used == 8 {

@@ -54,7 +54,9 @@ impl CompletionRing {
     /// Writes the CQE of a work completion, but not of a send whose queue pair is gone.
     fn write(&mut self, wc: &ibv_wc, sends: &mut Table<SendRing>) -> bool {
         let id = Id(wc.wr_id);
-        let (is_receive, wqe_opcode, wqe_counter) = (id.is_receive(), id.wqe_opcode(), id.wqe_counter());
+        let is_receive = id.is_receive();
+        let wqe_opcode = id.wqe_opcode();
+        let wqe_counter = id.wqe_counter();
         if !is_receive && !sends.get_mut(id.place()).is_some_and(|ring| ring.completed(id)) {
             return false;
         }

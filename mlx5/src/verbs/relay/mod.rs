@@ -269,7 +269,9 @@ impl Relay {
             Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth.next_power_of_two(), (max_sge as u32).max(1)),
         }
         let qp_type = if request.service == Service::Datagram { IBV_QPT_UD } else { IBV_QPT_RC };
-        let (send_cq, recv_cq, pd) = (objects.cq(request.send_cq)?, objects.cq(request.recv_cq)?, objects.pd(request.pd)?);
+        let send_cq = objects.cq(request.send_cq)?;
+        let recv_cq = objects.cq(request.recv_cq)?;
+        let pd = objects.pd(request.pd)?;
         let mut last = None;
         for max_inline_data in [request.config.max_inline_data as u32, 0] {
             let cap = ibv_qp_cap { max_inline_data, ..cap };

@@ -83,7 +83,10 @@ impl SendRing {
     pub(super) fn new(made: MadeQp, id: Id, sq: SqPlace, key: u32, own_receives: Option<u16>, request: &QpRequest<'_>) -> Self {
         let MadeQp { qp, qpn, max_inline } = made;
         let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
-        let (next, last_posted, last_completed, is_refused) = (0, u16::MAX, u16::MAX, false);
+        let next = 0;
+        let last_posted = u16::MAX;
+        let last_completed = u16::MAX;
+        let is_refused = false;
         Self {
             qp,
             qpn,
@@ -314,11 +317,15 @@ impl SendRing {
     /// Completes the refused WQE and those after it, once all before them are complete, as long as `fail` writes their CQEs. Returns whether there was one.
     #[cold]
     pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
-        let (producer, qpn, mut any) = (self.producer(), self.qpn, false);
+        let producer = self.producer();
+        let qpn = self.qpn;
+        let mut any = false;
         while self.next != producer {
             let (_, ctrl) = self.wqe();
             if ctrl.opcode() != Opcode::Nop as u8 {
-                let (raw_syndrome, wqe_opcode, wqe_counter) = (self.refusal as u8, ctrl.opcode(), self.next);
+                let raw_syndrome = self.refusal as u8;
+                let wqe_opcode = ctrl.opcode();
+                let wqe_counter = self.next;
                 if !fail(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 }) {
                     break;
                 }

@@ -124,7 +124,9 @@ impl Flow {
 
 /// Returns the CRC register before `bytes` zero bytes that made it `register`: the quotient by x^(8 * bytes).
 fn divided(register: u32, bytes: usize) -> u32 {
-    let (mut quotient, mut power, mut left) = (register, UNSHIFT_BYTE, bytes);
+    let mut quotient = register;
+    let mut power = UNSHIFT_BYTE;
+    let mut left = bytes;
     while left > 0 {
         if left & 1 != 0 {
             quotient = product(quotient, power);
@@ -148,7 +150,9 @@ const UNSHIFT_BYTE: u32 = {
 
 /// Returns the product of two polynomials modulo that of the CRC, all reflected.
 const fn product(a: u32, b: u32) -> u32 {
-    let (mut sum, mut shifted, mut bit) = (0, b, 32);
+    let mut sum = 0;
+    let mut shifted = b;
+    let mut bit = 32;
     while bit > 0 {
         bit -= 1;
         if a & 1 << bit != 0 {

@@ -174,7 +174,9 @@ impl Lane {
 
     /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two (amalgamate, send payment).
     fn begin(&mut self) {
-        let (kind, a, b) = (self.below(100), self.below(self.all_accounts), self.below(self.all_accounts));
+        let kind = self.below(100);
+        let a = self.below(self.all_accounts);
+        let b = self.below(self.all_accounts);
         (self.is_read_only, self.amount, self.step) = (kind < 15, 1 + kind, 0);
         // Two transactions that lock in the same order do not wait for each other.
         self.accounts = if kind < 60 || a == b { [a, CASH] } else { [a.min(b), a.max(b)] };

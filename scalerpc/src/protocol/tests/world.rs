@@ -115,7 +115,10 @@ impl World {
         };
         let mut server = Server::new(config, memory).unwrap();
         server.count_from(counters.epoch, counters.generation);
-        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
+        let sides = Vec::new();
+        let working = VecDeque::new();
+        let waited = Vec::new();
+        let ops = Vec::new();
         let mut world = Self { server, sides, working, now_ns: 0, waited, nobody_rests: false, ops, counters };
         (0..clients).for_each(|_| world.join());
         world

@@ -53,7 +53,9 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::counting_from(&config(seed, rng.u32(1..4), times), CLIENTS, counters);
     world.sides.iter_mut().step_by(2).for_each(|side| side.client.set_timeout_ns(times.timeout));
-    let (mut server_back_ns, mut back_ns, mut rest_ns) = (0, [0; CLIENTS], [0; CLIENTS]);
+    let mut server_back_ns = 0;
+    let mut back_ns = [0; CLIENTS];
+    let mut rest_ns = [0; CLIENTS];
     for _ in 0..STEPS {
         let nth = rng.usize(..CLIENTS);
         world.now_ns += rng.u64(..MAX_STEP_NS);
@@ -337,7 +339,9 @@ fn every_slot_works_after_calls_that_ran_out_of_time_while_the_server_or_their_c
 
 #[test]
 fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
-    let (mut evictions, mut calls, mut slices) = (0, 0, 0);
+    let mut evictions = 0;
+    let mut calls = 0;
+    let mut slices = 0;
     let seeds = 40 * scale();
     for seed in 0..seeds {
         let mut world = random_world(seed, Times { timeout: 3_000, away: 40_000, drain: 10_000, ..ENDLESS }, Counters::default());
@@ -371,7 +375,9 @@ fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
 /// Clients rest and are absent, calls run out of time, and those that are absent and do not rest are evicted.
 #[test]
 fn clients_that_rest_beside_clients_that_are_evicted_harm_nobody() {
-    let (mut taken_back, mut evictions, seeds) = (0, 0, 40 * scale());
+    let mut taken_back = 0;
+    let mut evictions = 0;
+    let seeds = 40 * scale();
     for seed in 0..seeds {
         let times = Times { timeout: 3_000, away: 40_000, drain: 10_000, rest: 20_000 };
         let mut world = random_world(seed, times, Counters::default());

@@ -78,8 +78,12 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
     const DEPTH: usize = 8;
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, DEPTH);
-    let (mut made, mut given_up, mut answered) = (0u64, 0, 0);
-    let (mut open, mut held, mut unanswered) = (Vec::new(), Vec::new(), 0);
+    let mut made = 0u64;
+    let mut given_up = 0;
+    let mut answered = 0;
+    let mut open = Vec::new();
+    let mut held = Vec::new();
+    let mut unanswered = 0;
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

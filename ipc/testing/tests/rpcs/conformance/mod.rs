@@ -105,7 +105,11 @@ pub(crate) fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: 
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 2, 16);
     let mut returned = vec![0u8; CALLS as usize];
-    let (mut sent, mut expected, mut received, mut held, mut empty) = (0, 0, 0, vec![], 0);
+    let mut sent = 0;
+    let mut expected = 0;
+    let mut received = 0;
+    let mut held = vec![];
+    let mut empty = 0;
     while received < CALLS {
         while sent < CALLS && R::call(&mut client, sent, sent).is_ok() {
             sent += 1;
@@ -347,7 +351,9 @@ pub(crate) fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &s
 
 fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
     let mut returned = vec![0u8; calls as usize];
-    let (mut sent, mut received, mut progress) = (0, 0, Instant::now());
+    let mut sent = 0;
+    let mut received = 0;
+    let mut progress = Instant::now();
     while received < calls {
         while sent < calls && R::call(&mut client, sent, sent).is_ok() {
             sent += 1;
