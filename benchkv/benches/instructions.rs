@@ -1,13 +1,22 @@
-//! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and clients of all ranks stepped in turn in one
-//! thread, so that nothing waits and the counts are exact.
+//! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and
+//! clients of all ranks stepped in turn in one thread, so that nothing waits and the counts are
+//! exact.
 //!
-//! The count is the work of all threads of a job together for an operation, without the loop around their steps. Reads and writes are
-//! verified. Bounds are a few thousandths above the counts; that of a job with a policy is 3 % above the bound without.
+//! The count is the work of all threads of a job together for an operation, without the loop around
+//! their steps. Reads and writes are verified. Bounds are a few thousandths above the counts; that
+//! of a job with a policy is 3 % above the bound without.
 //!
-//! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines: the messages between threads for one operation, and how many
-//! of them stay within a rank, where each message is counted where it is taken; messages a WRITE, completions a round of a daemon, and completions a
-//! round that took some. `--hand-overs TOPOLOGY` prints the same of the job of `kv_remote_TOPOLOGY`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "a program for measuring")]
+//! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines: the
+//! messages between threads for one operation, and how many of them stay within a rank, where each
+//! message is counted where it is taken; messages a WRITE, completions a round of a daemon, and
+//! completions a round that took some. `--hand-overs TOPOLOGY` prints the same of the job of
+//! `kv_remote_TOPOLOGY`.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a program for measuring"
+)]
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -32,33 +41,142 @@ const COUNTS: (u64, u64) = (4096, 20_480);
 const LOCAL: &str = "--empty --device soft --ranks 1 --server-threads 1 --client-threads 1";
 const REMOTE: &str = "--empty --device soft --ranks 2 --server-threads 2 --client-threads 1 --remote-ratio 1 --queue-depth 32";
 
-const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
-    Operation { name, bound, counts: COUNTS, collect, what, run }
+const fn operation(
+    name: &'static str,
+    bound: Option<u32>,
+    collect: &'static str,
+    what: &'static str,
+    run: fn(u64),
+) -> Operation {
+    Operation {
+        name,
+        bound,
+        counts: COUNTS,
+        collect,
+        what,
+        run,
+    }
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("kv_local_depth1", Some(1160), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
-        job(&format!("{LOCAL} --queue-depth 1 --backend meta"), operations);
-    }),
-    operation("kv_local_depth32", Some(429), "all", "benchkv: the same, 32 at a time", |operations| {
-        job(&format!("{LOCAL} --queue-depth 32 --backend meta"), operations);
-    }),
-    operation("kv_local_depth32_delegation", None, "all", "benchkv: the same beside an empty ring", |operations| {
-        job(&format!("{LOCAL} --queue-depth 32 --backend delegation"), operations);
-    }),
-    operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, with --no-verify", |operations| {
-        job(&format!("{LOCAL} --queue-depth 32 --backend meta --no-verify"), operations);
-    }),
-    operation("kv_remote_meta", Some(1724), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
-    operation("kv_remote_delegation", Some(1442), "nohca", "benchkv: the same, delegation", delegation),
-    operation("kv_remote_sharded", Some(1153), "nohca", "benchkv: the same, sharded", sharded),
-    operation("kv_remote_direct", Some(834), "nohca", "benchkv: the same, direct", direct),
-    operation("kv_remote_delegation_policy", Some(1485), "nohca", "benchkv: the same, delegation, with a policy", with_policy),
-    operation("kv_remote_delegation_hold", Some(1485), "nohca", "benchkv: the same, delegation, with answers held", with_hold),
-    operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
-    operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
-    operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),
-    operation("kv_remote_direct_hca", None, "hca", "benchkv: the same, direct", direct),
+    operation(
+        "kv_local_depth1",
+        Some(1160),
+        "all",
+        "benchkv: an operation on the own rank, one at a time",
+        |operations| {
+            job(
+                &format!("{LOCAL} --queue-depth 1 --backend meta"),
+                operations,
+            );
+        },
+    ),
+    operation(
+        "kv_local_depth32",
+        Some(429),
+        "all",
+        "benchkv: the same, 32 at a time",
+        |operations| {
+            job(
+                &format!("{LOCAL} --queue-depth 32 --backend meta"),
+                operations,
+            );
+        },
+    ),
+    operation(
+        "kv_local_depth32_delegation",
+        None,
+        "all",
+        "benchkv: the same beside an empty ring",
+        |operations| {
+            job(
+                &format!("{LOCAL} --queue-depth 32 --backend delegation"),
+                operations,
+            );
+        },
+    ),
+    operation(
+        "kv_local_depth32_unverified",
+        None,
+        "all",
+        "benchkv: as kv_local_depth32, with --no-verify",
+        |operations| {
+            job(
+                &format!("{LOCAL} --queue-depth 32 --backend meta --no-verify"),
+                operations,
+            );
+        },
+    ),
+    operation(
+        "kv_remote_meta",
+        Some(1724),
+        "nohca",
+        "benchkv: an operation on another rank, meta, without the software HCA",
+        meta,
+    ),
+    operation(
+        "kv_remote_delegation",
+        Some(1442),
+        "nohca",
+        "benchkv: the same, delegation",
+        delegation,
+    ),
+    operation(
+        "kv_remote_sharded",
+        Some(1153),
+        "nohca",
+        "benchkv: the same, sharded",
+        sharded,
+    ),
+    operation(
+        "kv_remote_direct",
+        Some(834),
+        "nohca",
+        "benchkv: the same, direct",
+        direct,
+    ),
+    operation(
+        "kv_remote_delegation_policy",
+        Some(1485),
+        "nohca",
+        "benchkv: the same, delegation, with a policy",
+        with_policy,
+    ),
+    operation(
+        "kv_remote_delegation_hold",
+        Some(1485),
+        "nohca",
+        "benchkv: the same, delegation, with answers held",
+        with_hold,
+    ),
+    operation(
+        "kv_remote_meta_hca",
+        None,
+        "hca",
+        "benchkv: what the software HCA adds to kv_remote_meta",
+        meta,
+    ),
+    operation(
+        "kv_remote_delegation_hca",
+        None,
+        "hca",
+        "benchkv: the same, delegation",
+        delegation,
+    ),
+    operation(
+        "kv_remote_sharded_hca",
+        None,
+        "hca",
+        "benchkv: the same, sharded",
+        sharded,
+    ),
+    operation(
+        "kv_remote_direct_hca",
+        None,
+        "hca",
+        "benchkv: the same, direct",
+        direct,
+    ),
 ];
 
 fn remote(topology: &str) -> String {
@@ -75,12 +193,18 @@ fn delegation(operations: u64) {
 
 /// A policy that asks for the least: rounds that move nothing flush as without it.
 fn with_policy(operations: u64) {
-    job(&format!("{} --flush-every 2", remote("delegation")), operations);
+    job(
+        &format!("{} --flush-every 2", remote("delegation")),
+        operations,
+    );
 }
 
 /// The policy that costs the most.
 fn with_hold(operations: u64) {
-    job(&format!("{} --hold adaptive", remote("delegation")), operations);
+    job(
+        &format!("{} --hold adaptive", remote("delegation")),
+        operations,
+    );
 }
 
 fn sharded(operations: u64) {
@@ -91,32 +215,52 @@ fn direct(operations: u64) {
     job(&remote("direct"), operations);
 }
 
-/// Runs that many operations of the job with `args`, and leaves it as it is: a copyrpc context that ends looks at its queues for a time, and the
-/// number of these looks would be counted.
+/// Runs that many operations of the job with `args`, and leaves it as it is: a copyrpc context that
+/// ends looks at its queues for a time, and the number of these looks would be counted.
 fn job(args: &str, operations: u64) {
-    let dir = PathBuf::from(format!("/dev/shm/benchkv-instructions-{}", std::process::id()));
+    let dir = PathBuf::from(format!(
+        "/dev/shm/benchkv-instructions-{}",
+        std::process::id()
+    ));
     DirBuilder::new().mode(0o700).create(&dir).unwrap();
-    std::mem::forget(run(&format!("{args} --shm-dir {}", dir.display()), operations));
+    std::mem::forget(run(
+        &format!("{args} --shm-dir {}", dir.display()),
+        operations,
+    ));
     fs::remove_dir_all(dir).unwrap();
 }
 
 /// Runs that many operations of the job with `args`.
 fn run(args: &str, operations: u64) -> (Cluster, Moved) {
-    let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+    let cli =
+        Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
     let options = Options::resolve(cli).unwrap();
-    let site = |rank| options.site(rank).map(|site| Site { devices: vec![small_device(site.dir.path())], ..site });
+    let site = |rank| {
+        options.site(rank).map(|site| Site {
+            devices: vec![small_device(site.dir.path())],
+            ..site
+        })
+    };
     let mut cluster = Cluster::new(&options.job, site).unwrap();
     let clock = Clock::detect();
     let moved = cluster.run(2 * operations, || clock.now_ns()).unwrap();
     (cluster, moved)
 }
 
-/// Returns the software device with less address space, because valgrind has too little for the usual arena, and with a clock that stands
-/// still: how often a context looks at it, and what it finds due, would depend on the speed of the machine.
+/// Returns the software device with less address space, because valgrind has too little for the
+/// usual arena, and with a clock that stands still: how often a context looks at it, and what it
+/// finds due, would depend on the speed of the machine.
 fn small_device(dir: &Path) -> DeviceSpec {
-    let fabric = FabricSpec::Shared { dir: Some(dir.to_owned()) };
+    let fabric = FabricSpec::Shared {
+        dir: Some(dir.to_owned()),
+    };
     let clock = DeviceClock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
-    DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 256 << 20, clock, ..SoftOptions::default() })
+    DeviceSpec::Soft(SoftOptions {
+        fabric,
+        arena_bytes: 256 << 20,
+        clock,
+        ..SoftOptions::default()
+    })
 }
 
 fn main() -> ExitCode {
@@ -135,11 +279,21 @@ fn main() -> ExitCode {
         Ok(())
     };
     cluster.endpoints(count).unwrap();
-    // A client takes one message for each operation. No thread of a run waits, so daemons count none twice.
+    // A client takes one message for each operation. No thread of a run waits, so daemons count
+    // none twice.
     let operations = moved.by_clients / 2;
     let all = moved.by_daemons + operations;
     let ratio = |of: u64, to: u64| of as f64 / to as f64;
-    println!("{:.3} {:.3}", ratio(all, operations), ratio(all - messages, operations));
-    println!("{:.3} {:.3} {:.3}", ratio(messages, writes), ratio(moved.cqes, moved.rounds), ratio(moved.cqes, moved.rounds_with_cqes));
+    println!(
+        "{:.3} {:.3}",
+        ratio(all, operations),
+        ratio(all - messages, operations)
+    );
+    println!(
+        "{:.3} {:.3} {:.3}",
+        ratio(messages, writes),
+        ratio(moved.cqes, moved.rounds),
+        ratio(moved.cqes, moved.rounds_with_cqes)
+    );
     ExitCode::SUCCESS
 }

@@ -1,7 +1,7 @@
 //! Records the commit that the binaries were built from, without `git`.
 //!
-//! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source archive, a linked worktree) nothing is set, and
-//! results say `unknown`.
+//! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source
+//! archive, a linked worktree) nothing is set, and results say `unknown`.
 
 use std::path::Path;
 use std::{env, fs};
@@ -11,7 +11,11 @@ fn main() {
     let Ok(manifest) = env::var("CARGO_MANIFEST_DIR") else {
         return;
     };
-    let Some(git) = Path::new(&manifest).ancestors().map(|dir| dir.join(".git")).find(|git| git.join("HEAD").is_file()) else {
+    let Some(git) = Path::new(&manifest)
+        .ancestors()
+        .map(|dir| dir.join(".git"))
+        .find(|git| git.join("HEAD").is_file())
+    else {
         return;
     };
     println!("cargo::rerun-if-changed={}", git.join("HEAD").display());

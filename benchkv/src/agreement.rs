@@ -1,7 +1,7 @@
 //! The check that all ranks run the same job, before any transport is made.
 //!
-//! Each rank states the job it would run, or why it cannot: its build and its options, name by name. Each difference is named, with the
-//! ranks. The outcome is the same on all ranks.
+//! Each rank states the job it would run, or why it cannot: its build and its options, name by
+//! name. Each difference is named, with the ranks. The outcome is the same on all ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -36,20 +36,32 @@ pub enum AgreementError {
 /// The statement of one rank: the properties of its job, or why it has none.
 type Statement = Result<Facts, String>;
 
-/// Returns this rank's `options` if every rank has options that it can run, and all have the same. A collective operation.
+/// Returns this rank's `options` if every rank has options that it can run, and all have the same.
+/// A collective operation.
 ///
 /// # Errors
 /// [`AgreementError::Refused`] names the error and its ranks.
-pub fn agree(exchange: &mut dyn Exchange, options: Result<Options, String>) -> Result<Options, AgreementError> {
+pub fn agree(
+    exchange: &mut dyn Exchange,
+    options: Result<Options, String>,
+) -> Result<Options, AgreementError> {
     let mine = options.as_ref().map(facts).map_err(Clone::clone);
     settle(exchange, &mine)?;
     options.map_err(AgreementError::Refused)
 }
 
 fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), AgreementError> {
-    let parts = exchange.all_gather(&serde_json::to_vec(mine).unwrap_or_default(), LIMIT, &|| false)?;
-    let unreadable = |_| Err("states its options in another form: it is of another version".to_owned());
-    let statements: Vec<Statement> = parts.iter().map(|part| serde_json::from_slice(part).unwrap_or_else(unreadable)).collect();
+    let parts = exchange.all_gather(
+        &serde_json::to_vec(mine).unwrap_or_default(),
+        LIMIT,
+        &|| false,
+    )?;
+    let unreadable =
+        |_| Err("states its options in another form: it is of another version".to_owned());
+    let statements: Vec<Statement> = parts
+        .iter()
+        .map(|part| serde_json::from_slice(part).unwrap_or_else(unreadable))
+        .collect();
     match compare(&statements).as_slice() {
         [] => Ok(()),
         complaints => Err(AgreementError::Refused(complaints.join("\n"))),
@@ -58,17 +70,36 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
 
 /// Returns the reasons not to start: refusals if there are any, else differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
-    let refusals = by_value(statements.iter().map(|statement| statement.as_ref().err().map(String::as_str)));
+    let refusals = by_value(
+        statements
+            .iter()
+            .map(|statement| statement.as_ref().err().map(String::as_str)),
+    );
     match refusals.as_slice() {
         [] => {}
-        [(refusal, ranks)] if ranks.len() == statements.len() => return vec![(*refusal).to_owned()],
-        _ => return refusals.iter().map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks))).collect(),
+        [(refusal, ranks)] if ranks.len() == statements.len() => {
+            return vec![(*refusal).to_owned()];
+        }
+        _ => {
+            return refusals
+                .iter()
+                .map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks)))
+                .collect();
+        }
     }
     let facts: Vec<&Facts> = statements.iter().flatten().collect();
-    let names: std::collections::BTreeSet<&String> = facts.iter().flat_map(|facts| facts.keys()).collect();
+    let names: std::collections::BTreeSet<&String> =
+        facts.iter().flat_map(|facts| facts.keys()).collect();
     let difference = |name: &String| {
-        let values = by_value(facts.iter().map(|facts| Some(facts.get(name).map_or("unknown", String::as_str))));
-        let each = values.iter().map(|(value, ranks)| format!("{value} on {}", rank_list(ranks))).collect::<Vec<_>>();
+        let values = by_value(
+            facts
+                .iter()
+                .map(|facts| Some(facts.get(name).map_or("unknown", String::as_str))),
+        );
+        let each = values
+            .iter()
+            .map(|(value, ranks)| format!("{value} on {}", rank_list(ranks)))
+            .collect::<Vec<_>>();
         (values.len() > 1).then(|| format!("the ranks disagree on {name}: {}", each.join("; ")))
     };
     names.into_iter().filter_map(difference).collect()
@@ -89,14 +120,20 @@ fn by_value<'a>(values: impl Iterator<Item = Option<&'a str>>) -> Vec<(&'a str, 
 
 fn rank_list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+    format!(
+        "rank{} {}",
+        if ranks.len() == 1 { "" } else { "s" },
+        numbers.join(", ")
+    )
 }
 
-/// Returns everything that affects the messages, expectations and measurements of a rank. Placement is not included: hosts may differ.
+/// Returns everything that affects the messages, expectations and measurements of a rank. Placement
+/// is not included: hosts may differ.
 fn facts(options: &Options) -> Facts {
     let environment = Environment::detect();
     let (workload, mut facts) = (&options.job.workload, Facts::new());
-    let mut add = |name: &str, value: &dyn Display| facts.insert(name.to_owned(), value.to_string());
+    let mut add =
+        |name: &str, value: &dyn Display| facts.insert(name.to_owned(), value.to_string());
     add("the version of benchkv", &env!("CARGO_PKG_VERSION"));
     add("the commit of the build", &environment.git_commit);
     add("the profile of the build", &environment.build_profile);
@@ -109,9 +146,17 @@ fn facts(options: &Options) -> Facts {
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
     // Reasons affect nothing.
-    for (key, value) in fields(&options.asked).into_iter().filter(|(key, _)| key != "device_by_auto") {
+    for (key, value) in fields(&options.asked)
+        .into_iter()
+        .filter(|(key, _)| key != "device_by_auto")
+    {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
-        add(&flag, &value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+        add(
+            &flag,
+            &value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned),
+        );
     }
     for (key, value) in fields(&options.job.sizes) {
         add(&format!("the computed {key}"), &value);
@@ -146,7 +191,12 @@ mod tests {
             2
         }
 
-        fn all_gather(&mut self, part: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        fn all_gather(
+            &mut self,
+            part: &[u8],
+            _: Duration,
+            _: &dyn Fn() -> bool,
+        ) -> Result<Vec<Vec<u8>>, ExchangeError> {
             Ok(vec![part.to_vec(), self.0.clone()])
         }
 
@@ -156,61 +206,136 @@ mod tests {
     }
 
     fn runs(args: &str) -> Statement {
-        let cli = Cli::try_parse_from(["benchkv", "--device", "soft"].into_iter().chain(args.split_whitespace())).unwrap();
+        let cli = Cli::try_parse_from(
+            ["benchkv", "--device", "soft"]
+                .into_iter()
+                .chain(args.split_whitespace()),
+        )
+        .unwrap();
         Ok(facts(&Options::resolve(cli).unwrap()))
     }
 
     #[test]
     fn equal_ranks_agree() {
-        settle(&mut Scripted(serde_json::to_vec(&runs("")).unwrap()), &runs("")).unwrap();
+        settle(
+            &mut Scripted(serde_json::to_vec(&runs("")).unwrap()),
+            &runs(""),
+        )
+        .unwrap();
     }
 
     #[test]
     fn what_cannot_be_read_is_of_another_version() {
-        let refused = settle(&mut Scripted(b"\xa5".to_vec()), &runs("")).unwrap_err().to_string();
-        assert_eq!(refused, "rank 1: states its options in another form: it is of another version");
+        let refused = settle(&mut Scripted(b"\xa5".to_vec()), &runs(""))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            refused,
+            "rank 1: states its options in another form: it is of another version"
+        );
     }
 
     #[test]
     fn every_difference_is_named_with_its_ranks() {
         for (one, other, complaint) in [
             ("", "--seed 2", "--seed: 1 on ranks 0, 2; 2 on rank 1"),
-            ("", "--backend meta", "--backend: delegation on ranks 0, 2; meta on rank 1"),
-            ("", "--device mlx5_0", "--device: soft on ranks 0, 2; mlx5_0 on rank 1"),
-            ("", "--device soft:rtt_us=6", "--device: soft on ranks 0, 2; soft:rtt_us=6 on rank 1"),
-            ("--poll-budget 3", "", "--poll-budget: 3 on ranks 0, 2; 0 on rank 1"),
-            ("", "--batch-window completion:2", "--batch-window: off on ranks 0, 2; "),
-            ("", "--hold 20us", "--hold: off on ranks 0, 2; 20us on rank 1"),
+            (
+                "",
+                "--backend meta",
+                "--backend: delegation on ranks 0, 2; meta on rank 1",
+            ),
+            (
+                "",
+                "--device mlx5_0",
+                "--device: soft on ranks 0, 2; mlx5_0 on rank 1",
+            ),
+            (
+                "",
+                "--device soft:rtt_us=6",
+                "--device: soft on ranks 0, 2; soft:rtt_us=6 on rank 1",
+            ),
+            (
+                "--poll-budget 3",
+                "",
+                "--poll-budget: 3 on ranks 0, 2; 0 on rank 1",
+            ),
+            (
+                "",
+                "--batch-window completion:2",
+                "--batch-window: off on ranks 0, 2; ",
+            ),
+            (
+                "",
+                "--hold 20us",
+                "--hold: off on ranks 0, 2; 20us on rank 1",
+            ),
             ("", "--trace /tmp", "--trace: null on ranks 0, 2; "),
-            ("", "--duration 3", "--duration: 2.0 on ranks 0, 2; 3.0 on rank 1"),
-            ("", "--ring-size 4096", "the computed ring_bytes: 8192 on ranks 0, 2; 4096 on rank 1"),
-            ("--no-verify", "", "--verify: false on ranks 0, 2; true on rank 1"),
-            ("", "--queue-depth 31", "--queue-depth: 32 on ranks 0, 2; 31 on rank 1"),
+            (
+                "",
+                "--duration 3",
+                "--duration: 2.0 on ranks 0, 2; 3.0 on rank 1",
+            ),
+            (
+                "",
+                "--ring-size 4096",
+                "the computed ring_bytes: 8192 on ranks 0, 2; 4096 on rank 1",
+            ),
+            (
+                "--no-verify",
+                "",
+                "--verify: false on ranks 0, 2; true on rank 1",
+            ),
+            (
+                "",
+                "--queue-depth 31",
+                "--queue-depth: 32 on ranks 0, 2; 31 on rank 1",
+            ),
             ("", "--server-threads 2", "--server-threads: 1 on"),
             ("", "--client-threads 2", "--client-threads: 1 on"),
             ("", "--shm-dir /dev/shm", "--shm-dir: null on"),
             ("", "--pin none", "--pin: "),
         ] {
             let complaints = compare(&[runs(one), runs(other), runs(one)]);
-            assert!(complaints.iter().any(|it| it.starts_with(&format!("the ranks disagree on {complaint}"))), "{complaints:?}");
+            assert!(
+                complaints
+                    .iter()
+                    .any(|it| it.starts_with(&format!("the ranks disagree on {complaint}"))),
+                "{complaints:?}"
+            );
         }
         assert_eq!(compare(&[runs("--seed 3"), runs("--seed 3")]), [""; 0]);
         // The rule by which a rank got its device does not matter.
         let cli = Cli::try_parse_from(["benchkv"]).unwrap();
         let by_auto = Options::resolve(cli).unwrap();
-        let named =
-            Options::resolve(JobArgs { device: by_auto.asked.device.clone(), ..JobArgs::from(Cli::try_parse_from(["benchkv"]).unwrap()) });
+        let named = Options::resolve(JobArgs {
+            device: by_auto.asked.device.clone(),
+            ..JobArgs::from(Cli::try_parse_from(["benchkv"]).unwrap())
+        });
         assert_eq!(facts(&by_auto), facts(&named.unwrap()));
     }
 
     #[test]
     fn other_builds_are_named() {
-        let (mut older, names) = (runs(""), ["the version of benchkv", "the commit of the build", "the version of connection records"]);
-        names.iter().for_each(|name| *older.as_mut().unwrap().get_mut(*name).unwrap() = "older".to_owned());
+        let (mut older, names) = (
+            runs(""),
+            [
+                "the version of benchkv",
+                "the commit of the build",
+                "the version of connection records",
+            ],
+        );
+        names
+            .iter()
+            .for_each(|name| *older.as_mut().unwrap().get_mut(*name).unwrap() = "older".to_owned());
         let complaints = compare(&[runs(""), older]);
         for name in names {
             let start = format!("the ranks disagree on {name}: ");
-            assert!(complaints.iter().any(|it| it.starts_with(&start) && it.ends_with("; older on rank 1")), "{complaints:?}");
+            assert!(
+                complaints
+                    .iter()
+                    .any(|it| it.starts_with(&start) && it.ends_with("; older on rank 1")),
+                "{complaints:?}"
+            );
         }
         assert_eq!(complaints.len(), 3);
     }
@@ -218,6 +343,9 @@ mod tests {
     #[test]
     fn a_refusal_outweighs_differences_and_is_said_once() {
         let refuses = || Err("--pin: no".to_owned());
-        assert_eq!(compare(&[runs(""), refuses(), runs("--seed 2"), refuses()]), ["ranks 1, 3: --pin: no"]);
+        assert_eq!(
+            compare(&[runs(""), refuses(), runs("--seed 2"), refuses()]),
+            ["ranks 1, 3: --pin: no"]
+        );
     }
 }

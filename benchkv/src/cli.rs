@@ -1,5 +1,5 @@
-//! The command line as it is typed. `job` is the one struct of a job's options. [`crate::options`] checks combinations of options, and
-//! whether the job can run.
+//! The command line as it is typed. `job` is the one struct of a job's options. [`crate::options`]
+//! checks combinations of options, and whether the job can run.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -22,9 +22,10 @@ pub(crate) use self::job::SHORTEST_RUN_S;
 
 /// Distributed key-value benchmark of the copyrpc stack; --help lists all options
 ///
-/// Starts the ranks itself, as processes on this host, or is started as several processes by mpirun or srun, and prints one table. Exit
-/// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong, 4 no operation ended
-/// in a measured run; 130 interrupted by Ctrl-C (128 + signal), with a result of the measurements until then.
+/// Starts the ranks itself, as processes on this host, or is started as several processes by mpirun
+/// or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3
+/// measured, but operations were lost or values were wrong, 4 no operation ended in a measured run;
+/// 130 interrupted by Ctrl-C (128 + signal), with a result of the measurements until then.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "benchkv",
@@ -51,17 +52,25 @@ impl From<Cli> for JobArgs {
 }
 
 impl Cli {
-    /// Parses the command line of this process. A question for help ends the process with the answer.
+    /// Parses the command line of this process. A question for help ends the process with the
+    /// answer.
     ///
     /// # Errors
     /// clap's message.
     pub fn of_process() -> Result<Self, clap::Error> {
         let parsed = Self::try_of(std::env::args_os());
-        let Some(answer) = parsed.as_ref().err().filter(|error| !error.use_stderr()) else { return parsed };
+        let Some(answer) = parsed.as_ref().err().filter(|error| !error.use_stderr()) else {
+            return parsed;
+        };
         let printed = answer.print().and_then(|()| std::io::stdout().flush());
         // A reader that has gone is not a failure.
-        if let Some(why) = printed.err().filter(|why| why.kind() != std::io::ErrorKind::BrokenPipe) {
-            say(&format!("benchkv: the help cannot be written to standard output: {why}"));
+        if let Some(why) = printed
+            .err()
+            .filter(|why| why.kind() != std::io::ErrorKind::BrokenPipe)
+        {
+            say(&format!(
+                "benchkv: the help cannot be written to standard output: {why}"
+            ));
             std::process::exit(1)
         }
         std::process::exit(answer.exit_code())
@@ -71,13 +80,20 @@ impl Cli {
     ///
     /// # Errors
     /// clap's message.
-    pub fn try_of(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+    pub fn try_of(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
         let mut command = command_line();
         let matches = command.try_get_matches_from_mut(words)?;
         if let Some(sim) = matches.subcommand_matches("sim") {
-            let given = REAL_TIME.into_iter().find(|id| sim.value_source(id) == Some(ValueSource::CommandLine));
+            let given = REAL_TIME
+                .into_iter()
+                .find(|id| sim.value_source(id) == Some(ValueSource::CommandLine));
             if let Some(id) = given {
-                let text = format!("--{}: it has no meaning in virtual time; leave it out", id.replace('_', "-"));
+                let text = format!(
+                    "--{}: it has no meaning in virtual time; leave it out",
+                    id.replace('_', "-")
+                );
                 return Err(command.error(ErrorKind::ArgumentConflict, text));
             }
         }
@@ -85,12 +101,16 @@ impl Cli {
     }
 }
 
-/// Returns the definition of the command line, with the differences between jobs in real and in virtual time.
+/// Returns the definition of the command line, with the differences between jobs in real and in
+/// virtual time.
 fn command_line() -> clap::Command {
-    Cli::command().mut_args(under_heading).mut_subcommand("sim", |sim| in_virtual_time(sim.mut_args(under_heading)))
+    Cli::command()
+        .mut_args(under_heading)
+        .mut_subcommand("sim", |sim| in_virtual_time(sim.mut_args(under_heading)))
 }
 
-/// Headings of the help, with the options of a job under each. Those of policies, traces and models declare theirs.
+/// Headings of the help, with the options of a job under each. Those of policies, traces and models
+/// declare theirs.
 const HEADINGS: [(&str, &[&str]); 5] = [
     (
         "Load",
@@ -109,20 +129,61 @@ const HEADINGS: [(&str, &[&str]); 5] = [
             "remote_ratio",
         ],
     ),
-    ("Data", &["key_range", "value_bytes", "empty", "distribution", "seed", "no_verify"]),
-    ("Placement", &["ranks", "server_threads", "client_threads", "wait", "pin", "ring_size", "memory_limit", "shm_dir"]),
-    ("Device", &["device", "mlx5", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors"]),
-    ("Result", &["label", "json", "output", "report_interval", "echo"]),
+    (
+        "Data",
+        &[
+            "key_range",
+            "value_bytes",
+            "empty",
+            "distribution",
+            "seed",
+            "no_verify",
+        ],
+    ),
+    (
+        "Placement",
+        &[
+            "ranks",
+            "server_threads",
+            "client_threads",
+            "wait",
+            "pin",
+            "ring_size",
+            "memory_limit",
+            "shm_dir",
+        ],
+    ),
+    (
+        "Device",
+        &[
+            "device",
+            "mlx5",
+            "port",
+            "gid_index",
+            "sl",
+            "traffic_class",
+            "mtu",
+            "ucx_errors",
+        ],
+    ),
+    (
+        "Result",
+        &["label", "json", "output", "report_interval", "echo"],
+    ),
 ];
 
 fn under_heading(arg: clap::Arg) -> clap::Arg {
-    match HEADINGS.iter().find(|(_, ids)| ids.contains(&arg.get_id().as_str())) {
+    match HEADINGS
+        .iter()
+        .find(|(_, ids)| ids.contains(&arg.get_id().as_str()))
+    {
         Some((heading, _)) => arg.help_heading(*heading),
         None => arg,
     }
 }
 
-/// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them, and refuses them.
+/// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them,
+/// and refuses them.
 const REAL_TIME: [&str; 13] = [
     "device",
     "mlx5",
@@ -142,29 +203,64 @@ const REAL_TIME: [&str; 13] = [
 /// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
 const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
-/// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges, its defaults and its carriers.
+/// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges,
+/// its defaults and its carriers.
 fn in_virtual_time(command: clap::Command) -> clap::Command {
-    let hidden = REAL_TIME.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)));
+    let hidden = REAL_TIME.into_iter().fold(command, |command, id| {
+        command.mut_arg(id, |arg| arg.hide(true))
+    });
     let of_s = |arg: clap::Arg, help: &'static str, default: &'static str| {
-        arg.help(help).long_help(help).default_value(default).value_parser(time(VIRTUAL_TIMES_S))
+        arg.help(help)
+            .long_help(help)
+            .default_value(default)
+            .value_parser(time(VIRTUAL_TIMES_S))
     };
     // Jobs in virtual time are short by default: their results do not vary from run to run.
     hidden
-        .mut_arg("duration", |arg| of_s(arg, "Length of each measured run, 1us to 60s; a number without a unit is seconds", "2ms"))
-        .mut_arg("warmup", |arg| of_s(arg, "Load before the first run, 1us to 60s, in the units of --duration", "500us"))
+        .mut_arg("duration", |arg| {
+            of_s(
+                arg,
+                "Length of each measured run, 1us to 60s; a number without a unit is seconds",
+                "2ms",
+            )
+        })
+        .mut_arg("warmup", |arg| {
+            of_s(
+                arg,
+                "Load before the first run, 1us to 60s, in the units of --duration",
+                "500us",
+            )
+        })
         .mut_arg("runs", |arg| arg.default_value("1"))
-        .mut_arg("ranks", |arg| arg.help("Ranks, 1 to 256 [default: 2]").long_help("Ranks, 1 to 256 [default: 2]"))
-        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Carrier| carrier.traits().library.is_none())))
+        .mut_arg("ranks", |arg| {
+            arg.help("Ranks, 1 to 256 [default: 2]")
+                .long_help("Ranks, 1 to 256 [default: 2]")
+        })
+        .mut_arg("carrier", |arg| {
+            arg.value_parser(values_of(|carrier: Carrier| {
+                carrier.traits().library.is_none()
+            }))
+        })
         .mut_arg("backend", |arg| {
-            let is_simulated = |backend: BackendKind| backend.axes().1.is_none_or(|carrier| carrier.traits().library.is_none());
+            let is_simulated = |backend: BackendKind| {
+                backend
+                    .axes()
+                    .1
+                    .is_none_or(|carrier| carrier.traits().library.is_none())
+            };
             arg.value_parser(values_of(is_simulated))
         })
 }
 
 /// Returns a parser of some values of an option.
-fn values_of<T: ValueEnum + Send + Sync + 'static>(is_legal: fn(T) -> bool) -> impl TypedValueParser<Value = T> {
-    let legal = T::value_variants().iter().filter(|value| is_legal((*value).clone()));
-    PossibleValuesParser::new(legal.filter_map(ValueEnum::to_possible_value)).try_map(|name| T::from_str(&name, false))
+fn values_of<T: ValueEnum + Send + Sync + 'static>(
+    is_legal: fn(T) -> bool,
+) -> impl TypedValueParser<Value = T> {
+    let legal = T::value_variants()
+        .iter()
+        .filter(|value| is_legal((*value).clone()));
+    PossibleValuesParser::new(legal.filter_map(ValueEnum::to_possible_value))
+        .try_map(|name| T::from_str(&name, false))
 }
 
 /// The subcommands.
@@ -195,8 +291,9 @@ pub struct SimArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub course: CourseArgs,
 
-    /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on this machine, and write the model of its
-    /// CPUs to FILE, for --cpu. Two cores have to be free meanwhile.
+    /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on
+    /// this machine, and write the model of its CPUs to FILE, for --cpu. Two cores have to be free
+    /// meanwhile.
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
 
@@ -208,7 +305,8 @@ pub struct SimArgs {
 /// Options of `benchkv doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// Also write the checks as one JSON document to a file, or to standard output with -; the text then goes to standard error.
+    /// Also write the checks as one JSON document to a file, or to standard output with -; the text
+    /// then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonSink>,
 
@@ -220,7 +318,8 @@ pub struct DoctorArgs {
 /// Options of `benchkv report`.
 #[derive(Debug, Clone, Args)]
 pub struct ReportArgs {
-    /// Results, as `benchkv --json FILE` writes them. Results with the same options are combined, as repeats.
+    /// Results, as `benchkv --json FILE` writes them. Results with the same options are combined,
+    /// as repeats.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
@@ -228,11 +327,13 @@ pub struct ReportArgs {
     #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
     pub output: PathBuf,
 
-    /// Also draw the activity of daemons over time, from the directory that `benchkv --trace DIR` wrote.
+    /// Also draw the activity of daemons over time, from the directory that `benchkv --trace DIR`
+    /// wrote.
     #[arg(long, value_name = "DIR")]
     pub trace: Option<PathBuf>,
 
-    /// Only check whether the files can be read, and are of jobs that were not interrupted; write no page.
+    /// Only check whether the files can be read, and are of jobs that were not interrupted; write
+    /// no page.
     #[arg(long)]
     pub check: bool,
 }
@@ -270,7 +371,11 @@ mod tests {
     fn help_has_no_links_of_rustdoc() {
         let mut command = Cli::command();
         command.build();
-        let helps = command.get_subcommands().cloned().chain([command.clone()]).map(|mut command| command.render_long_help().to_string());
+        let helps = command
+            .get_subcommands()
+            .cloned()
+            .chain([command.clone()])
+            .map(|mut command| command.render_long_help().to_string());
         for help in helps {
             assert!(!help.contains("[`") && !help.contains("::"), "{help}");
         }
@@ -335,39 +440,99 @@ mod tests {
             "--trace .",
             "--trace-interval 9 --trace .",
         ];
-        let sim = |args: &str| Cli::try_of(["benchkv", "sim"].into_iter().chain(args.split_whitespace()));
+        let sim = |args: &str| {
+            Cli::try_of(
+                ["benchkv", "sim"]
+                    .into_iter()
+                    .chain(args.split_whitespace()),
+            )
+        };
         let mut command = command_line();
-        for arg in command.get_arguments().chain(command.find_subcommand("sim").unwrap().get_arguments()) {
-            assert!(arg.get_help_heading().is_some() || arg.is_hide_set(), "{arg} is under no heading");
+        for arg in command
+            .get_arguments()
+            .chain(command.find_subcommand("sim").unwrap().get_arguments())
+        {
+            assert!(
+                arg.get_help_heading().is_some() || arg.is_hide_set(),
+                "{arg} is under no heading"
+            );
         }
         command.build();
-        for arg in
-            command.find_subcommand("sim").unwrap().get_arguments().filter(|arg| !["help", "calibrate"].contains(&arg.get_id().as_str()))
+        for arg in command
+            .find_subcommand("sim")
+            .unwrap()
+            .get_arguments()
+            .filter(|arg| !["help", "calibrate"].contains(&arg.get_id().as_str()))
         {
             let flag = format!("--{}", arg.get_long().unwrap());
-            let mut shown = legal.iter().filter(|args| args.split(' ').next() == Some(&flag)).peekable();
-            assert!(shown.peek().is_some() || arg.is_hide_set(), "{flag} needs a line in this test");
+            let mut shown = legal
+                .iter()
+                .filter(|args| args.split(' ').next() == Some(&flag))
+                .peekable();
+            assert!(
+                shown.peek().is_some() || arg.is_hide_set(),
+                "{flag} needs a line in this test"
+            );
             for args in shown {
-                let Some(Command::Sim(sim)) = sim(args).unwrap().command else { panic!("{args}") };
+                let Some(Command::Sim(sim)) = sim(args).unwrap().command else {
+                    panic!("{args}")
+                };
                 crate::sim::resolve(&sim).unwrap();
             }
             if REAL_TIME.contains(&arg.get_id().as_str()) {
-                let values = ["", "1", "auto", "threads", "256", "100ms", "/dev/shm", "cqe-compression"];
-                let refused = values.iter().filter_map(|value| sim(&format!("{flag} {value}")).err()).map(|error| error.to_string());
-                assert!(arg.is_hide_set() && refused.into_iter().any(|text| text.contains("no meaning in virtual time")), "{flag}");
+                let values = [
+                    "",
+                    "1",
+                    "auto",
+                    "threads",
+                    "256",
+                    "100ms",
+                    "/dev/shm",
+                    "cqe-compression",
+                ];
+                let refused = values
+                    .iter()
+                    .filter_map(|value| sim(&format!("{flag} {value}")).err())
+                    .map(|error| error.to_string());
+                assert!(
+                    arg.is_hide_set()
+                        && refused
+                            .into_iter()
+                            .any(|text| text.contains("no meaning in virtual time")),
+                    "{flag}"
+                );
             }
         }
-        let help = command.find_subcommand_mut("sim").unwrap().render_long_help().to_string();
-        assert!(!["1h", "mpirun"].iter().any(|word| help.contains(word)), "{help}");
+        let help = command
+            .find_subcommand_mut("sim")
+            .unwrap()
+            .render_long_help()
+            .to_string();
+        assert!(
+            !["1h", "mpirun"].iter().any(|word| help.contains(word)),
+            "{help}"
+        );
     }
 
     #[test]
     fn the_short_help_leaves_out_what_few_need() {
-        let [short, long] = [command_line().render_help(), command_line().render_long_help()].map(|help| help.to_string());
-        for (flag, is_short) in
-            [("--backend", true), ("--duration", true), ("--ops", true), ("--traffic-class", false), ("--flush-every", false)]
-        {
-            assert_eq!((short.contains(flag), long.contains(flag)), (is_short, true), "{flag}");
+        let [short, long] = [
+            command_line().render_help(),
+            command_line().render_long_help(),
+        ]
+        .map(|help| help.to_string());
+        for (flag, is_short) in [
+            ("--backend", true),
+            ("--duration", true),
+            ("--ops", true),
+            ("--traffic-class", false),
+            ("--flush-every", false),
+        ] {
+            assert_eq!(
+                (short.contains(flag), long.contains(flag)),
+                (is_short, true),
+                "{flag}"
+            );
         }
         assert!(short.lines().count() <= 33, "one screen: {short}");
     }
@@ -375,54 +540,101 @@ mod tests {
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
-        assert_eq!((cli.job.backend, cli.job.ranks, cli.job.no_verify), (BackendKind::Delegation, None, false));
-        assert!(cli.job.warmup + cli.job.runs as f64 * cli.job.duration < 10.0, "the default run has to end within 15 s with its set-up");
+        assert_eq!(
+            (cli.job.backend, cli.job.ranks, cli.job.no_verify),
+            (BackendKind::Delegation, None, false)
+        );
+        assert!(
+            cli.job.warmup + cli.job.runs as f64 * cli.job.duration < 10.0,
+            "the default run has to end within 15 s with its set-up"
+        );
     }
 
     #[test]
     fn short_options_and_units_mean_the_same_as_long_ones() {
-        let cli = parse("-n 4 -d 8 -t 500ms --warmup 20ms --ring-size 64K --memory-limit 2G").unwrap();
+        let cli =
+            parse("-n 4 -d 8 -t 500ms --warmup 20ms --ring-size 64K --memory-limit 2G").unwrap();
         assert_eq!(
-            (cli.job.ranks, cli.job.queue_depth, cli.job.ring_size, cli.job.memory_limit),
+            (
+                cli.job.ranks,
+                cli.job.queue_depth,
+                cli.job.ring_size,
+                cli.job.memory_limit
+            ),
             (Some(4), 8, RingChoice::Bytes(65_536), Some(2 << 30))
         );
         assert!((cli.job.duration - 0.5).abs() < 1e-12 && (cli.job.warmup - 0.02).abs() < 1e-12);
         let long = parse("--ranks 4 --queue-depth 8 --duration 0.5 --warmup 0.02 --ring-size 65536 --memory-limit 2147483648").unwrap();
         assert_eq!(
-            (long.job.ranks, long.job.queue_depth, long.job.ring_size, long.job.memory_limit),
+            (
+                long.job.ranks,
+                long.job.queue_depth,
+                long.job.ring_size,
+                long.job.memory_limit
+            ),
             (cli.job.ranks, 8, cli.job.ring_size, cli.job.memory_limit)
         );
-        assert!((long.job.duration - cli.job.duration).abs() < 1e-12 && (long.job.warmup - cli.job.warmup).abs() < 1e-12);
+        assert!(
+            (long.job.duration - cli.job.duration).abs() < 1e-12
+                && (long.job.warmup - cli.job.warmup).abs() < 1e-12
+        );
     }
 
     #[test]
     fn a_number_of_operations_and_a_length_of_time_exclude_each_other() {
         assert_eq!(parse("--ops 7").unwrap().job.ops, Some(7));
         for time in ["--duration 1", "--runs 2", "--warmup 0"] {
-            assert_eq!(parse(&format!("--ops 7 {time}")).unwrap_err().exit_code(), 2);
+            assert_eq!(
+                parse(&format!("--ops 7 {time}")).unwrap_err().exit_code(),
+                2
+            );
         }
     }
 
     #[test]
     fn a_mix_is_a_shorthand_and_excludes_what_it_stands_for() {
         for (mix, reads) in [("ycsb-a", 0.5), ("b", 0.95), ("ycsb-c", 1.0)] {
-            let workload = resolve(&format!("--mix {mix} --value-size 1000")).job.workload;
-            let same = resolve(&format!("--read-ratio {reads} --distribution zipfian --value-size 1000")).job.workload;
+            let workload = resolve(&format!("--mix {mix} --value-size 1000"))
+                .job
+                .workload;
+            let same = resolve(&format!(
+                "--read-ratio {reads} --distribution zipfian --value-size 1000"
+            ))
+            .job
+            .workload;
             assert_eq!(format!("{workload:?}"), format!("{same:?}"), "{mix}");
         }
-        for args in ["--mix ycsb-a --read-ratio 1", "--mix c --distribution uniform", "--mix ycsb-e"] {
+        for args in [
+            "--mix ycsb-a --read-ratio 1",
+            "--mix c --distribution uniform",
+            "--mix ycsb-e",
+        ] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
     }
 
     #[test]
     fn devices_are_named_as_they_are_printed() {
-        let verbs = |name: Option<&str>, port| DeviceChoice::Verbs { name: name.map(str::to_owned), port, relay: false };
-        let relayed = |name: &str, port| DeviceChoice::Verbs { name: Some(name.to_owned()), port, relay: true };
+        let verbs = |name: Option<&str>, port| DeviceChoice::Verbs {
+            name: name.map(str::to_owned),
+            port,
+            relay: false,
+        };
+        let relayed = |name: &str, port| DeviceChoice::Verbs {
+            name: Some(name.to_owned()),
+            port,
+            relay: true,
+        };
         for (text, device) in [
             ("auto", DeviceChoice::Auto),
             ("soft", DeviceChoice::Soft(SoftDevice::default())),
-            ("soft:rtt_us=6", DeviceChoice::Soft(SoftDevice { rtt_ns: 6000, ..SoftDevice::default() })),
+            (
+                "soft:rtt_us=6",
+                DeviceChoice::Soft(SoftDevice {
+                    rtt_ns: 6000,
+                    ..SoftDevice::default()
+                }),
+            ),
             ("verbs", verbs(None, None)),
             ("mlx5_0", verbs(Some("mlx5_0"), None)),
             ("mlx5_1:2", verbs(Some("mlx5_1"), Some(2))),
@@ -433,11 +645,27 @@ mod tests {
             ("relay:mlx5_0", relayed("mlx5_0", None)),
             ("relay:rxe0:1", relayed("rxe0", Some(1))),
         ] {
-            assert_eq!(parse(&format!("--device {text}")).unwrap().job.device, device.clone().into());
+            assert_eq!(
+                parse(&format!("--device {text}")).unwrap().job.device,
+                device.clone().into()
+            );
             assert_eq!(device.to_string(), text);
         }
-        for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "relay", "relay:", "mlx5_0:0", "mlx5_0:256"] {
-            assert_eq!(parse(&format!("--device {text}")).unwrap_err().exit_code(), 2, "{text}");
+        for text in [
+            "mlx5",
+            "mlx5_0:",
+            "mlx5_0:one",
+            "verbs:",
+            "relay",
+            "relay:",
+            "mlx5_0:0",
+            "mlx5_0:256",
+        ] {
+            assert_eq!(
+                parse(&format!("--device {text}")).unwrap_err().exit_code(),
+                2,
+                "{text}"
+            );
         }
     }
 
@@ -445,14 +673,29 @@ mod tests {
     #[test]
     fn what_is_no_number_is_refused_with_the_legal_ones() {
         for (args, says) in [
-            ("--seed -1", "use a whole number from 0 to 18446744073709551615"),
-            ("--seed 18446744073709551616", "use a whole number from 0 to 18446744073709551615"),
+            (
+                "--seed -1",
+                "use a whole number from 0 to 18446744073709551615",
+            ),
+            (
+                "--seed 18446744073709551616",
+                "use a whole number from 0 to 18446744073709551615",
+            ),
             ("--ranks two", "use a whole number from 1 to 256"),
-            ("--read-ratio 0,5", "use a number from 0 to 1; a point begins its decimals"),
+            (
+                "--read-ratio 0,5",
+                "use a number from 0 to 1; a point begins its decimals",
+            ),
             ("--rate 1,000", "use a number from 1 to 1000000000"),
             ("--coalesce-rtt-us x", "use a number from 0.1 to 1000000"),
-            ("--batch-window completion", "use off, completion:N or consumption:N with N from 1 to 256"),
-            ("--trace-interval 1e3 --trace .", "use a whole number from 1 to 1000000000"),
+            (
+                "--batch-window completion",
+                "use off, completion:N or consumption:N with N from 1 to 256",
+            ),
+            (
+                "--trace-interval 1e3 --trace .",
+                "use a whole number from 1 to 1000000000",
+            ),
             ("--traffic-class 256", "use a whole number from 0 to 255"),
         ] {
             let message = parse(args).unwrap_err().to_string();
@@ -461,15 +704,43 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let mut refused = 0;
-        for (sub, flags) in [(None, &command), (Some("sim"), command.find_subcommand("sim").unwrap())] {
-            let valued = flags.get_arguments().filter(|arg| arg.get_action().takes_values());
+        for (sub, flags) in [
+            (None, &command),
+            (Some("sim"), command.find_subcommand("sim").unwrap()),
+        ] {
+            let valued = flags
+                .get_arguments()
+                .filter(|arg| arg.get_action().takes_values());
             for flag in valued.filter_map(|arg| arg.get_long()) {
-                for value in ["", "x", "-1", "0,5", "99999999999999999999999999", "NaN", " 5"] {
-                    let words = ["benchkv"].into_iter().chain(sub).map(str::to_owned).chain([format!("--{flag}={value}")]);
-                    let Err(error) = Cli::try_of(words) else { continue };
+                for value in [
+                    "",
+                    "x",
+                    "-1",
+                    "0,5",
+                    "99999999999999999999999999",
+                    "NaN",
+                    " 5",
+                ] {
+                    let words = ["benchkv"]
+                        .into_iter()
+                        .chain(sub)
+                        .map(str::to_owned)
+                        .chain([format!("--{flag}={value}")]);
+                    let Err(error) = Cli::try_of(words) else {
+                        continue;
+                    };
                     let message = error.to_string();
-                    let foreign = ["invalid digit", "invalid float", "empty string", "too large to fit", "is not in "];
-                    assert!(!foreign.iter().any(|part| message.contains(part)), "{message}");
+                    let foreign = [
+                        "invalid digit",
+                        "invalid float",
+                        "empty string",
+                        "too large to fit",
+                        "is not in ",
+                    ];
+                    assert!(
+                        !foreign.iter().any(|part| message.contains(part)),
+                        "{message}"
+                    );
                     refused += 1;
                 }
             }
@@ -480,10 +751,19 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct"),
+            (
+                "--backend tcp",
+                "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct",
+            ),
             ("--wait sleep", "auto, busy, yield, event"),
-            ("--device eth0", "auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT]"),
-            ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
+            (
+                "--device eth0",
+                "auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT]",
+            ),
+            (
+                "--device soft:rtt=6",
+                "rtt=6: known are rtt_us, jitter_us, seed and fault",
+            ),
         ] {
             let message = parse(args).unwrap_err().to_string();
             assert!(message.contains(known), "{message}");

@@ -10,7 +10,8 @@ use launch::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 
-/// The value of `--device`: one device, or several behind libibverbs. Thread number k of a kind opens device k modulo their number.
+/// The value of `--device`: one device, or several behind libibverbs. Thread number k of a kind
+/// opens device k modulo their number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     first: DeviceChoice,
@@ -25,7 +26,10 @@ impl Default for Devices {
 
 impl From<DeviceChoice> for Devices {
     fn from(first: DeviceChoice) -> Self {
-        Self { first, others: Vec::new() }
+        Self {
+            first,
+            others: Vec::new(),
+        }
     }
 }
 
@@ -39,7 +43,9 @@ impl FromStr for Devices {
         }
         let mut devices: Vec<DeviceChoice> = Vec::new();
         for part in text.split(',') {
-            let device = part.parse().map_err(|why| format!("{part:?} in a list: {why}"))?;
+            let device = part
+                .parse()
+                .map_err(|why| format!("{part:?} in a list: {why}"))?;
             if !matches!(device, DeviceChoice::Verbs { name: Some(_), .. }) {
                 return Err(format!(
                     "{part} in a list: its devices are named, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or relay:NAME[:PORT]"
@@ -51,7 +57,10 @@ impl FromStr for Devices {
             devices.push(device);
         }
         let first = devices.remove(0);
-        Ok(Self { first, others: devices })
+        Ok(Self {
+            first,
+            others: devices,
+        })
     }
 }
 
@@ -59,7 +68,9 @@ impl FromStr for Devices {
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.first.fmt(f)?;
-        self.others.iter().try_for_each(|device| write!(f, ",{device}"))
+        self.others
+            .iter()
+            .try_for_each(|device| write!(f, ",{device}"))
     }
 }
 
@@ -99,7 +110,9 @@ impl Devices {
     /// Returns the devices to open. Software devices connect through `shm_dir`.
     #[must_use]
     pub fn specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
-        self.iter().map(|device| device.spec(Some(shm_dir))).collect()
+        self.iter()
+            .map(|device| device.spec(Some(shm_dir)))
+            .collect()
     }
 
     /// Checks before a long run whether the devices exist. Opens nothing.
@@ -120,12 +133,22 @@ impl Devices {
             let is_daemon = number < topology.daemons && has_peers(Worker::Daemon(number));
             is_daemon || (number < topology.clients && has_peers(Worker::Client(number)))
         };
-        let used = (0..topology.daemons.max(topology.clients)).filter(|&number| uses(number)).count();
+        let used = (0..topology.daemons.max(topology.clients))
+            .filter(|&number| uses(number))
+            .count();
         if self.others.len() < used.max(1) {
             return Ok(());
         }
         let why = "threads without connections open no device";
-        Err(range("--device", self, why, format!("a list of at most {}", harness::report::plural(used.max(1), "device"))))
+        Err(range(
+            "--device",
+            self,
+            why,
+            format!(
+                "a list of at most {}",
+                harness::report::plural(used.max(1), "device")
+            ),
+        ))
     }
 }
 
@@ -138,7 +161,13 @@ mod tests {
 
     #[test]
     fn a_list_has_named_devices_each_once_and_is_printed_as_typed() {
-        for text in ["auto", "soft:rtt_us=6,jitter_us=1", "verbs", "mlx5_0", "mlx5_0:2,mlx5_1,verbs:rocep3s0:1"] {
+        for text in [
+            "auto",
+            "soft:rtt_us=6,jitter_us=1",
+            "verbs",
+            "mlx5_0",
+            "mlx5_0:2,mlx5_1,verbs:rocep3s0:1",
+        ] {
             assert_eq!(text.parse::<Devices>().unwrap().to_string(), text);
         }
         for (text, said) in [
@@ -156,18 +185,46 @@ mod tests {
 
     #[test]
     fn a_list_is_not_longer_than_the_threads_with_connections() {
-        let topology = |backend, daemons, clients| Topology { backend, carrier: Carrier::Copyrpc, ranks: 3, daemons, clients };
+        let topology = |backend, daemons, clients| Topology {
+            backend,
+            carrier: Carrier::Copyrpc,
+            ranks: 3,
+            daemons,
+            clients,
+        };
         let longest = |topology: Topology| {
-            let list =
-                |count: usize| (0..count).map(|number| format!("mlx5_{number}")).collect::<Vec<_>>().join(",").parse::<Devices>().unwrap();
-            (1..10).take_while(|&count| list(count).check(&topology).is_ok()).count()
+            let list = |count: usize| {
+                (0..count)
+                    .map(|number| format!("mlx5_{number}"))
+                    .collect::<Vec<_>>()
+                    .join(",")
+                    .parse::<Devices>()
+                    .unwrap()
+            };
+            (1..10)
+                .take_while(|&count| list(count).check(&topology).is_ok())
+                .count()
         };
         assert_eq!(longest(topology(Backend::Delegation, 4, 8)), 1);
         assert_eq!(longest(topology(Backend::Sharded, 4, 8)), 4);
-        assert_eq!(longest(topology(Backend::Meta, 4, 8)), 2, "one for each of two peers");
+        assert_eq!(
+            longest(topology(Backend::Meta, 4, 8)),
+            2,
+            "one for each of two peers"
+        );
         assert_eq!(longest(topology(Backend::Direct, 1, 8)), 8);
-        assert_eq!(longest(Topology { ranks: 1, ..topology(Backend::Sharded, 4, 8) }), 1);
-        let refused = "mlx5_0,mlx5_1".parse::<Devices>().unwrap().check(&topology(Backend::Delegation, 1, 8)).unwrap_err();
+        assert_eq!(
+            longest(Topology {
+                ranks: 1,
+                ..topology(Backend::Sharded, 4, 8)
+            }),
+            1
+        );
+        let refused = "mlx5_0,mlx5_1"
+            .parse::<Devices>()
+            .unwrap()
+            .check(&topology(Backend::Delegation, 1, 8))
+            .unwrap_err();
         let said = "--device mlx5_0,mlx5_1: threads without connections open no device; legal is a list of at most 1 device";
         assert_eq!(refused.to_string(), said);
     }

@@ -1,4 +1,5 @@
-//! `benchkv doctor`: which of the things that a job can use this machine has, which are missing, and how to get them.
+//! `benchkv doctor`: which of the things that a job can use this machine has, which are missing,
+//! and how to get them.
 //!
 //! [`probe`] examines the machine; this file judges the findings, and touches nothing.
 
@@ -19,7 +20,11 @@ use serde::{Deserialize, Serialize};
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// Polling threads of the default job: two ranks with a daemon and a client each.
-const DEFAULT_THREADS: Threads = Threads { ranks: 2, daemons: 1, clients: 1 };
+const DEFAULT_THREADS: Threads = Threads {
+    ranks: 2,
+    daemons: 1,
+    clients: 1,
+};
 /// Maximum bytes of shared memory of the default job.
 pub const DEFAULT_SHM_BYTES: u64 = 1 << 20;
 /// The first kernel with every system call that is used: `pidfd_open`.
@@ -78,7 +83,8 @@ pub struct Port {
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
-    /// The address by which peers reach it, with its GID, and whether it is driven directly or relayed; or why it cannot be opened. `None` for a port that is not active.
+    /// The address by which peers reach it, with its GID, and whether it is driven directly or
+    /// relayed; or why it cannot be opened. `None` for a port that is not active.
     pub reached_by: Option<Result<String, String>>,
 }
 
@@ -120,22 +126,47 @@ pub struct Diagnosis {
 
 impl Check {
     /// Makes a check; `advice` is left out when all is well.
-    fn new(name: impl Into<String>, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name: name.into(), status, found: found.into(), advice: (status != Status::Ok).then(|| advice.into()) }
+    fn new(
+        name: impl Into<String>,
+        status: Status,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            status,
+            found: found.into(),
+            advice: (status != Status::Ok).then(|| advice.into()),
+        }
     }
 
     /// Makes a check of something that is there, or is missing for a reason.
     fn present(name: &str, found: &Result<String, String>, advice: &str) -> Self {
-        let status = if found.is_ok() { Status::Ok } else { Status::Missing };
+        let status = if found.is_ok() {
+            Status::Ok
+        } else {
+            Status::Missing
+        };
         let (Ok(text) | Err(text)) = found;
         Self::new(name, status, text, advice)
     }
 
     /// Makes a check of a limit, with `what` it limits. `None` is without limit.
-    fn limit(name: &str, limit: Option<u64>, needed: u64, what: impl FnOnce(u64) -> String, advice: &str) -> Self {
+    fn limit(
+        name: &str,
+        limit: Option<u64>,
+        needed: u64,
+        what: impl FnOnce(u64) -> String,
+        advice: &str,
+    ) -> Self {
         match limit {
             None => Self::new(name, Status::Ok, "without limit", advice),
-            Some(limit) => Self::new(name, Status::limited_unless(limit >= needed), what(limit), advice),
+            Some(limit) => Self::new(
+                name,
+                Status::limited_unless(limit >= needed),
+                what(limit),
+                advice,
+            ),
         }
     }
 }
@@ -144,26 +175,68 @@ impl Diagnosis {
     /// Judges the findings.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
-        let library = machine.mpi_library.clone().ok_or_else(|| "built without the feature mpi".to_owned());
-        let mut checks = vec![kernel(&machine.kernel), cores(machine), membarrier(machine.membarrier), shared_memory(&machine.shm)];
+        let library = machine
+            .mpi_library
+            .clone()
+            .ok_or_else(|| "built without the feature mpi".to_owned());
+        let mut checks = vec![
+            kernel(&machine.kernel),
+            cores(machine),
+            membarrier(machine.membarrier),
+            shared_memory(&machine.shm),
+        ];
         checks.extend(limits(machine));
         checks.push(huge_pages(&machine.huge_pages));
         let needs_driver = "only a NIC needs it: apt-get install libibverbs1 ibverbs-providers (rdma-core 33 or later)";
-        checks.extend(machine.driver.iter().map(|(name, file)| Check::present(name, file, needs_driver)));
+        checks.extend(
+            machine
+                .driver
+                .iter()
+                .map(|(name, file)| Check::present(name, file, needs_driver)),
+        );
         checks.extend(devices(&machine.devices));
-        let needs_mpi =
-            "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi";
-        checks.extend([Check::present("MPI in this build", &library, needs_mpi), mpirun(machine.mpirun.as_ref())]);
-        checks.push(Check::present("UCX", &machine.ucx, "only comparisons with it need it: apt-get install libucx0"));
-        Self { schema_version: SCHEMA_VERSION, benchkv_version: env!("CARGO_PKG_VERSION").to_owned(), checks }
+        let needs_mpi = "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi";
+        checks.extend([
+            Check::present("MPI in this build", &library, needs_mpi),
+            mpirun(machine.mpirun.as_ref()),
+        ]);
+        checks.push(Check::present(
+            "UCX",
+            &machine.ucx,
+            "only comparisons with it need it: apt-get install libucx0",
+        ));
+        Self {
+            schema_version: SCHEMA_VERSION,
+            benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
+            checks,
+        }
     }
 }
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
-        for (number, Check { name, status, found, advice }) in self.checks.iter().enumerate() {
-            write!(f, "{}{:<8}{name:<width$}  {found}", if number > 0 { "\n" } else { "" }, status.text())?;
+        let width = self
+            .checks
+            .iter()
+            .map(|check| check.name.chars().count())
+            .max()
+            .unwrap_or(0);
+        for (
+            number,
+            Check {
+                name,
+                status,
+                found,
+                advice,
+            },
+        ) in self.checks.iter().enumerate()
+        {
+            write!(
+                f,
+                "{}{:<8}{name:<width$}  {found}",
+                if number > 0 { "\n" } else { "" },
+                status.text()
+            )?;
             if let Some(advice) = advice {
                 write!(f, "\n{:8}{:width$}  -> {advice}", "", "")?;
             }
@@ -187,22 +260,44 @@ impl Status {
 }
 
 fn kernel(release: &str) -> Check {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
-    let is_new = numbers.next().zip(numbers.next()).is_some_and(|version| version >= OLDEST_KERNEL);
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map_while(|part| part.parse::<u32>().ok());
+    let is_new = numbers
+        .next()
+        .zip(numbers.next())
+        .is_some_and(|version| version >= OLDEST_KERNEL);
     let (major, minor) = OLDEST_KERNEL;
-    Check::new("kernel", Status::limited_unless(is_new), release, format!("the local launcher needs Linux {major}.{minor} or later"))
+    Check::new(
+        "kernel",
+        Status::limited_unless(is_new),
+        release,
+        format!("the local launcher needs Linux {major}.{minor} or later"),
+    )
 }
 
 fn cores(machine: &Machine) -> Check {
     let usable = match &machine.usable_cores {
         Ok(usable) => usable,
-        Err(why) => return Check::new("cores", Status::Missing, why, "without the affinity mask no job can start"),
+        Err(why) => {
+            return Check::new(
+                "cores",
+                Status::Missing,
+                why,
+                "without the affinity mask no job can start",
+            );
+        }
     };
     let count = usable.cores.len();
     let needed = DEFAULT_THREADS.total();
     let online = machine.cores_online;
-    let at_once = if usable.at_once < count { format!(", {} at a time", usable.at_once) } else { String::new() };
-    let is_pinned = Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS).is_ok_and(|plan| !plan.pinned.is_empty());
+    let at_once = if usable.at_once < count {
+        format!(", {} at a time", usable.at_once)
+    } else {
+        String::new()
+    };
+    let is_pinned = Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS)
+        .is_ok_and(|plan| !plan.pinned.is_empty());
     let advice = if usable.at_once < count && count >= needed {
         "hardware threads of one core count once, and a CPU quota of the control group counts (cpu.max; docker run --cpus)".to_owned()
     } else if count < online {
@@ -210,30 +305,53 @@ fn cores(machine: &Machine) -> Check {
     } else {
         format!("threads take turns, which latencies show: use a host with {needed} cores")
     };
-    let shares = if is_pinned { "each is pinned to its own" } else { "they share cores" };
-    let found = format!("{count} of {online} usable{at_once}, {needed} threads in the default job: {shares}");
+    let shares = if is_pinned {
+        "each is pinned to its own"
+    } else {
+        "they share cores"
+    };
+    let found = format!(
+        "{count} of {online} usable{at_once}, {needed} threads in the default job: {shares}"
+    );
     Check::new("cores", Status::limited_unless(is_pinned), found, advice)
 }
 
 fn membarrier(works: bool) -> Check {
-    let advice =
-        "each message costs a full fence: a kernel with CONFIG_MEMBARRIER (4.16 or later), or a container whose seccomp filter allows it";
-    Check::new("membarrier", Status::limited_unless(works), if works { "expedited" } else { "refused by the kernel" }, advice)
+    let advice = "each message costs a full fence: a kernel with CONFIG_MEMBARRIER (4.16 or later), or a container whose seccomp filter allows it";
+    Check::new(
+        "membarrier",
+        Status::limited_unless(works),
+        if works {
+            "expedited"
+        } else {
+            "refused by the kernel"
+        },
+        advice,
+    )
 }
 
 fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
     let name = "shared memory";
     let needed = bytes(DEFAULT_SHM_BYTES);
     match shm {
-        Err(why) => {
-            Check::new(name, Status::Missing, why, "every job needs a directory of its user for shared memory: --shm-dir DIR names another")
-        }
+        Err(why) => Check::new(
+            name,
+            Status::Missing,
+            why,
+            "every job needs a directory of its user for shared memory: --shm-dir DIR names another",
+        ),
         Ok((path, space)) => Check::new(
             name,
             Status::limited_unless(space.is_memory && space.free_bytes >= DEFAULT_SHM_BYTES),
-            format!("{path}: {} free of {}", bytes(space.free_bytes), bytes(space.size_bytes)),
+            format!(
+                "{path}: {} free of {}",
+                bytes(space.free_bytes),
+                bytes(space.size_bytes)
+            ),
             if space.is_memory {
-                format!("the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g")
+                format!(
+                    "the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g"
+                )
             } else {
                 "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one".to_owned()
             },
@@ -252,7 +370,10 @@ const DEFAULT_JOB: Topology = Topology {
 
 /// Checks the limits of a process.
 fn limits(machine: &Machine) -> [Check; 3] {
-    let (files, addresses) = (DEFAULT_JOB.open_files(), DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64);
+    let (files, addresses) = (
+        DEFAULT_JOB.open_files(),
+        DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64,
+    );
     [
         Check::limit(
             "open files",
@@ -266,7 +387,13 @@ fn limits(machine: &Machine) -> [Check; 3] {
             "address space",
             machine.address_space,
             addresses,
-            |limit| format!("{} (ulimit -v), {} in a rank of the default job on the software device", bytes(limit), bytes(addresses)),
+            |limit| {
+                format!(
+                    "{} (ulimit -v), {} in a rank of the default job on the software device",
+                    bytes(limit),
+                    bytes(addresses)
+                )
+            },
             "ulimit -v unlimited; or have the batch system limit memory in use in the place of addresses (h_vmem, pvmem)",
         ),
         Check::limit(
@@ -281,7 +408,11 @@ fn limits(machine: &Machine) -> [Check; 3] {
 }
 
 fn huge_pages(pages: &HugePages) -> Check {
-    let HugePages { page_bytes, reserved, shared } = pages;
+    let HugePages {
+        page_bytes,
+        reserved,
+        shared,
+    } = pages;
     let name = "huge pages";
     if *page_bytes == 0 {
         let advice = "a kernel with CONFIG_HUGETLBFS; they only save address translations";
@@ -291,7 +422,10 @@ fn huge_pages(pages: &HugePages) -> Check {
     Check::new(
         name,
         Status::limited_unless(["always", "within_size", "advise", "force"].contains(&&**shared)),
-        format!("of {}; {reserved} reserved; in shared memory: {setting}", bytes(*page_bytes)),
+        format!(
+            "of {}; {reserved} reserved; in shared memory: {setting}",
+            bytes(*page_bytes)
+        ),
         "they only save address translations: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
     )
 }
@@ -309,37 +443,67 @@ fn devices(devices: &Result<Vec<Device>, String>) -> Vec<Check> {
     }
 }
 
-fn device(Device { name, numa_node, ports }: &Device) -> Vec<Check> {
+fn device(
+    Device {
+        name,
+        numa_node,
+        ports,
+    }: &Device,
+) -> Vec<Check> {
     let node = numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
-    let denied = "the right to open /dev/infiniband/uverbs*: be in the group that owns it, often rdma";
+    let denied =
+        "the right to open /dev/infiniband/uverbs*: be in the group that owns it, often rdma";
     match ports {
         Err(why) => vec![Check::new(name, Status::Missing, why, denied)],
-        Ok(ports) => ports.iter().map(|port| port_check(name, &node, port)).collect(),
+        Ok(ports) => ports
+            .iter()
+            .map(|port| port_check(name, &node, port))
+            .collect(),
     }
 }
 
 fn port_check(device: &str, node: &str, port: &Port) -> Check {
     let (reached_by, advice) = match &port.reached_by {
-        _ if !port.is_active => {
-            (None, "it carries no traffic: a cable; on InfiniBand a subnet manager (opensm); on Ethernet ip link set DEV up")
-        }
+        _ if !port.is_active => (
+            None,
+            "it carries no traffic: a cable; on InfiniBand a subnet manager (opensm); on Ethernet ip link set DEV up",
+        ),
         Some(Err(why)) => (None, &**why),
         Some(Ok(reached_by)) => (Some(format!("; {reached_by}")), ""),
         None => (Some(String::new()), ""),
     };
-    let found = format!("{}{node}{}", port.text, reached_by.as_deref().unwrap_or_default());
-    Check::new(format!("{device}:{}", port.number), Status::limited_unless(reached_by.is_some()), found, advice)
+    let found = format!(
+        "{}{node}{}",
+        port.text,
+        reached_by.as_deref().unwrap_or_default()
+    );
+    Check::new(
+        format!("{device}:{}", port.number),
+        Status::limited_unless(reached_by.is_some()),
+        found,
+        advice,
+    )
 }
 
 fn mpirun(program: Option<&Program>) -> Check {
     let (status, found, advice) = match program {
-        None => {
-            (Status::Missing, "not in PATH".to_owned(), "for ranks on several hosts: apt-get install openmpi-bin, or your site's module")
-        }
-        Some(Program { path, version: Ok(version) }) => (Status::Ok, format!("{}: {version}", path.display()), ""),
-        Some(Program { path, version: Err(why) }) => {
-            (Status::Limited, format!("{} does not say its version: {why}", path.display()), "try mpirun -n 1 true")
-        }
+        None => (
+            Status::Missing,
+            "not in PATH".to_owned(),
+            "for ranks on several hosts: apt-get install openmpi-bin, or your site's module",
+        ),
+        Some(Program {
+            path,
+            version: Ok(version),
+        }) => (Status::Ok, format!("{}: {version}", path.display()), ""),
+        Some(Program {
+            path,
+            version: Err(why),
+        }) => (
+            Status::Limited,
+            format!("{} does not say its version: {why}", path.display()),
+            "try mpirun -n 1 true",
+        ),
     };
     Check::new("mpirun", status, found, advice)
 }

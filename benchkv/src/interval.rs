@@ -1,7 +1,7 @@
 //! `--report-interval`: a line for each interval of a running job, with the operations of rank 0.
 //!
-//! Each client publishes its counts after a step in which operations ended: two stores into a cache line of its own. Without the option
-//! it publishes nothing.
+//! Each client publishes its counts after a step in which operations ended: two stores into a cache
+//! line of its own. Without the option it publishes nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,13 @@ pub struct Published {
 impl Published {
     /// Publishes the counts. A reader may see one of them before the other.
     #[inline]
-    pub fn set(&self, Tally { ended, outstanding_ns }: Tally) {
+    pub fn set(
+        &self,
+        Tally {
+            ended,
+            outstanding_ns,
+        }: Tally,
+    ) {
         self.ended.store(ended, Ordering::Relaxed);
         self.outstanding_ns.store(outstanding_ns, Ordering::Relaxed);
     }
@@ -59,23 +65,42 @@ impl<'a> Reporter<'a> {
     #[must_use]
     pub fn new(clients: &'a [Published], interval: Duration, now_ns: u64) -> Self {
         let interval_ns = (interval.as_nanos() as u64).max(1);
-        Self { clients, interval_ns, begin_ns: now_ns, end_ns: now_ns + interval_ns, last: (now_ns, Tally::default()) }
+        Self {
+            clients,
+            interval_ns,
+            begin_ns: now_ns,
+            end_ns: now_ns + interval_ns,
+            last: (now_ns, Tally::default()),
+        }
     }
 
-    /// Returns the interval that has ended, if one has. A caller that comes late gets one interval for several.
+    /// Returns the interval that has ended, if one has. A caller that comes late gets one interval
+    /// for several.
     pub fn look(&mut self, now_ns: u64, phase: Phase) -> Option<Interval> {
         if now_ns < self.end_ns {
             return None;
         }
         self.end_ns = now_ns + self.interval_ns - (now_ns - self.begin_ns) % self.interval_ns;
-        let sum = self.clients.iter().fold(Tally::default(), |sum, client| Tally {
-            ended: sum.ended.wrapping_add(client.ended.load(Ordering::Relaxed)),
-            outstanding_ns: sum.outstanding_ns.wrapping_add(client.outstanding_ns.load(Ordering::Relaxed)),
-        });
+        let sum = self
+            .clients
+            .iter()
+            .fold(Tally::default(), |sum, client| Tally {
+                ended: sum.ended.wrapping_add(client.ended.load(Ordering::Relaxed)),
+                outstanding_ns: sum
+                    .outstanding_ns
+                    .wrapping_add(client.outstanding_ns.load(Ordering::Relaxed)),
+            });
         let (from_ns, from) = std::mem::replace(&mut self.last, (now_ns, sum));
-        let done =
-            Tally { ended: sum.ended.wrapping_sub(from.ended), outstanding_ns: sum.outstanding_ns.wrapping_sub(from.outstanding_ns) };
-        Some(Interval { since_start: Duration::from_nanos(now_ns - self.begin_ns), length_ns: now_ns - from_ns, phase, done })
+        let done = Tally {
+            ended: sum.ended.wrapping_sub(from.ended),
+            outstanding_ns: sum.outstanding_ns.wrapping_sub(from.outstanding_ns),
+        };
+        Some(Interval {
+            since_start: Duration::from_nanos(now_ns - self.begin_ns),
+            length_ns: now_ns - from_ns,
+            phase,
+            done,
+        })
     }
 }
 
@@ -83,13 +108,38 @@ impl Interval {
     /// Returns the line of the interval in a job of `runs`, on rank 0 of `ranks`.
     #[must_use]
     pub fn line(&self, runs: usize, ranks: usize) -> impl fmt::Display {
-        let Self { since_start, length_ns, phase, done: Tally { ended, outstanding_ns } } = *self;
-        let (seconds, per_s) = (since_start.as_secs_f64(), ended as f64 * 1e9 / length_ns as f64);
+        let Self {
+            since_start,
+            length_ns,
+            phase,
+            done: Tally {
+                ended,
+                outstanding_ns,
+            },
+        } = *self;
+        let (seconds, per_s) = (
+            since_start.as_secs_f64(),
+            ended as f64 * 1e9 / length_ns as f64,
+        );
         // Little's law: operations outstanding on average, by the rate at which they end.
-        let time = if ended == 0 { String::new() } else { format!(", mean time {}", nanos(outstanding_ns as f64 / ended as f64)) };
+        let time = if ended == 0 {
+            String::new()
+        } else {
+            format!(
+                ", mean time {}",
+                nanos(outstanding_ns as f64 / ended as f64)
+            )
+        };
         let name = name_of(phase, runs).unwrap_or_else(|| "between runs".to_owned());
-        let ranks = if ranks == 1 { String::new() } else { format!(" (rank 0 of {ranks})") };
-        format!("{seconds:8.2} s  {name:<12}  {ended:>12} operations  {:>12}{time}{ranks}", rate(per_s))
+        let ranks = if ranks == 1 {
+            String::new()
+        } else {
+            format!(" (rank 0 of {ranks})")
+        };
+        format!(
+            "{seconds:8.2} s  {name:<12}  {ended:>12} operations  {:>12}{time}{ranks}",
+            rate(per_s)
+        )
     }
 }
 
@@ -103,15 +153,34 @@ mod tests {
     fn an_interval_is_the_difference_of_the_counts_at_its_ends() {
         let clients: [Published; 2] = Default::default();
         let publish = |ended: [u64; 2], outstanding_ns| {
-            clients.iter().zip(ended).for_each(|(client, ended)| client.set(Tally { ended, outstanding_ns }));
+            clients.iter().zip(ended).for_each(|(client, ended)| {
+                client.set(Tally {
+                    ended,
+                    outstanding_ns,
+                })
+            });
         };
         let mut reporter = Reporter::new(&clients, Duration::from_millis(500), 7);
         publish([1_000, 3_000], 32 * 500 * MS);
         assert_eq!(reporter.look(6 + 500 * MS, Phase::WarmUp), None);
         let first = reporter.look(7 + 500 * MS, Phase::WarmUp).unwrap();
-        let done = Tally { ended: 4_000, outstanding_ns: 64 * 500 * MS };
-        assert_eq!(first, Interval { since_start: Duration::from_millis(500), length_ns: 500 * MS, phase: Phase::WarmUp, done });
-        assert_eq!(first.line(3, 1).to_string(), "    0.50 s  warming up            4000 operations       8.0 k/s, mean time 8.00 ms");
+        let done = Tally {
+            ended: 4_000,
+            outstanding_ns: 64 * 500 * MS,
+        };
+        assert_eq!(
+            first,
+            Interval {
+                since_start: Duration::from_millis(500),
+                length_ns: 500 * MS,
+                phase: Phase::WarmUp,
+                done
+            }
+        );
+        assert_eq!(
+            first.line(3, 1).to_string(),
+            "    0.50 s  warming up            4000 operations       8.0 k/s, mean time 8.00 ms"
+        );
         // The main thread comes late.
         publish([1_075, 3_000], 32 * 1_250 * MS);
         let second = reporter.look(7 + 1_250 * MS, Phase::Window(1)).unwrap();
@@ -123,6 +192,9 @@ mod tests {
         assert_eq!(reporter.look(6 + 1_500 * MS, Phase::Between), None);
         let third = reporter.look(7 + 1_500 * MS, Phase::Between).unwrap();
         assert_eq!((third.length_ns, third.done), (250 * MS, Tally::default()));
-        assert!(!third.line(1, 1).to_string().contains("mean time"), "without an operation there is no time");
+        assert!(
+            !third.line(1, 1).to_string().contains("mean time"),
+            "without an operation there is no time"
+        );
     }
 }

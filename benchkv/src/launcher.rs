@@ -1,4 +1,5 @@
-//! The launcher of a job's ranks, and their hosts: printed with the plan, and recorded in the result.
+//! The launcher of a job's ranks, and their hosts: printed with the plan, and recorded in the
+//! result.
 
 use std::fmt;
 
@@ -15,10 +16,12 @@ pub struct Launcher {
     pub library: Option<String>,
     /// The hosts' names, each host once, by their first rank.
     pub hosts: Vec<String>,
-    /// The ranks on this rank's host; in a result, on rank 0's. A rank's index here is its node-local rank, which decides its cores.
+    /// The ranks on this rank's host; in a result, on rank 0's. A rank's index here is its
+    /// node-local rank, which decides its cores.
     pub ranks_here: Vec<usize>,
-    /// Whether the MPI launcher bound ranks of this host to different cores, or a rank to fewer cores than its threads need although
-    /// there are more. Threads that are not pinned stay where their rank was bound.
+    /// Whether the MPI launcher bound ranks of this host to different cores, or a rank to fewer
+    /// cores than its threads need although there are more. Threads that are not pinned stay where
+    /// their rank was bound.
     pub bound: bool,
 }
 
@@ -33,12 +36,17 @@ pub enum LauncherKind {
 }
 
 impl Launcher {
-    /// Makes the record of the launcher of ranks of `threads` threads each, on these hosts. `library` is that of MPI.
+    /// Makes the record of the launcher of ranks of `threads` threads each, on these hosts.
+    /// `library` is that of MPI.
     #[must_use]
     pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {
             bound: library.is_some() && hosts.is_bound(threads),
-            kind: if library.is_some() { LauncherKind::Mpi } else { LauncherKind::Local },
+            kind: if library.is_some() {
+                LauncherKind::Mpi
+            } else {
+                LauncherKind::Local
+            },
             library,
             hosts: hosts.names(),
             ranks_here: hosts.ranks_here(),
@@ -54,12 +62,30 @@ impl Launcher {
 
 impl fmt::Display for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hosts, ranks_here, .. } = self;
-        write!(f, "{}: ", self.library.as_deref().unwrap_or("local launcher"))?;
+        let Self {
+            hosts, ranks_here, ..
+        } = self;
+        write!(
+            f,
+            "{}: ",
+            self.library.as_deref().unwrap_or("local launcher")
+        )?;
         match hosts.as_slice() {
-            [host] => write!(f, "{} on host {host}", report::plural(ranks_here.len(), "rank"))?,
-            hosts => write!(f, "hosts {}; on this one ranks {ranks_here:?}", hosts.join(", "))?,
+            [host] => write!(
+                f,
+                "{} on host {host}",
+                report::plural(ranks_here.len(), "rank")
+            )?,
+            hosts => write!(
+                f,
+                "hosts {}; on this one ranks {ranks_here:?}",
+                hosts.join(", ")
+            )?,
         }
-        f.write_str(if self.bound { ", bound to cores by their launcher (mpirun --bind-to none leaves them all)" } else { "" })
+        f.write_str(if self.bound {
+            ", bound to cores by their launcher (mpirun --bind-to none leaves them all)"
+        } else {
+            ""
+        })
     }
 }

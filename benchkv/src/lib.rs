@@ -1,16 +1,19 @@
 //! The distributed key-value benchmark of the copyrpc stack.
 //!
-//! The binary is thin; this library half lets tests link it. The `engine` is the measured part; these modules are around it, in data-flow
-//! order:
+//! The binary is thin; this library half lets tests link it. The `engine` is the measured part;
+//! these modules are around it, in data-flow order:
 //!
-//! - [`cli`], [`options`]: the command line, checked once into values that can run; [`pace`], [`port`], [`ucx`]: parts of
-//!   it.
-//! - [`launcher`]: the launcher of the ranks, and their hosts; [`agreement`]: the check that all ranks run the same job.
+//! - [`cli`], [`options`]: the command line, checked once into values that can run; [`pace`],
+//!   [`port`], [`ucx`]: parts of it.
+//! - [`launcher`]: the launcher of the ranks, and their hosts; [`agreement`]: the check that all
+//!   ranks run the same job.
 //! - [`memory`]: the expected memory of a job.
-//! - [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on a terminal;
+//! - [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on
+//!   a terminal;
 //!   [`interval`]: its lines of `--report-interval`.
-//! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the file of the flat form; [`trace`]:
-//!   the files of a daemon's time series; [`report`]: a page with plots of many results.
+//! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the file
+//!   of the flat form; [`trace`]: the files of a daemon's time series; [`report`]: a page with
+//!   plots of many results.
 //! - [`sim`]: a job in virtual time.
 //! - [`doctor`]: a diagnosis of this machine, instead of a job.
 

@@ -1,5 +1,5 @@
-//! The binary: the role of this process, its output, and its exit status. With the feature `mpi`, `mpi` is the entry of processes that an
-//! MPI launcher started.
+//! The binary: the role of this process, its output, and its exit status. With the feature `mpi`,
+//! `mpi` is the entry of processes that an MPI launcher started.
 
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -57,7 +57,8 @@ const ECHO_BYTES: usize = 64 << 10;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum time that ranks wait for rank 0 to measure the baselines, and for each other's reports.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
-/// Maximum time for ranks to end by themselves when the job has failed, or to drain and report when it is interrupted.
+/// Maximum time for ranks to end by themselves when the job has failed, or to drain and report when
+/// it is interrupted.
 const GRACE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -66,8 +67,12 @@ fn main() -> ExitCode {
         Ok(Role::Rank(mut exchange)) => {
             let rank = exchange.rank();
             return rank_process(Cli::of_process(), &mut exchange, None).unwrap_or_else(|error| {
-                let follows = error.is::<ExchangeError>() || error.downcast_ref().is_some_and(RankError::follows);
-                fail(if follows { EXIT_FOLLOWS } else { EXIT_FAILED }, &format!("rank {rank}: {error}"))
+                let follows = error.is::<ExchangeError>()
+                    || error.downcast_ref().is_some_and(RankError::follows);
+                fail(
+                    if follows { EXIT_FOLLOWS } else { EXIT_FAILED },
+                    &format!("rank {rank}: {error}"),
+                )
             });
         }
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
@@ -104,8 +109,17 @@ fn start() -> ExitCode {
         Some(_) => mpi::run(parsed),
         #[cfg(not(feature = "mpi"))]
         Some(launcher) => {
-            let ranks = if let Foreign::Sized { size, .. } = launcher { format!(", with --ranks {size}") } else { String::new() };
-            fail(EXIT_OPTIONS, &format!("{launcher}, but this build has no MPI: build it with --features mpi, or start it alone{ranks}"))
+            let ranks = if let Foreign::Sized { size, .. } = launcher {
+                format!(", with --ranks {size}")
+            } else {
+                String::new()
+            };
+            fail(
+                EXIT_OPTIONS,
+                &format!(
+                    "{launcher}, but this build has no MPI: build it with --features mpi, or start it alone{ranks}"
+                ),
+            )
         }
     }
 }
@@ -114,7 +128,11 @@ fn start() -> ExitCode {
 fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
     let unwritten = print(&diagnosis, &diagnosis.to_string(), args.json.as_ref());
-    unwritten.iter().map(|wrong| fail(EXIT_FAILED, wrong)).reduce(|failed, _| failed).unwrap_or(ExitCode::SUCCESS)
+    unwritten
+        .iter()
+        .map(|wrong| fail(EXIT_FAILED, wrong))
+        .reduce(|failed, _| failed)
+        .unwrap_or(ExitCode::SUCCESS)
 }
 
 /// Makes a page from results.
@@ -134,11 +152,15 @@ fn report(args: &ReportArgs) -> ExitCode {
 fn simulate(args: &SimArgs) -> ExitCode {
     if let Some(file) = &args.calibrate {
         return match sim::calibrate::calibrate(file) {
-            Ok(model) => to_stdout(model.as_bytes()).map_or_else(|error| fail(EXIT_FAILED, &error), |()| ExitCode::SUCCESS),
+            Ok(model) => to_stdout(model.as_bytes())
+                .map_or_else(|error| fail(EXIT_FAILED, &error), |()| ExitCode::SUCCESS),
             Err(error) => fail(EXIT_FAILED, &error),
         };
     }
-    let options = match sim::resolve(args).map_err(|error| error.to_string()).and_then(|options| check_output(&options).map(|()| options)) {
+    let options = match sim::resolve(args)
+        .map_err(|error| error.to_string())
+        .and_then(|options| check_output(&options).map(|()| options))
+    {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
@@ -149,29 +171,46 @@ fn simulate(args: &SimArgs) -> ExitCode {
     }
     match sim::run(args, &options) {
         Ok(result) => {
-            let (seconds, turns) = (cpu_seconds(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
-            let (ops, turns) = (rate(result.fate.completed as f64 / seconds), rate(turns as f64 / seconds));
-            let broken = result.simulation.as_ref().map_or(&[][..], |done| &done.summary.violations);
+            let (seconds, turns) = (
+                cpu_seconds(),
+                result
+                    .simulation
+                    .as_ref()
+                    .map_or(0, |done| done.summary.turns),
+            );
+            let (ops, turns) = (
+                rate(result.fate.completed as f64 / seconds),
+                rate(turns as f64 / seconds),
+            );
+            let broken = result
+                .simulation
+                .as_ref()
+                .map_or(&[][..], |done| &done.summary.violations);
             let most = bytes(peak_rss_bytes());
             say(&format!(
                 "simulated {} operations in {seconds:.1} s of CPU time: {ops}, {turns} turns; {most} of memory at most",
                 result.fate.completed
             ));
             let shown = show(&options, &result);
-            broken.iter().fold(shown, |_, rule| fail(EXIT_UNSOUND, rule))
+            broken
+                .iter()
+                .fold(shown, |_, rule| fail(EXIT_UNSOUND, rule))
         }
         Err(error) => fail(EXIT_FAILED, &error),
     }
 }
 
-/// Runs the launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
+/// Runs the launcher: checks everything that can be checked before a process is started, then
+/// starts the ranks with the same arguments.
 fn launch(cli: Cli) -> ExitCode {
     let options = match Options::resolve(cli) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
-    let checked =
-        check_output(&options).and_then(|()| check_library(&options)).and_then(|()| check_device(&options)).and_then(|()| sweep(&options));
+    let checked = check_output(&options)
+        .and_then(|()| check_library(&options))
+        .and_then(|()| check_device(&options))
+        .and_then(|()| sweep(&options));
     if let Err(error) = checked {
         return fail(EXIT_OPTIONS, &error);
     }
@@ -187,7 +226,8 @@ fn launch(cli: Cli) -> ExitCode {
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Files of killed ranks. The next job would remove them too, so a failure to do it now is none of this job.
+            // Files of killed ranks. The next job would remove them too, so a failure to do it now
+            // is none of this job.
             let _ = Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep());
             fail(error.exit_code(), &error)
         }
@@ -197,49 +237,113 @@ fn launch(cli: Cli) -> ExitCode {
 /// Returns the environment variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     let library = options.job.topology.carrier.traits().library;
-    library.map(|library| library.variable).into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
+    library
+        .map(|library| library.variable)
+        .into_iter()
+        .filter(|(name, _)| std::env::var_os(name).is_none())
+        .collect()
 }
 
 /// Checks whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
-    options.asked.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.asked.output.output.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--output: {error}"))?;
-    let trace_dir = options.asked.traced.as_ref().map(|trace| trace.dir.as_path());
-    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_deref(), trace_dir)?;
-    options.asked.traced.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
+    options
+        .asked
+        .json
+        .as_ref()
+        .map_or(Ok(()), JsonSink::check)
+        .map_err(|error| format!("--json: {error}"))?;
+    options
+        .asked
+        .output
+        .output
+        .as_deref()
+        .map_or(Ok(()), harness::file::check)
+        .map_err(|error| format!("--output: {error}"))?;
+    let trace_dir = options
+        .asked
+        .traced
+        .as_ref()
+        .map(|trace| trace.dir.as_path());
+    output::check_apart(
+        options.asked.json.as_ref(),
+        options.asked.output.output.as_deref(),
+        trace_dir,
+    )?;
+    options
+        .asked
+        .traced
+        .as_ref()
+        .map_or(Ok(()), TraceOptions::check)
+        .map_err(|error| format!("--trace: {error}"))
 }
 
 /// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    options.job.topology.carrier.traits().library.map_or(Ok(()), |library| (library.load)())
+    options
+        .job
+        .topology
+        .carrier
+        .traits()
+        .library
+        .map_or(Ok(()), |library| (library.load)())
 }
 
 /// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.job.workload.ranks > 1 && options.job.topology.carrier.traits().library.is_none();
-    let checked = if is_opened { options.asked.device.exist() } else { Ok(()) };
+    let is_opened =
+        options.job.workload.ranks > 1 && options.job.topology.carrier.traits().library.is_none();
+    let checked = if is_opened {
+        options.asked.device.exist()
+    } else {
+        Ok(())
+    };
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
 
-/// Removes the remains of killed jobs on this host, and checks whether files can be made where they were.
+/// Removes the remains of killed jobs on this host, and checks whether files can be made where they
+/// were.
 fn sweep(options: &Options) -> Result<(), String> {
-    let dir = Dir::open(options.asked.shm_dir.as_deref()).map_err(|error| format!("--shm-dir: {error}"))?;
+    let dir = Dir::open(options.asked.shm_dir.as_deref())
+        .map_err(|error| format!("--shm-dir: {error}"))?;
     let removed = dir.sweep().map_err(|error| format!("--shm-dir: {error}"))?;
     if removed > 0 {
-        say(&format!("removed {removed} shared-memory regions of dead processes"));
+        say(&format!(
+            "removed {removed} shared-memory regions of dead processes"
+        ));
     }
     let made = harness::file::check(&dir.path().join("benchkv"));
-    made.map_err(|error| format!("--shm-dir {}: no file can be made in it: {}; name another", dir.path().display(), error.source))
+    made.map_err(|error| {
+        format!(
+            "--shm-dir {}: no file can be made in it: {}; name another",
+            dir.path().display(),
+            error.source
+        )
+    })
 }
 
-/// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal, measures the baselines first, and shows the
-/// result at the end.
-fn rank_process(parsed: Result<Cli, clap::Error>, exchange: &mut dyn Exchange, library: Option<String>) -> Result<ExitCode, Failure> {
+/// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal,
+/// measures the baselines first, and shows the result at the end.
+fn rank_process(
+    parsed: Result<Cli, clap::Error>,
+    exchange: &mut dyn Exchange,
+    library: Option<String>,
+) -> Result<ExitCode, Failure> {
     let rank = exchange.rank();
     let hosts = Hosts::gather(exchange, START_LIMIT)?;
-    let legal = parsed.map_err(|error| error.to_string().trim_start_matches("error: ").trim_end().to_owned());
-    let resolved = legal.and_then(|cli| Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string()));
-    let options = match agree(exchange, resolved.and_then(|options| prepare(options, rank))) {
+    let legal = parsed.map_err(|error| {
+        error
+            .to_string()
+            .trim_start_matches("error: ")
+            .trim_end()
+            .to_owned()
+    });
+    let resolved = legal.and_then(|cli| {
+        Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string())
+    });
+    let options = match agree(
+        exchange,
+        resolved.and_then(|options| prepare(options, rank)),
+    ) {
         Ok(options) => options,
         Err(AgreementError::Refused(why)) => {
             if rank == 0 {
@@ -253,20 +357,36 @@ fn rank_process(parsed: Result<Cli, clap::Error>, exchange: &mut dyn Exchange, l
     };
     announce(&options, rank);
     let is_first_here = options.launcher.local_rank(rank) == Some(0);
-    if let Some(few) = allow_open_files(options.job.topology.open_files()).err().filter(|_| is_first_here) {
+    if let Some(few) = allow_open_files(options.job.topology.open_files())
+        .err()
+        .filter(|_| is_first_here)
+    {
         say(&format!("rank {rank}: {few}"));
     }
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if rank == 0 && options.asked.echo { baselines(&options, &clock)? } else { Vec::new() };
+    let unix_echo = if rank == 0 && options.asked.echo {
+        baselines(&options, &clock)?
+    } else {
+        Vec::new()
+    };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options.job, options.site(rank)?)?;
-    let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
+    let look = || {
+        if is_first_here {
+            counters::read(Path::new(counters::SYSFS))
+        } else {
+            PortCounters::new()
+        }
+    };
     let before = look();
     let (warmup, duration) = (options.warmup(), options.duration());
     // With --ops the duration is not known.
-    let progress =
-        if rank == 0 && options.job.ops.is_none() { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
+    let progress = if rank == 0 && options.job.ops.is_none() {
+        Progress::on_terminal(warmup, options.job.runs, duration)
+    } else {
+        Progress::hidden()
+    };
     let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
     drop(progress);
     report.add_hardware_counters(before, look());
@@ -274,15 +394,23 @@ fn rank_process(parsed: Result<Cli, clap::Error>, exchange: &mut dyn Exchange, l
     if rank != 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    let conditions = Conditions { clock: clock.source(), environment: Environment::detect(), unix_echo };
+    let conditions = Conditions {
+        clock: clock.source(),
+        environment: Environment::detect(),
+        unix_echo,
+    };
     let result = JobResult::reduce(&options, conditions, &parts)?;
     if result.runs.is_empty() {
-        return Ok(fail(EXIT_INTERRUPTED, &"interrupted before anything was measured: there is no result"));
+        return Ok(fail(
+            EXIT_INTERRUPTED,
+            &"interrupted before anything was measured: there is no result",
+        ));
     }
     Ok(show(&options, &result))
 }
 
-/// Does in the ranks what the local launcher does before it starts ranks, if there is no local launcher.
+/// Does in the ranks what the local launcher does before it starts ranks, if there is no local
+/// launcher.
 fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     if options.launcher.kind == LauncherKind::Mpi {
         if rank == 0 {
@@ -300,51 +428,100 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
 fn announce(options: &Options, rank: usize) {
     let Options { launcher, plan, .. } = options;
     if launcher.kind == LauncherKind::Mpi && launcher.local_rank(rank) == Some(0) {
-        say(&if rank == 0 { options.to_string() } else { format!("rank {rank}: {launcher}\n{plan}") });
+        say(&if rank == 0 {
+            options.to_string()
+        } else {
+            format!("rank {rank}: {launcher}\n{plan}")
+        });
     }
 }
 
-/// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket permits. It moves as many bytes as an
-/// operation, which has its value in one of its two messages.
+/// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket
+/// permits. It moves as many bytes as an operation, which has its value in one of its two messages.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
-    let (request_bytes, reply_bytes) = (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
-    let mut depths = vec![1, options.job.queue_depth.min(echo::MAX_DEPTH).min(ECHO_BYTES / request_bytes)];
+    let (request_bytes, reply_bytes) =
+        (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
+    let mut depths = vec![
+        1,
+        options
+            .job
+            .queue_depth
+            .min(echo::MAX_DEPTH)
+            .min(ECHO_BYTES / request_bytes),
+    ];
     depths.dedup();
-    depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
+    depths
+        .into_iter()
+        .map(|depth| {
+            Echo {
+                depth,
+                request_bytes,
+                reply_bytes,
+                duration: ECHO_DURATION,
+            }
+            .measure(clock)
+        })
+        .collect()
 }
 
-/// Writes the result to each requested place, and prints its defects. Returns the exit status of the worst one. An interrupted job has a
-/// status of its own.
+/// Writes the result to each requested place, and prints its defects. Returns the exit status of
+/// the worst one. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let write = |file: &Path| Ok::<(), Failure>(harness::file::write(file, &csv(result)?)?);
     let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
     let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
-    unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
+    unwritten.extend(
+        result
+            .trace_failure
+            .as_ref()
+            .map(|failure| format!("--trace: {failure}")),
+    );
     let (lost, failures) = (result.fate.lost, result.verify_failures.unwrap_or(0));
     let unissued = result.unissued();
     let unsound = (!result.is_sound()).then(|| {
-        let not_issued = if unissued > 0 { format!(", {unissued} operations not issued") } else { String::new() };
-        format!("the result is unsound: {lost} operations lost, {failures} verify failures{not_issued}")
+        let not_issued = if unissued > 0 {
+            format!(", {unissued} operations not issued")
+        } else {
+            String::new()
+        };
+        format!(
+            "the result is unsound: {lost} operations lost, {failures} verify failures{not_issued}"
+        )
     });
     let nothing = (result.measured_ops() == 0)
         .then(|| "nothing was measured: no operation ended in a run; measure for longer (--duration), or ask for more (--rate)".to_owned());
     let wrongs = unsound.map(|wrong| (EXIT_UNSOUND, wrong)).into_iter();
-    let wrongs = wrongs.chain(unwritten.into_iter().map(|wrong| (EXIT_FAILED, wrong))).chain(nothing.map(|wrong| (EXIT_NOTHING, wrong)));
-    let worst = wrongs.map(|(code, wrong)| fail(code, &wrong)).reduce(|worst, _| worst);
-    if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { worst.unwrap_or(ExitCode::SUCCESS) }
+    let wrongs = wrongs
+        .chain(unwritten.into_iter().map(|wrong| (EXIT_FAILED, wrong)))
+        .chain(nothing.map(|wrong| (EXIT_NOTHING, wrong)));
+    let worst = wrongs
+        .map(|(code, wrong)| fail(code, &wrong))
+        .reduce(|worst, _| worst);
+    if result.interrupted {
+        ExitCode::from(EXIT_INTERRUPTED)
+    } else {
+        worst.unwrap_or(ExitCode::SUCCESS)
+    }
 }
 
-/// Writes the document to its place, then the text to standard output, or to standard error if standard output is for the document. Each
-/// is written even if the other fails. Returns the failures in words.
+/// Writes the document to its place, then the text to standard output, or to standard error if
+/// standard output is for the document. Each is written even if the other fails. Returns the
+/// failures in words.
 fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<String> {
-    let written = json.map_or(Ok(()), |sink| sink.write(document)).map_err(|error| error.to_string());
+    let written = json
+        .map_or(Ok(()), |sink| sink.write(document))
+        .map_err(|error| error.to_string());
     let shown = if json == Some(&JsonSink::Stdout) {
         say(text);
         Ok(())
     } else {
-        to_stdout(format!("{text}\n").as_bytes()).map_err(|error| format!("the table cannot be written to standard output: {error}"))
+        to_stdout(format!("{text}\n").as_bytes())
+            .map_err(|error| format!("the table cannot be written to standard output: {error}"))
     };
-    [written, shown].into_iter().filter_map(Result::err).collect()
+    [written, shown]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect()
 }

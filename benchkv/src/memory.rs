@@ -1,5 +1,5 @@
-//! The expected memory of a job on a host, computed before the job starts. With endpoints for each client it grows with the square of the
-//! ranks.
+//! The expected memory of a job on a host, computed before the job starts. With endpoints for each
+//! client it grows with the square of the ranks.
 
 use std::fmt;
 
@@ -18,7 +18,8 @@ use engine::workload::Access;
 const SLOT_BYTES: u64 = 64;
 /// A call in flight between two daemons, in the tables of both.
 const CALL_BYTES: u64 = 128;
-/// An outstanding operation of a client, in the tables of the client, of its paths and of the daemons.
+/// An outstanding operation of a client, in the tables of the client, of its paths and of the
+/// daemons.
 const OPERATION_BYTES: u64 = 256;
 /// Histograms of a client and run: of gets and puts, on its own rank and others.
 const HISTOGRAMS: u64 = 4;
@@ -42,29 +43,56 @@ impl Memory {
     /// Returns the memory of one rank of the job.
     #[must_use]
     pub fn of_rank(job: &Job) -> Self {
-        let Job { topology, sizes, workload, .. } = job;
-        let [daemons, clients, depth] = [topology.daemons, topology.clients, job.queue_depth].map(|count| count as u64);
+        let Job {
+            topology,
+            sizes,
+            workload,
+            ..
+        } = job;
+        let [daemons, clients, depth] =
+            [topology.daemons, topology.clients, job.queue_depth].map(|count| count as u64);
         // Ranks in virtual time share a process, and keep their histograms small.
-        let (rank_bytes, histogram_bytes) = if job.is_frugal { (4 << 20, 96 << 10) } else { (8 << 20, 240 << 10) };
+        let (rank_bytes, histogram_bytes) = if job.is_frugal {
+            (4 << 20, 96 << 10)
+        } else {
+            (8 << 20, 240 << 10)
+        };
         let endpoints = topology.endpoints();
         let carrier = topology.carrier.traits();
         let places = job.places();
         let (under_way, tail_bytes) = (2 * sizes.window as u64, places.tail_bytes as u64);
-        let connection = Connection { ring_bytes: sizes.ring_bytes, under_way, tail_bytes };
-        let connections_bytes =
-            endpoints * (carrier.connection_bytes)(connection) + topology.threads_with_endpoints() * carrier.thread_bytes;
-        let flux_bytes = sizes.flux_capacity as u64 * SLOT_BYTES + sizes.flux_in_flight as u64 * CALL_BYTES;
+        let connection = Connection {
+            ring_bytes: sizes.ring_bytes,
+            under_way,
+            tail_bytes,
+        };
+        let connections_bytes = endpoints * (carrier.connection_bytes)(connection)
+            + topology.threads_with_endpoints() * carrier.thread_bytes;
+        let flux_bytes =
+            sizes.flux_capacity as u64 * SLOT_BYTES + sizes.flux_in_flight as u64 * CALL_BYTES;
         let lanes_bytes = 2 * clients * depth.next_power_of_two() * SLOT_BYTES;
-        let channels_bytes =
-            (daemons + topology.rings() as u64) * lanes_bytes + daemons * (daemons - 1) * flux_bytes + places.bytes() as u64;
-        let verifier_bytes = if workload.verify { Verifier::bytes(topology.ranks * topology.clients, workload.accesses) } else { 0 };
+        let channels_bytes = (daemons + topology.rings() as u64) * lanes_bytes
+            + daemons * (daemons - 1) * flux_bytes
+            + places.bytes() as u64;
+        let verifier_bytes = if workload.verify {
+            Verifier::bytes(topology.ranks * topology.clients, workload.accesses)
+        } else {
+            0
+        };
         let client_bytes = (workload.accesses * size_of::<Access>()) as u64
             + verifier_bytes
             + HISTOGRAMS * job.runs as u64 * histogram_bytes
             + depth * OPERATION_BYTES;
         let stores_bytes = workload.store_bytes();
-        let total_bytes = rank_bytes + connections_bytes + stores_bytes + channels_bytes + clients * client_bytes;
-        Self { endpoints, connections_bytes, stores_bytes, channels_bytes, total_bytes }
+        let total_bytes =
+            rank_bytes + connections_bytes + stores_bytes + channels_bytes + clients * client_bytes;
+        Self {
+            endpoints,
+            connections_bytes,
+            stores_bytes,
+            channels_bytes,
+            total_bytes,
+        }
     }
 
     /// Returns the memory of that many such ranks together.
@@ -80,13 +108,18 @@ impl Memory {
         }
     }
 
-    /// Checks the memory against `--memory-limit`, or the memory of this host, or the limit of its control group if that is less.
+    /// Checks the memory against `--memory-limit`, or the memory of this host, or the limit of its
+    /// control group if that is less.
     ///
     /// # Errors
     /// The job needs more: its need, the limit, and the remedies.
     pub fn check(self, given: Option<u64>) -> Result<(), Failure> {
-        let host = (Environment::detect().memory_bytes, "what the host has".to_owned());
-        let group = cgroup::memory_limit().map(|(bytes, file)| (bytes, format!("as {} says", file.display())));
+        let host = (
+            Environment::detect().memory_bytes,
+            "what the host has".to_owned(),
+        );
+        let group = cgroup::memory_limit()
+            .map(|(bytes, file)| (bytes, format!("as {} says", file.display())));
         let (limit_bytes, source_of_limit) = match given {
             Some(bytes) => (bytes, "as --memory-limit says".to_owned()),
             None => group.filter(|(bytes, _)| *bytes < host.0).unwrap_or(host),
@@ -94,8 +127,14 @@ impl Memory {
         if self.total_bytes <= limit_bytes {
             return Ok(());
         }
-        let need = format!("the job needs about {} bytes of memory ({self})", self.total_bytes);
-        let limit = format!("and may take {limit_bytes} ({}, {source_of_limit})", bytes(limit_bytes));
+        let need = format!(
+            "the job needs about {} bytes of memory ({self})",
+            self.total_bytes
+        );
+        let limit = format!(
+            "and may take {limit_bytes} ({}, {source_of_limit})",
+            bytes(limit_bytes)
+        );
         let fewer = "fewer ranks or threads, a smaller --ring-size, --queue-depth or --key-range, --no-verify; or raise --memory-limit";
         Err(format!("{need} {limit}: {fewer}").into())
     }
@@ -104,7 +143,13 @@ impl Memory {
 /// Formats the total and its parts.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, connections_bytes, stores_bytes, channels_bytes, total_bytes } = *self;
+        let Self {
+            endpoints,
+            connections_bytes,
+            stores_bytes,
+            channels_bytes,
+            total_bytes,
+        } = *self;
         let parts = [connections_bytes, stores_bytes, channels_bytes, total_bytes].map(bytes);
         let [connections, stores, channels, total] = parts;
         write!(
@@ -123,29 +168,55 @@ mod tests {
     use crate::options::Options;
 
     fn resolve(args: &str) -> Result<Options, String> {
-        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+        let cli =
+            Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
         Options::resolve(cli).map_err(|error| error.to_string())
     }
 
     fn memory(args: &str) -> Memory {
-        resolve(&format!("{args} --memory-limit {}", u64::MAX)).unwrap().memory
+        resolve(&format!("{args} --memory-limit {}", u64::MAX))
+            .unwrap()
+            .memory
     }
 
     #[test]
     fn each_backend_pays_for_its_own_endpoints() {
-        let with =
-            |backend: &str| memory(&format!("--backend {backend} --ranks 8 --server-threads 2 --client-threads 46 --ring-size 65536"));
-        let [meta, delegation, sharded, direct] = ["meta", "delegation", "sharded", "direct"].map(with);
-        assert_eq!([meta, delegation, sharded, direct].map(|all| all.endpoints), [56, 56, 112, 8 * 2 * 46 * 2 * 7]);
+        let with = |backend: &str| {
+            memory(&format!(
+                "--backend {backend} --ranks 8 --server-threads 2 --client-threads 46 --ring-size 65536"
+            ))
+        };
+        let [meta, delegation, sharded, direct] =
+            ["meta", "delegation", "sharded", "direct"].map(with);
+        assert_eq!(
+            [meta, delegation, sharded, direct].map(|all| all.endpoints),
+            [56, 56, 112, 8 * 2 * 46 * 2 * 7]
+        );
         assert!(direct.connections_bytes > direct.endpoints * 2 * 65_536);
-        assert!(direct.connections_bytes > 50 * sharded.connections_bytes && sharded.connections_bytes > meta.connections_bytes);
+        assert!(
+            direct.connections_bytes > 50 * sharded.connections_bytes
+                && sharded.connections_bytes > meta.connections_bytes
+        );
         assert_eq!(meta.stores_bytes, direct.stores_bytes);
         let rc_send = memory("--backend rc-send --ranks 8 --server-threads 2 --client-threads 46");
-        assert_eq!((rc_send.endpoints, rc_send.channels_bytes), (delegation.endpoints, delegation.channels_bytes));
+        assert_eq!(
+            (rc_send.endpoints, rc_send.channels_bytes),
+            (delegation.endpoints, delegation.channels_bytes)
+        );
         let ucx = memory("--backend ucx-am --ranks 8 --server-threads 2 --client-threads 46");
-        assert_eq!((ucx.endpoints, ucx.connections_bytes), (56, 56 * (384 << 10) + 8 * (8 << 20)));
-        assert!(rc_send.connections_bytes > 56 * 2 * 1024 * 128, "a window of 1024 requests and as many answers, at least 128 bytes each");
-        assert!(delegation.channels_bytes > meta.channels_bytes && sharded.channels_bytes > delegation.channels_bytes, "rings");
+        assert_eq!(
+            (ucx.endpoints, ucx.connections_bytes),
+            (56, 56 * (384 << 10) + 8 * (8 << 20))
+        );
+        assert!(
+            rc_send.connections_bytes > 56 * 2 * 1024 * 128,
+            "a window of 1024 requests and as many answers, at least 128 bytes each"
+        );
+        assert!(
+            delegation.channels_bytes > meta.channels_bytes
+                && sharded.channels_bytes > delegation.channels_bytes,
+            "rings"
+        );
     }
 
     #[test]
@@ -164,10 +235,19 @@ mod tests {
         let args = "--backend direct --ranks 24 --client-threads 46 --ring-size 1048576";
         let need = memory(args).total_bytes;
         let refused = resolve(&format!("{args} --memory-limit {}", need - 1)).unwrap_err();
-        for part in [&*need.to_string(), &(need - 1).to_string(), "as --memory-limit says", "connections between ranks"] {
+        for part in [
+            &*need.to_string(),
+            &(need - 1).to_string(),
+            "as --memory-limit says",
+            "connections between ranks",
+        ] {
             assert!(refused.contains(part), "{part:?} is missing: {refused}");
         }
         resolve(&format!("{args} --memory-limit {need}")).unwrap();
-        assert!(resolve("--backend direct --ranks 256 --client-threads 128 --ring-size 16777216").is_err(), "no host has 4 PiB");
+        assert!(
+            resolve("--backend direct --ranks 256 --client-threads 128 --ring-size 16777216")
+                .is_err(),
+            "no host has 4 PiB"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! A rank that an MPI launcher started.
 //!
-//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher notices and ends the rest, and the peers notice
-//! too. If the launcher is killed, the MPI library in each rank notices.
+//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher notices
+//! and ends the rest, and the peers notice too. If the launcher is killed, the MPI library in each
+//! rank notices.
 
 use std::process::ExitCode;
 
@@ -30,11 +31,14 @@ pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
     }
 }
 
-/// Refuses a job of another size than the one that was started: processes that MPI does not connect would each run a job of one rank, and
-/// write the same files. One of the launchers may have started the other; MPI belongs to the one that announces its size.
+/// Refuses a job of another size than the one that was started: processes that MPI does not connect
+/// would each run a job of one rank, and write the same files. One of the launchers may have
+/// started the other; MPI belongs to the one that announces its size.
 fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
     let agrees = |launcher: &Foreign| match launcher {
-        Foreign::Sized { size: processes, .. } => *processes == size,
+        Foreign::Sized {
+            size: processes, ..
+        } => *processes == size,
         // One alone may be one of several that MPI does not connect.
         Foreign::Unsized { .. } => size > 1,
     };
@@ -54,11 +58,25 @@ mod tests {
 
     #[test]
     fn one_of_the_launchers_has_to_announce_what_mpi_has_brought_together() {
-        let [mpirun, srun] = [("mpirun", 4), ("srun", 2)].map(|(name, size)| Foreign::Sized { name, size });
-        assert_eq!((check_size(&[mpirun], 4), check_size(&[mpirun, srun], 2)), (Ok(()), Ok(())));
+        let [mpirun, srun] =
+            [("mpirun", 4), ("srun", 2)].map(|(name, size)| Foreign::Sized { name, size });
+        assert_eq!(
+            (check_size(&[mpirun], 4), check_size(&[mpirun, srun], 2)),
+            (Ok(()), Ok(()))
+        );
         let refused = check_size(&[mpirun, srun], 1).unwrap_err();
-        assert!(refused.starts_with("mpirun announces 4 processes, and MPI has brought 1 together: "), "{refused}");
-        let ranked = [Foreign::Unsized { variable: "PMIX_RANK" }];
-        assert!(check_size(&ranked, 2).is_ok() && check_size(&ranked, 1).unwrap_err().starts_with("PMIX_RANK says that"));
+        assert!(
+            refused.starts_with("mpirun announces 4 processes, and MPI has brought 1 together: "),
+            "{refused}"
+        );
+        let ranked = [Foreign::Unsized {
+            variable: "PMIX_RANK",
+        }];
+        assert!(
+            check_size(&ranked, 2).is_ok()
+                && check_size(&ranked, 1)
+                    .unwrap_err()
+                    .starts_with("PMIX_RANK says that")
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! From the command line to values that can run: every range is checked, every `auto` is computed by the rule written here. The launcher
-//! and each rank compute the same values from the same arguments.
+//! From the command line to values that can run: every range is checked, every `auto` is computed
+//! by the rule written here. The launcher and each rank compute the same values from the same
+//! arguments.
 
 use std::fmt;
 use std::path::Path;
@@ -53,7 +54,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything, for ranks that this process starts. Reads the affinity mask; changes nothing.
+    /// Checks and computes everything, for ranks that this process starts. Reads the affinity mask;
+    /// changes nothing.
     ///
     /// # Errors
     /// The first option that cannot be honoured.
@@ -64,11 +66,16 @@ impl Options {
         Self::resolve_on(asked, &Hosts::one(ranks)?, None)
     }
 
-    /// Like [`resolve`](Self::resolve), for ranks that are started already, by an MPI launcher if its `library` is given.
+    /// Like [`resolve`](Self::resolve), for ranks that are started already, by an MPI launcher if
+    /// its `library` is given.
     ///
     /// # Errors
     /// The first option that cannot be honoured.
-    pub fn resolve_on(asked: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, Failure> {
+    pub fn resolve_on(
+        asked: impl Into<JobArgs>,
+        hosts: &Hosts,
+        library: Option<String>,
+    ) -> Result<Self, Failure> {
         let (mut asked, ranks) = (asked.into(), hosts.ranks());
         if let Some(given) = asked.ranks.filter(|given| *given != ranks) {
             let either = format!("leave --ranks out, or have {given} started (mpirun -n {given})");
@@ -81,36 +88,77 @@ impl Options {
         let (backend, carrier) = asked.axes()?;
         check_ring(asked.ring_size, carrier, asked.workload.value_bytes)?;
         let pace = asked.pace.resolve();
-        if let Some(fault) = asked.fault.filter(|_| asked.workload.private_share() == 0.0) {
-            let legal = "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
+        if let Some(fault) = asked
+            .fault
+            .filter(|_| asked.workload.private_share() == 0.0)
+        {
+            let legal =
+                "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
             return Err(range("--fault", fault, "nothing would notice it", legal).into());
         }
-        asked.ucx_errors = asked.ucx.resolve(carrier, &asked.device, &asked.port, launcher.hosts.len())?;
+        asked.ucx_errors =
+            asked
+                .ucx
+                .resolve(carrier, &asked.device, &asked.port, launcher.hosts.len())?;
         let own_choice = carrier.traits().library;
         if own_choice.is_none() {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
         let of_carrier = carrier.traits().features;
-        if let Some(feature) = asked.mlx5.iter().find(|feature| !of_carrier.contains(feature)) {
-            let legal = of_carrier.iter().map(name_of).collect::<Vec<_>>().join(" or ");
-            let legal = if legal.is_empty() { "no value".to_owned() } else { legal };
-            return Err(range("--mlx5", name_of(feature), "the carrier has no use for it", legal).into());
+        if let Some(feature) = asked
+            .mlx5
+            .iter()
+            .find(|feature| !of_carrier.contains(feature))
+        {
+            let legal = of_carrier
+                .iter()
+                .map(name_of)
+                .collect::<Vec<_>>()
+                .join(" or ");
+            let legal = if legal.is_empty() {
+                "no value".to_owned()
+            } else {
+                legal
+            };
+            return Err(range(
+                "--mlx5",
+                name_of(feature),
+                "the carrier has no use for it",
+                legal,
+            )
+            .into());
         }
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
             let device = &asked.device;
             let hosts = launcher.hosts.len();
             let names = launcher.hosts.join(", ");
             let where_to = "name a device, such as mlx5_0, or start all ranks on one host";
-            let what = format!("it connects the processes of one host, and the ranks are on {hosts}: {names}");
+            let what = format!(
+                "it connects the processes of one host, and the ranks are on {hosts}: {names}"
+            );
             return Err(format!("--device {device}: {what}; {where_to}").into());
         }
-        asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
-        let topology = Topology { backend, carrier, ranks, daemons: asked.server_threads, clients: asked.client_threads };
+        asked.carried_by = own_choice.map_or_else(
+            || asked.device.to_string(),
+            |library| library.name.to_owned(),
+        );
+        let topology = Topology {
+            backend,
+            carrier,
+            ranks,
+            daemons: asked.server_threads,
+            clients: asked.client_threads,
+        };
         asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
         let workload = asked.workload;
-        let sizes = Sizes::compute(asked.ring_size.bytes(), &topology, asked.queue_depth, workload.value_bytes);
+        let sizes = Sizes::compute(
+            asked.ring_size.bytes(),
+            &topology,
+            asked.queue_depth,
+            workload.value_bytes,
+        );
         let job = Job {
             topology,
             queue_depth: asked.queue_depth,
@@ -128,22 +176,42 @@ impl Options {
         let ranks_here = launcher.ranks_here.len();
         let memory = Memory::of_rank(&job).times(ranks_here);
         memory.check(asked.memory_limit)?;
-        let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
+        let threads = Threads {
+            ranks: ranks_here,
+            daemons: asked.server_threads,
+            clients: asked.client_threads,
+        };
         let near = asked.device.cores();
         let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
-        let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads).map_err(|why| format!("--pin: {why}"))?.beside_device(&near);
-        let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.at_once));
+        let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads)
+            .map_err(|why| format!("--pin: {why}"))?
+            .beside_device(&near);
+        let wait = asked
+            .wait
+            .strategy(WaitStrategy::auto(threads.total(), plan.at_once));
         asked.wait = wait.into();
-        Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })
+        Ok(Self {
+            asked,
+            job,
+            memory,
+            wait,
+            launcher,
+            hosts: hosts.clone(),
+            plan,
+        })
     }
 
-    /// Returns the maximum number of bytes of address space that the memory of software devices takes in the process of a rank; little of it is
-    /// ever in use.
+    /// Returns the maximum number of bytes of address space that the memory of software devices
+    /// takes in the process of a rank; little of it is ever in use.
     #[must_use]
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
         let has_soft = self.asked.device.is_soft() && topology.carrier.traits().library.is_none();
-        if has_soft { topology.mapped_devices() * SoftOptions::default().arena_bytes as u64 } else { 0 }
+        if has_soft {
+            topology.mapped_devices() * SoftOptions::default().arena_bytes as u64
+        } else {
+            0
+        }
     }
 
     /// Returns the length of a measured run; with [`ops`](Job::ops) its maximum.
@@ -161,7 +229,12 @@ impl Options {
     /// Returns the devices to open; software devices connect through `shm_dir`.
     #[must_use]
     pub fn device_specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
-        self.asked.device.specs(shm_dir).into_iter().map(|device| self.asked.port.on(device)).collect()
+        self.asked
+            .device
+            .specs(shm_dir)
+            .into_iter()
+            .map(|device| self.asked.port.on(device))
+            .collect()
     }
 
     /// Returns the site of `rank`. Opens the shared-memory directory.
@@ -169,17 +242,28 @@ impl Options {
     /// # Errors
     /// [`BackendError::Setup`] with the directory's reason.
     pub fn site(&self, rank: usize) -> Result<Site, BackendError> {
-        let dir = Dir::open(self.asked.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        Ok(Site { rank, devices: self.device_specs(dir.path()), dir })
+        let dir = Dir::open(self.asked.shm_dir.as_deref())
+            .map_err(|e| BackendError::setup("the shared-memory directory", e))?;
+        Ok(Site {
+            rank,
+            devices: self.device_specs(dir.path()),
+            dir,
+        })
     }
 
-    /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
+    /// Returns the maximum time of the job: its measurements, and ample time to set up and tear
+    /// down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
-        self.warmup() + self.duration() * self.job.runs as u32 + Duration::from_secs(60) + drain::LONGEST + self.longest_hold()
+        self.warmup()
+            + self.duration() * self.job.runs as u32
+            + Duration::from_secs(60)
+            + drain::LONGEST
+            + self.longest_hold()
     }
 
-    /// Returns the maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
+    /// Returns the maximum time for which a policy holds requests back: until the last of a
+    /// daemon's connections may send its first.
     #[must_use]
     pub fn longest_hold(&self) -> Duration {
         self.job.policies.longest_hold(self.job.workload.ranks)
@@ -189,7 +273,13 @@ impl Options {
 /// Formats the plan of a run, printed before it starts.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Job { workload, sizes, topology, queue_depth, .. } = &self.job;
+        let Job {
+            workload,
+            sizes,
+            topology,
+            queue_depth,
+            ..
+        } = &self.job;
         writeln!(
             f,
             "backend {}, carrier {}, {} device, {} x ({} + {}), depth {}",
@@ -227,13 +317,25 @@ impl fmt::Display for Options {
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         if self.wait == WaitStrategy::Event && topology.carrier.traits().library.is_some() {
-            writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
+            writeln!(
+                f,
+                "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them"
+            )?;
         }
         if self.asked.port != PortOptions::default() {
             writeln!(f, "port: {}", self.asked.port)?;
         }
         if !self.job.features.is_empty() {
-            writeln!(f, "mlx5: {}", self.job.features.iter().map(name_of).collect::<Vec<_>>().join(", "))?;
+            writeln!(
+                f,
+                "mlx5: {}",
+                self.job
+                    .features
+                    .iter()
+                    .map(name_of)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )?;
         }
         if let Some(errors) = self.job.ucx_errors {
             writeln!(f, "errors of UCX's endpoints: {errors}")?;
@@ -242,15 +344,28 @@ impl fmt::Display for Options {
             writeln!(f, "policies: {}", self.job.policies)?;
         }
         if let Some(trace) = &self.asked.traced {
-            writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
+            writeln!(
+                f,
+                "traces to {}, a sample every {} rounds",
+                trace.dir.display(),
+                trace.interval
+            )?;
         }
         if let Some(Pace { rate, arrivals }) = self.job.pace {
-            writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
+            writeln!(
+                f,
+                "open loop: {} of all clients together, {arrivals} arrivals",
+                report::rate(rate)
+            )?;
         }
         writeln!(f, "memory about {}", self.memory)?;
         // Ranks in virtual time are no processes.
         if !self.job.is_frugal {
-            write!(f, "at most {} open files of a rank (ulimit -n)", topology.open_files())?;
+            write!(
+                f,
+                "at most {} open files of a rank (ulimit -n)",
+                topology.open_files()
+            )?;
             match self.address_bytes() {
                 0 => writeln!(f)?,
                 mapped => writeln!(f, ", {} of addresses (ulimit -v)", report::bytes(mapped))?,
@@ -261,24 +376,54 @@ impl fmt::Display for Options {
         let runs = self.job.runs;
         let duration = self.duration();
         match self.job.ops {
-            Some(ops) => write!(f, "{} of each client", report::plural(ops as usize, "operation")),
-            None => write!(f, "warm-up {warmup:?}, {} of {duration:?}", report::plural(runs, "run")),
+            Some(ops) => write!(
+                f,
+                "{} of each client",
+                report::plural(ops as usize, "operation")
+            ),
+            None => write!(
+                f,
+                "warm-up {warmup:?}, {} of {duration:?}",
+                report::plural(runs, "run")
+            ),
         }
     }
 }
 
 fn check_ring(ring: RingChoice, carrier: Carrier, value_bytes: usize) -> Result<(), RangeError> {
-    let RingChoice::Bytes(given) = ring else { return Ok(()) };
+    let RingChoice::Bytes(given) = ring else {
+        return Ok(());
+    };
     let least = least_ring(value_bytes).max(*RING_BYTES.start());
-    let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
+    let legal = format!(
+        "auto, or a power of two from {least} to {}",
+        RING_BYTES.end()
+    );
     match given {
-        _ if carrier.traits().is_by_message => {
-            Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "no value; leave it out".to_owned()))
+        _ if carrier.traits().is_by_message => Err(range(
+            "--ring-size",
+            given,
+            "messages of this --carrier are not written into rings",
+            "no value; leave it out".to_owned(),
+        )),
+        _ if given < *RING_BYTES.start() => Err(range(
+            "--ring-size",
+            given,
+            "too small to hold a batch",
+            legal,
+        )),
+        _ if given < least => Err(range(
+            "--ring-size",
+            given,
+            "too small for a message with a value of --value-size",
+            legal,
+        )),
+        _ if given > *RING_BYTES.end() => {
+            Err(range("--ring-size", given, "more than is supported", legal))
         }
-        _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
-        _ if given < least => Err(range("--ring-size", given, "too small for a message with a value of --value-size", legal)),
-        _ if given > *RING_BYTES.end() => Err(range("--ring-size", given, "more than is supported", legal)),
-        _ if !given.is_power_of_two() => Err(range("--ring-size", given, "not a power of two", legal)),
+        _ if !given.is_power_of_two() => {
+            Err(range("--ring-size", given, "not a power of two", legal))
+        }
         _ => Ok(()),
     }
 }

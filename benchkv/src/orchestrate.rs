@@ -4,12 +4,13 @@
 //! - `client`: a client from its first connection to its report.
 //! - `records`: the connection records of all endpoints.
 //!
-//! The order of a run: servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then
-//! warm-up, R times (barrier, window), drain, barrier, stop, join. A window never includes a barrier: load goes on during a barrier, and
-//! is not counted. Daemons run until the clients of *all* ranks have drained.
+//! The order of a run: servers, clients, their endpoints, exchange of connection records,
+//! connections, ready barrier over all ranks; then warm-up, R times (barrier, window), drain,
+//! barrier, stop, join. A window never includes a barrier: load goes on during a barrier, and is
+//! not counted. Daemons run until the clients of *all* ranks have drained.
 //!
-//! When the user interrupts the job, ranks end their current window early, agree on that at their next barrier, and drain. [`drain`]
-//! decides the length of a drain.
+//! When the user interrupts the job, ranks end their current window early, agree on that at their
+//! next barrier, and drain. [`drain`] decides the length of a drain.
 
 mod client;
 mod control;
@@ -88,7 +89,10 @@ impl RankError {
     /// Returns whether the rank ended because another rank did, which is then the cause to name.
     #[must_use]
     pub const fn follows(&self) -> bool {
-        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }))
+        matches!(
+            self,
+            Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. })
+        )
     }
 }
 
@@ -129,19 +133,28 @@ struct Assembly {
 impl Assembly {
     fn new() -> Self {
         let (tell, news) = channel();
-        Self { tell, news, mailboxes: HashMap::new(), records: Vec::new() }
+        Self {
+            tell,
+            news,
+            mailboxes: HashMap::new(),
+            records: Vec::new(),
+        }
     }
 
     fn post_for(&mut self, worker: Worker) -> Post {
         let (letters, mailbox) = channel();
         self.mailboxes.insert(worker, letters);
-        Post { tell: self.tell.clone(), mailbox }
+        Post {
+            tell: self.tell.clone(),
+            mailbox,
+        }
     }
 }
 
 /// Runs this rank's part of the job and returns its measurements.
 ///
-/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows the progress.
+/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows the
+/// progress.
 ///
 /// # Errors
 /// The first failure of this rank, or the message of another rank's.
@@ -154,19 +167,30 @@ pub fn run_rank<W: Workers>(
 ) -> Result<RankReport, RankError> {
     let rank = exchange.rank();
     let reports = rank == 0 && options.asked.report_interval.is_some();
-    let published = (0..options.job.workload.clients).filter(|_| reports).map(|_| Published::default()).collect();
-    let rank = Rank { options, workers, clock, progress, control: Control::new(options.job.topology.daemons), published, rank };
+    let published = (0..options.job.workload.clients)
+        .filter(|_| reports)
+        .map(|_| Published::default())
+        .collect();
+    let rank = Rank {
+        options,
+        workers,
+        clock,
+        progress,
+        control: Control::new(options.job.topology.daemons),
+        published,
+        rank,
+    };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
-        // On success every thread has ended already; on failure this ends them, and the scope waits for them.
+        // On success every thread has ended already; on failure this ends them, and the scope waits
+        // for them.
         rank.control.stop();
         outcome
     });
     match (outcome, rank.control.take_failure()) {
         // The main thread gave up because of a worker, or a worker panicked at the very end.
-        (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure)) | (Ok(_), Some(failure @ RankError::Panicked { .. })) => {
-            Err(failure)
-        }
+        (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure))
+        | (Ok(_), Some(failure @ RankError::Panicked { .. })) => Err(failure),
         // The other rank may have noticed the failure here, and its end may have arrived first.
         (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
         // Other failures after the last barrier come from peers that have already left.
@@ -183,14 +207,28 @@ impl<W: Workers> Rank<'_, W> {
     }
 
     /// Runs the order of the run, on the main thread.
-    fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
+    fn conduct<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
         let give_up = || control.is_stopped();
         self.progress.enter(Phase::Ready);
         let mut assembly = Assembly::new();
-        let daemons = self.start(scope, &mut assembly, (0..options.job.topology.daemons).map(Worker::Daemon), Self::daemon_thread)?;
+        let daemons = self.start(
+            scope,
+            &mut assembly,
+            (0..options.job.topology.daemons).map(Worker::Daemon),
+            Self::daemon_thread,
+        )?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
-        let clients = self.start(scope, &mut assembly, (0..options.job.workload.clients).map(Worker::Client), Self::client_thread)?;
+        let clients = self.start(
+            scope,
+            &mut assembly,
+            (0..options.job.workload.clients).map(Worker::Client),
+            Self::client_thread,
+        )?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
@@ -206,7 +244,8 @@ impl<W: Workers> Rank<'_, W> {
         let clients: Vec<ClientReport> = join_all(clients)?;
         exchange.barrier(BARRIER_LIMIT, &give_up)?;
         control.stop();
-        let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
+        let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) =
+            join_all(daemons)?.into_iter().unzip();
         let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.asked.traced {
             // The measurement does not depend on it.
@@ -217,7 +256,11 @@ impl<W: Workers> Rank<'_, W> {
     }
 
     /// Runs warm-up and windows, until the user interrupts.
-    fn load(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<Course, RankError> {
+    fn load(
+        &self,
+        clients: &[Thread<'_, ClientReport>],
+        exchange: &mut dyn Exchange,
+    ) -> Result<Course, RankError> {
         let control = &self.control;
         let options = self.options;
         let load_ns = self.clock.now_ns();
@@ -225,10 +268,18 @@ impl<W: Workers> Rank<'_, W> {
         // Called repeatedly by all waits.
         let watch = || {
             let now_ns = self.clock.now_ns();
-            self.progress.advance(Duration::from_nanos(now_ns - load_ns));
-            let interval = reporter.borrow_mut().as_mut().and_then(|reporter| reporter.look(now_ns, control.phase()));
+            self.progress
+                .advance(Duration::from_nanos(now_ns - load_ns));
+            let interval = reporter
+                .borrow_mut()
+                .as_mut()
+                .and_then(|reporter| reporter.look(now_ns, control.phase()));
             if let Some(interval) = interval {
-                self.progress.print(&interval.line(options.job.runs, options.job.workload.ranks).to_string());
+                self.progress.print(
+                    &interval
+                        .line(options.job.runs, options.job.workload.ranks)
+                        .to_string(),
+                );
             }
         };
         let give_up = || {
@@ -245,8 +296,13 @@ impl<W: Workers> Rank<'_, W> {
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
-            // All ranks decide by the same answers; otherwise some would wait for others that have gone on.
-            let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
+            // All ranks decide by the same answers; otherwise some would wait for others that have
+            // gone on.
+            let interrupted = exchange.all_gather(
+                &[exchange.is_interrupted().into()],
+                BARRIER_LIMIT,
+                &give_up,
+            )?;
             if interrupted.iter().any(|part| part != &[0]) {
                 course.is_interrupted = true;
                 break;
@@ -258,7 +314,9 @@ impl<W: Workers> Rank<'_, W> {
                 Some(_) => _ = self.drain(clients, exchange, quiet, options.duration(), &watch)?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
-            course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
+            course
+                .windows_s
+                .push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
             course.cpu_s += cpu_seconds() - cpu_s;
             course.is_interrupted = exchange.is_interrupted();
             if run + 1 < options.job.runs {
@@ -270,12 +328,21 @@ impl<W: Workers> Rank<'_, W> {
 
     /// Returns the reporter of `--report-interval`, on rank 0.
     fn reporter(&self, now_ns: u64) -> Option<Reporter<'_>> {
-        let seconds = self.options.asked.report_interval.filter(|_| self.rank == 0)?;
-        Some(Reporter::new(&self.published, Duration::from_secs_f64(seconds), now_ns))
+        let seconds = self
+            .options
+            .asked
+            .report_interval
+            .filter(|_| self.rank == 0)?;
+        Some(Reporter::new(
+            &self.published,
+            Duration::from_secs_f64(seconds),
+            now_ns,
+        ))
     }
 
-    /// Waits for clients to end, together with the other ranks, at most for `longest`, in which nothing has to move for `quiet`; calls
-    /// `watch` meanwhile. When this returns, they have ended, or no rank waits for them any more.
+    /// Waits for clients to end, together with the other ranks, at most for `longest`, in which
+    /// nothing has to move for `quiet`; calls `watch` meanwhile. When this returns, they have
+    /// ended, or no rank waits for them any more.
     fn drain(
         &self,
         clients: &[Thread<'_, ClientReport>],
@@ -292,21 +359,35 @@ impl<W: Workers> Rank<'_, W> {
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
             // While clients issue, an interrupt ends only the issuing.
-            let view = View { cuts: view.cuts || (is_interrupted && self.control.phase().is_loading()), ..view };
+            let view = View {
+                cuts: view.cuts || (is_interrupted && self.control.phase().is_loading()),
+                ..view
+            };
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
             let read = |(rank, part): (usize, &Vec<u8>)| {
-                serde_json::from_slice::<View>(part).map_err(|_| format!("rank {rank} did not say how far it has drained"))
+                serde_json::from_slice::<View>(part)
+                    .map_err(|_| format!("rank {rank} did not say how far it has drained"))
             };
-            let views = parts.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+            let views = parts
+                .iter()
+                .enumerate()
+                .map(read)
+                .collect::<Result<Vec<_>, _>>()?;
             if let Some(end) = drain.compare(&views, &daemons) {
                 return Ok(end);
             }
         }
     }
 
-    /// Waits for the end of `clients`, or for `time`; calls `watch` meanwhile. Returns whether all have ended.
-    fn await_end(&self, clients: &[Thread<'_, ClientReport>], time: Duration, watch: &dyn Fn()) -> bool {
+    /// Waits for the end of `clients`, or for `time`; calls `watch` meanwhile. Returns whether all
+    /// have ended.
+    fn await_end(
+        &self,
+        clients: &[Thread<'_, ClientReport>],
+        time: Duration,
+        watch: &dyn Fn(),
+    ) -> bool {
         let end_ns = self.clock.now_ns().saturating_add(time.as_nanos() as u64);
         loop {
             watch();
@@ -338,15 +419,29 @@ impl<W: Workers> Rank<'_, W> {
                 Worker::Daemon(number) => ("daemon", number),
                 Worker::Client(number) => ("client", number),
             };
-            self.spawn(scope, format!("{kind}-{number}"), move || work(self, number, &post))
+            self.spawn(scope, format!("{kind}-{number}"), move || {
+                work(self, number, &post)
+            })
         };
         workers.map(start).collect()
     }
 
-    /// Exchanges the records of all endpoints with the other ranks, and gives each endpoint the record of its other end.
-    fn exchange_records(&self, assembly: Assembly, exchange: &mut dyn Exchange) -> Result<(), RankError> {
-        let Assembly { news, mailboxes, records: mine, .. } = assembly;
-        let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| self.control.is_stopped())?;
+    /// Exchanges the records of all endpoints with the other ranks, and gives each endpoint the
+    /// record of its other end.
+    fn exchange_records(
+        &self,
+        assembly: Assembly,
+        exchange: &mut dyn Exchange,
+    ) -> Result<(), RankError> {
+        let Assembly {
+            news,
+            mailboxes,
+            records: mine,
+            ..
+        } = assembly;
+        let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| {
+            self.control.is_stopped()
+        })?;
         let mut mail = records::deliver(self.rank, &mine, &parts)
             .map_err(|rank| format!("rank {rank} sent connection records that cannot be read"))?;
         for (worker, mailbox) in &mailboxes {
@@ -369,7 +464,10 @@ impl<W: Workers> Rank<'_, W> {
             let failure = match ended {
                 Ok(Ok(report)) => return Some(report),
                 Ok(Err(failure)) => failure,
-                Err(panic) => RankError::Panicked { thread: name, message: panic_message(&*panic) },
+                Err(panic) => RankError::Panicked {
+                    thread: name,
+                    message: panic_message(&*panic),
+                },
             };
             self.control.fail(failure);
             None
@@ -381,11 +479,26 @@ impl<W: Workers> Rank<'_, W> {
     }
 
     /// Connects the endpoints of an open worker. Returns `false` if the rank has given up.
-    fn connect(&self, worker: Worker, endpoints: &mut impl Endpoints, post: &Post) -> Result<bool, RankError> {
-        let records = endpoints.records().into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
+    fn connect(
+        &self,
+        worker: Worker,
+        endpoints: &mut impl Endpoints,
+        post: &Post,
+    ) -> Result<bool, RankError> {
+        let records = endpoints
+            .records()
+            .into_iter()
+            .map(|(to, bytes)| Record {
+                from: worker,
+                to,
+                bytes,
+            })
+            .collect();
         // The main thread hangs up only when the job is over.
         let _ = post.tell.send(News::Open(records));
-        let Ok(records) = post.mailbox.recv() else { return Ok(false) };
+        let Ok(records) = post.mailbox.recv() else {
+            return Ok(false);
+        };
         endpoints.connect(&records)?;
         while !endpoints.settle()? {
             if self.control.is_stopped() {
@@ -397,8 +510,15 @@ impl<W: Workers> Rank<'_, W> {
         Ok(true)
     }
 
-    fn daemon_thread(&self, number: usize, post: &Post) -> Result<(WorkerReport, Option<Recorder>), RankError> {
-        if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
+    fn daemon_thread(
+        &self,
+        number: usize,
+        post: &Post,
+    ) -> Result<(WorkerReport, Option<Recorder>), RankError> {
+        if let Some(core) = self
+            .local_rank()
+            .and_then(|rank| self.options.plan.daemon_core(rank, number))
+        {
             pin_current_thread(core)?;
         }
         let mut daemon = self.workers.open_daemon(number)?;
@@ -408,12 +528,13 @@ impl<W: Workers> Rank<'_, W> {
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
         let mut log = ActivityLog::new(self.options.job.runs, now_ns());
-        let mut series = self
-            .options
-            .asked
-            .traced
-            .as_ref()
-            .map(|trace| Recorder::new(trace.interval, self.options.wait, self.options.job.topology.asks(self.rank, number)));
+        let mut series = self.options.asked.traced.as_ref().map(|trace| {
+            Recorder::new(
+                trace.interval,
+                self.options.wait,
+                self.options.job.topology.asks(self.rank, number),
+            )
+        });
         while !self.control.is_stopped() {
             let phase = self.control.phase();
             log.enter(phase, now_ns, &mut daemon);
@@ -444,21 +565,38 @@ impl<W: Workers> Rank<'_, W> {
             }
         }
         let report = log.report(now_ns(), &mut daemon);
-        Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
+        Ok((
+            WorkerReport {
+                policy: daemon.policy(),
+                trace: series.as_ref().map(Recorder::report),
+                ..report
+            },
+            series,
+        ))
     }
 
-    /// Returns whether the rank counts the rounds of its daemons, because it waits for clients to end.
+    /// Returns whether the rank counts the rounds of its daemons, because it waits for clients to
+    /// end.
     fn is_watched(&self, phase: Phase) -> bool {
         phase == Phase::Drain || self.options.job.ops.is_some()
     }
 
     /// Lets a daemon that found nothing to do sleep.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
-        let longest = if self.is_watched(phase) { DAEMON_SLEEP } else { SLICE };
+        let longest = if self.is_watched(phase) {
+            DAEMON_SLEEP
+        } else {
+            SLICE
+        };
         self.control.sleep(phase, daemon, longest);
     }
 
-    fn await_open(&self, assembly: &mut Assembly, count: usize, who: &'static str) -> Result<(), RankError> {
+    fn await_open(
+        &self,
+        assembly: &mut Assembly,
+        count: usize,
+        who: &'static str,
+    ) -> Result<(), RankError> {
         for _ in 0..count {
             if let News::Open(records) = self.next_news(&assembly.news, who)? {
                 assembly.records.extend(records);
@@ -483,15 +621,23 @@ impl<W: Workers> Rank<'_, W> {
     }
 }
 
-/// Joins workers that are about to end. A worker without a report has failed and recorded the reason.
+/// Joins workers that are about to end. A worker without a report has failed and recorded the
+/// reason.
 fn join_all<T>(workers: Vec<Thread<'_, T>>) -> Result<Vec<T>, RankError> {
-    let join = |worker: Thread<'_, T>| worker.join().ok().flatten().ok_or(RankError::Exchange(ExchangeError::GivenUp));
+    let join = |worker: Thread<'_, T>| {
+        worker
+            .join()
+            .ok()
+            .flatten()
+            .ok_or(RankError::Exchange(ExchangeError::GivenUp))
+    };
     workers.into_iter().map(join).collect()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `--output`: the flat form of a result in a file, as CSV. One job is one file, which a later job with the same name replaces: appending
-//! would mix rows of several jobs and versions in one table.
+//! `--output`: the flat form of a result in a file, as CSV. One job is one file, which a later job
+//! with the same name replaces: appending would mix rows of several jobs and versions in one table.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ use crate::trace::TraceFile;
 /// The option of the flat table.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct OutputArgs {
-    /// Also write the result as a flat table, CSV: a row for the job, for each run and for each rank. A file of that name is replaced.
+    /// Also write the result as a flat table, CSV: a row for the job, for each run and for each
+    /// rank. A file of that name is replaced.
     #[arg(long, hide_short_help = true, value_name = "FILE.csv", value_parser = csv_file)]
     pub output: Option<PathBuf>,
 }
@@ -20,24 +21,47 @@ pub struct OutputArgs {
 fn csv_file(text: &str) -> Result<PathBuf, &'static str> {
     let path = PathBuf::from(text);
     let is_csv = path.extension().is_some_and(|extension| extension == "csv");
-    if is_csv { Ok(path) } else { Err("the table is CSV: the name has to end in .csv") }
+    if is_csv {
+        Ok(path)
+    } else {
+        Err("the table is CSV: the name has to end in .csv")
+    }
 }
 
-/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`, and the series in `--trace`. Does not
-/// check whether a file can be written.
+/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`,
+/// and the series in `--trace`. Does not check whether a file can be written.
 ///
 /// # Errors
 /// The two options, with their values, and the remedy.
-pub fn check_apart(json: Option<&JsonSink>, output: Option<&Path>, trace: Option<&Path>) -> Result<(), String> {
-    let json = json.and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
+pub fn check_apart(
+    json: Option<&JsonSink>,
+    output: Option<&Path>,
+    trace: Option<&Path>,
+) -> Result<(), String> {
+    let json = json.and_then(|sink| {
+        if let JsonSink::File(path) = sink {
+            Some(path.as_path())
+        } else {
+            None
+        }
+    });
     let places = [("--json", json), ("--output", output), ("--trace", trace)];
-    let places: Vec<(&str, &Path, PathBuf)> =
-        places.into_iter().filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?))).collect();
+    let places: Vec<(&str, &Path, PathBuf)> = places
+        .into_iter()
+        .filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?)))
+        .collect();
     let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
     for (number, (flag, path, place)) in places.iter().enumerate() {
-        let clash = places.iter().skip(number + 1).find(|(_, _, other)| other == place || is_in(other, place));
+        let clash = places
+            .iter()
+            .skip(number + 1)
+            .find(|(_, _, other)| other == place || is_in(other, place));
         if let Some((other_flag, other, _)) = clash {
-            return Err(format!("{flag} {} and {other_flag} {} are the same file; name two", path.display(), other.display()));
+            return Err(format!(
+                "{flag} {} and {other_flag} {} are the same file; name two",
+                path.display(),
+                other.display()
+            ));
         }
     }
     Ok(())
@@ -51,7 +75,10 @@ mod tests {
     fn a_name_that_is_not_csv_is_refused() {
         assert_eq!(csv_file("dir/x.csv"), Ok("dir/x.csv".into()));
         for name in ["x", "x.json", ".csv", "x.csv.gz", "x.parquet", ""] {
-            assert!(csv_file(name).unwrap_err().contains("end in .csv"), "{name}");
+            assert!(
+                csv_file(name).unwrap_err().contains("end in .csv"),
+                "{name}"
+            );
         }
     }
 }

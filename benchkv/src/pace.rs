@@ -15,14 +15,14 @@ const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 pub struct PaceArgs {
     /// Operations per second of the job [default: closed loop]
     ///
-    /// Open loop: all clients of the job together, 1 to 1e9. Operations start at their times independently of earlier
-    /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client. In a closed
-    /// loop each client is as fast as it can.
+    /// Open loop: all clients of the job together, 1 to 1e9. Operations start at their times
+    /// independently of earlier operations; latencies count from there. --queue-depth still bounds
+    /// the outstanding operations of a client. In a closed loop each client is as fast as it can.
     #[arg(long, value_name = "RATE", value_parser = decimal(RATES))]
     pub rate: Option<f64>,
 
-    /// Start times of the operations of --rate: even gives each client its turn at equal intervals, poisson draws the intervals at random
-    /// by the seed [default: even].
+    /// Start times of the operations of --rate: even gives each client its turn at equal intervals,
+    /// poisson draws the intervals at random by the seed [default: even].
     #[arg(long, hide_short_help = true, value_enum, requires = "rate")]
     pub arrivals: Option<Arrivals>,
 }
@@ -30,6 +30,9 @@ pub struct PaceArgs {
 impl PaceArgs {
     /// Returns the open loop, if one is asked for. Arrivals that are left out get their default.
     pub fn resolve(&mut self) -> Option<Pace> {
-        self.rate.map(|rate| Pace { rate, arrivals: *self.arrivals.get_or_insert(Arrivals::Even) })
+        self.rate.map(|rate| Pace {
+            rate,
+            arrivals: *self.arrivals.get_or_insert(Arrivals::Even),
+        })
     }
 }

@@ -8,38 +8,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
 
-/// The options of the port; an option that is left out keeps the driver's default. Recorded in results.
+/// The options of the port; an option that is left out keeps the driver's default. Recorded in
+/// results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PortOptions {
-    /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first active port].
+    /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first active
+    /// port].
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(1..=u8::MAX))]
     pub port: Option<u8>,
-    /// Index of the source address in the GID table of a hardware --device, 0 to 255 [default: on RoCE version 2 before 1, IPv4 before
-    /// IPv6; on InfiniBand none, so that packets carry no GRH].
+    /// Index of the source address in the GID table of a hardware --device, 0 to 255 [default: on
+    /// RoCE version 2 before 1, IPv4 before IPv6; on InfiniBand none, so that packets carry no
+    /// GRH].
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
     pub gid_index: Option<u8>,
     /// Service level of a hardware --device, 0 to 15; on RoCE the priority, 0 to 7 [default: 0].
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=15_u8))]
     pub sl: Option<u8>,
-    /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP [default: 0].
+    /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP
+    /// [default: 0].
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
     pub traffic_class: Option<u8>,
-    /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096 [default: the active MTU of both ports].
+    /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096
+    /// [default: the active MTU of both ports].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
 }
 
 fn parse_mtu(text: &str) -> Result<u16, String> {
-    let mtu = text.parse().ok().filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu));
+    let mtu = text
+        .parse()
+        .ok()
+        .filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu));
     mtu.ok_or_else(|| "use 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
 impl PortOptions {
     /// Returns the given options, as they are typed.
     fn given(&self) -> impl Iterator<Item = (&'static str, u16)> {
-        let Self { port, gid_index, sl, traffic_class, mtu } = *self;
-        let bytes = [("--port", port), ("--gid-index", gid_index), ("--sl", sl), ("--traffic-class", traffic_class)];
+        let Self {
+            port,
+            gid_index,
+            sl,
+            traffic_class,
+            mtu,
+        } = *self;
+        let bytes = [
+            ("--port", port),
+            ("--gid-index", gid_index),
+            ("--sl", sl),
+            ("--traffic-class", traffic_class),
+        ];
         bytes
             .map(|(flag, value)| (flag, value.map(u16::from)))
             .into_iter()
@@ -47,7 +66,8 @@ impl PortOptions {
             .filter_map(|(flag, value)| Some((flag, value?)))
     }
 
-    /// Refuses options of a port for a software device, and a port that differs from the port in the name of a device.
+    /// Refuses options of a port for a software device, and a port that differs from the port in
+    /// the name of a device.
     ///
     /// # Errors
     /// The first such option.
@@ -57,15 +77,28 @@ impl PortOptions {
 
     fn check_one(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
-            (DeviceChoice::Auto | DeviceChoice::Soft(_) | DeviceChoice::Roce(_), Some((flag, value))) => Err(range(
+            (
+                DeviceChoice::Auto | DeviceChoice::Soft(_) | DeviceChoice::Roce(_),
+                Some((flag, value)),
+            ) => Err(range(
                 flag,
                 value,
                 "the software device has no port",
                 "no value without a hardware --device, such as mlx5_0".to_owned(),
             )),
-            (DeviceChoice::Verbs { port: Some(named), .. }, _) if self.port.is_some_and(|port| port != *named) => {
+            (
+                DeviceChoice::Verbs {
+                    port: Some(named), ..
+                },
+                _,
+            ) if self.port.is_some_and(|port| port != *named) => {
                 let given = self.port.unwrap_or_default();
-                Err(range("--port", given, "--device names another port", format!("{named}, or a --device without a port")))
+                Err(range(
+                    "--port",
+                    given,
+                    "--device names another port",
+                    format!("{named}, or a --device without a port"),
+                ))
             }
             _ => Ok(()),
         }
@@ -74,7 +107,9 @@ impl PortOptions {
     /// Adds the options to a device.
     #[must_use]
     pub fn on(&self, device: DeviceSpec) -> DeviceSpec {
-        let DeviceSpec::Verbs(mut options) = device else { return device };
+        let DeviceSpec::Verbs(mut options) = device else {
+            return device;
+        };
         options.port = self.port.or(options.port);
         options.gid_index = self.gid_index;
         options.service_level = self.sl.unwrap_or(options.service_level);
@@ -87,7 +122,10 @@ impl PortOptions {
 /// Formats the options as they are typed.
 impl std::fmt::Display for PortOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text: Vec<String> = self.given().map(|(flag, value)| format!("{flag} {value}")).collect();
+        let text: Vec<String> = self
+            .given()
+            .map(|(flag, value)| format!("{flag} {value}"))
+            .collect();
         f.write_str(&text.join(" "))
     }
 }
@@ -127,9 +165,21 @@ mod tests {
             ..VerbsOptions::default()
         };
         assert_eq!(spec(&format!("--device mlx5_1 {args}")), Ok(all));
-        assert_eq!(spec("--device mlx5_1:7"), Ok(VerbsOptions { device: device.clone(), port: Some(7), ..VerbsOptions::default() }));
-        assert_eq!(spec("--device mlx5_1:7 --port 7 --mtu 256").unwrap().port, Some(7));
-        let plan = Options::resolve(parse(&format!("--device mlx5_1 {args}")).unwrap()).unwrap().to_string();
+        assert_eq!(
+            spec("--device mlx5_1:7"),
+            Ok(VerbsOptions {
+                device: device.clone(),
+                port: Some(7),
+                ..VerbsOptions::default()
+            })
+        );
+        assert_eq!(
+            spec("--device mlx5_1:7 --port 7 --mtu 256").unwrap().port,
+            Some(7)
+        );
+        let plan = Options::resolve(parse(&format!("--device mlx5_1 {args}")).unwrap())
+            .unwrap()
+            .to_string();
         assert!(plan.contains(args), "{plan}");
     }
 
@@ -141,7 +191,10 @@ mod tests {
                 "--gid-index 0: the software device has no port; legal is no value without a hardware --device, such as mlx5_0",
             ),
             ("--device soft --mtu 256", "--mtu 256: "),
-            ("--device mlx5_0:1 --port 2", "--port 2: --device names another port; legal is 1"),
+            (
+                "--device mlx5_0:1 --port 2",
+                "--port 2: --device names another port; legal is 1",
+            ),
         ] {
             let refused = spec(args).unwrap_err();
             assert!(refused.starts_with(said), "{refused}");
@@ -153,7 +206,10 @@ mod tests {
             ("--gid-index 256", "from 0 to 255"),
         ] {
             let refused = parse(&format!("--device mlx5_0 {args}")).unwrap_err();
-            assert!(refused.exit_code() == 2 && refused.to_string().contains(legal), "{refused}");
+            assert!(
+                refused.exit_code() == 2 && refused.to_string().contains(legal),
+                "{refused}"
+            );
         }
     }
 }

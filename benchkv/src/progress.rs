@@ -1,7 +1,7 @@
 //! The progress of a running job, on one line of a terminal.
 //!
-//! The line is drawn only if standard error is a terminal, not to a file or pipe, and is as wide as the terminal. It is cleared before
-//! anything else is printed.
+//! The line is drawn only if standard error is a terminal, not to a file or pipe, and is as wide as
+//! the terminal. It is cleared before anything else is printed.
 
 use std::time::Duration;
 
@@ -25,15 +25,26 @@ impl Progress {
     #[must_use]
     pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
-        let bar = ProgressBar::with_draw_target(Some(millis(warmup + duration * runs as u32)), target);
+        let bar =
+            ProgressBar::with_draw_target(Some(millis(warmup + duration * runs as u32)), target);
         let style = ProgressStyle::with_template("{msg:>12} [{wide_bar}] {prefix}");
-        Self { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")), runs }
+        Self {
+            bar: bar.with_style(
+                style
+                    .unwrap_or_else(|_| ProgressStyle::default_bar())
+                    .progress_chars("=> "),
+            ),
+            runs,
+        }
     }
 
     /// Draws nothing.
     #[must_use]
     pub fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden(), runs: 0 }
+        Self {
+            bar: ProgressBar::hidden(),
+            runs: 0,
+        }
     }
 
     /// Shows the beginning of a phase.
@@ -59,7 +70,8 @@ impl Progress {
         let total_ms = self.bar.length().unwrap_or(0);
         let elapsed_ms = millis(elapsed).min(total_ms);
         let left_s = (total_ms - elapsed_ms).div_ceil(1000);
-        self.bar.set_prefix(format!("{} left", plural(left_s as usize, "second")));
+        self.bar
+            .set_prefix(format!("{} left", plural(left_s as usize, "second")));
         self.bar.set_position(elapsed_ms);
     }
 }

@@ -3,7 +3,8 @@
 //! - `open_loop`: the offered and the reached rate of `--rate`.
 //! - `reduce`: each rank's report, and their reduction to one result.
 //! - `table`: the result as a table for people.
-//! - `rows`: the result as a flat table, a row for the job and for each run and rank: the content of `--output`.
+//! - `rows`: the result as a flat table, a row for the job and for each run and rank: the content
+//!   of `--output`.
 //! - `read`: documents read back; those of other versions are refused.
 
 use std::collections::BTreeMap;
@@ -42,7 +43,8 @@ pub const SCHEMA_VERSION: u32 = 6;
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
 
-/// The result of a job: the JSON document. Rates are per second, latencies round trips in nanoseconds.
+/// The result of a job: the JSON document. Rates are per second, latencies round trips in
+/// nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
     /// [`SCHEMA`].
@@ -84,8 +86,8 @@ pub struct JobResult {
     pub simulation: Option<SimulationRecord>,
     /// The machine of the measurement.
     pub environment: Environment,
-    /// The user ended the job before its last run was complete: `runs` has the complete runs, and the part of the last one, which counts
-    /// in means by its length.
+    /// The user ended the job before its last run was complete: `runs` has the complete runs, and
+    /// the part of the last one, which counts in means by its length.
     pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
@@ -99,12 +101,13 @@ pub struct JobResult {
     pub verify_failures: Option<u64>,
     /// The first of these failures, in words.
     pub first_verify_failure: Option<String>,
-    /// With `--trace`: why the series of a daemon could not be written, the first such failure; null if all were written.
+    /// With `--trace`: why the series of a daemon could not be written, the first such failure;
+    /// null if all were written.
     pub trace_failure: Option<String>,
     /// With `--rate`: whether it was reached; null for a closed loop.
     pub open_loop: Option<OpenLoop>,
-    /// Core time of the rank processes in measured runs, in nanoseconds for each operation that ended there, polls that found nothing
-    /// included. Null in virtual time.
+    /// Core time of the rank processes in measured runs, in nanoseconds for each operation that
+    /// ended there, polls that found nothing included. Null in virtual time.
     pub cpu_ns_per_op: Option<f64>,
     /// Little's law: L = X W.
     pub littles_law: LittlesLaw,
@@ -184,7 +187,8 @@ pub struct RunSpread {
     pub min: f64,
     /// Maximum.
     pub max: f64,
-    /// Standard deviation of the population of which the values are a sample (divided by n - 1); null for fewer than two.
+    /// Standard deviation of the population of which the values are a sample (divided by n - 1);
+    /// null for fewer than two.
     pub std_dev: Option<f64>,
 }
 
@@ -192,7 +196,9 @@ impl RunSpread {
     /// Returns the spread of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
-        let Some(min) = values.iter().copied().reduce(f64::min) else { return Self::default() };
+        let Some(min) = values.iter().copied().reduce(f64::min) else {
+            return Self::default();
+        };
         let max = values.iter().copied().fold(min, f64::max);
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -201,7 +207,8 @@ impl RunSpread {
     }
 }
 
-/// The counters of one NIC's port: `hw_counters` of the kernel, which count for all users of the port.
+/// The counters of one NIC's port: `hw_counters` of the kernel, which count for all users of the
+/// port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardwareCounters {
     /// The first rank on its host.
@@ -218,30 +225,43 @@ impl HardwareCounters {
     /// Returns the increase of a counter; `None` for a NIC without such a counter.
     #[must_use]
     pub fn counted(&self, name: &str) -> Option<u64> {
-        Some(self.after.get(name)?.saturating_sub(*self.before.get(name)?))
+        Some(
+            self.after
+                .get(name)?
+                .saturating_sub(*self.before.get(name)?),
+        )
     }
 }
 
-/// Little's law, which the measurements of clients must satisfy. It concerns operations from their issue to their end, in open loops too.
+/// Little's law, which the measurements of clients must satisfy. It concerns operations from their
+/// issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
     /// Operations outstanding, the mean over time.
     pub outstanding: f64,
     /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
-    /// The term of the windows' edges in the equation. An operation counts where it ends, with all of its latency. The term is the age of
-    /// the operations outstanding at the ends of windows, less that at their beginnings, divided by their length. It is small if windows
-    /// are long and load is steady.
+    /// The term of the windows' edges in the equation. An operation counts where it ends, with all
+    /// of its latency. The term is the age of the operations outstanding at the ends of windows,
+    /// less that at their beginnings, divided by their length. It is small if windows are long and
+    /// load is steady.
     pub carried: f64,
-    /// The difference of `outstanding` and the sum of the other two, divided by `outstanding`. If a client ends its operations in time
-    /// and records them correctly, only the precision of the histograms is left.
+    /// The difference of `outstanding` and the sum of the other two, divided by `outstanding`. If a
+    /// client ends its operations in time and records them correctly, only the precision of the
+    /// histograms is left.
     pub deviation: f64,
 }
 
 impl LittlesLaw {
     fn new(outstanding: f64, throughput_times_latency: f64, carried: f64) -> Self {
-        let deviation = (throughput_times_latency + carried - outstanding).abs() / outstanding.max(f64::MIN_POSITIVE);
-        Self { outstanding, throughput_times_latency, carried, deviation }
+        let deviation = (throughput_times_latency + carried - outstanding).abs()
+            / outstanding.max(f64::MIN_POSITIVE);
+        Self {
+            outstanding,
+            throughput_times_latency,
+            carried,
+            deviation,
+        }
     }
 }
 
@@ -277,7 +297,8 @@ pub struct RankResult {
     /// The measurements of the rank; rates are means over runs.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Digest of the accesses of its clients, in order, as 16 hexadecimal digits: equal for equal options and seed.
+    /// Digest of the accesses of its clients, in order, as 16 hexadecimal digits: equal for equal
+    /// options and seed.
     pub pattern_hash: String,
     /// Operations of the whole job.
     #[serde(flatten)]
@@ -288,7 +309,8 @@ pub struct RankResult {
     pub daemons: Vec<WorkerReport>,
     /// Reports of its clients.
     pub clients: Vec<WorkerReport>,
-    /// Maximum memory resident, with the shared memory it touched: of the rank process. Missing in virtual time, in which all ranks are one process.
+    /// Maximum memory resident, with the shared memory it touched: of the rank process. Missing in
+    /// virtual time, in which all ranks are one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
 }
@@ -300,14 +322,21 @@ impl JobResult {
         self.measured.local_ops + self.measured.remote_ops
     }
 
-    /// Returns the number of operations that `--ops` asked for and clients did not issue, although the user did not end the job.
+    /// Returns the number of operations that `--ops` asked for and clients did not issue, although
+    /// the user did not end the job.
     #[must_use]
     pub fn unissued(&self) -> u64 {
-        let asked = self.options.ops.filter(|_| !self.interrupted).unwrap_or(0).saturating_mul((self.ranks * self.client_threads) as u64);
+        let asked = self
+            .options
+            .ops
+            .filter(|_| !self.interrupted)
+            .unwrap_or(0)
+            .saturating_mul((self.ranks * self.client_threads) as u64);
         asked.saturating_sub(self.fate.issued)
     }
 
-    /// Returns whether all operations that were asked for were issued, none was lost, and every check passed.
+    /// Returns whether all operations that were asked for were issued, none was lost, and every
+    /// check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0 && self.unissued() == 0

@@ -1,4 +1,5 @@
-//! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
+//! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and
+//! which are models.
 
 use engine::drive::faults::{At, Faults};
 use engine::drive::simulated::{Simulated, World};
@@ -18,7 +19,8 @@ pub mod calibrate;
 pub mod course;
 pub mod options;
 
-/// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
+/// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which
+/// affects the keys only.
 const ACCESSES: usize = 4096;
 
 /// Returns the job in virtual time, and checks whether it fits into memory.
@@ -29,8 +31,17 @@ pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
     // The memory that `Options::resolve` checks is that of processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let runs = args.course.runs().unwrap_or(args.job.runs);
-    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), device, runs, ..args.job.clone() })?;
-    (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
+    let mut options = Options::resolve(JobArgs {
+        memory_limit: Some(u64::MAX),
+        device,
+        runs,
+        ..args.job.clone()
+    })?;
+    (
+        options.asked.wait,
+        options.wait,
+        options.job.workload.accesses,
+    ) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
     options.job.is_frugal = true;
     args.course.check(&args.job, &options.job)?;
     options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
@@ -44,31 +55,88 @@ pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
 /// The simulation ended early, or a report cannot be encoded.
 pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
     let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
-    let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
+    let nic = mlx5::NicParameters {
+        seed: options.job.workload.seed,
+        ..nic
+    };
     let trace_interval = options.asked.traced.as_ref().map(|trace| trace.interval);
-    let stopped = args.course.stopped().map(|(rank, at_ns, ns)| (At { rank, at_ns }, ns));
-    let (faults, events) = (Faults { stopped, ..Faults::default() }, args.course.events(&args.job, &options.job));
-    let world = World { cpu, nic, strict: args.world.strict, trace_interval, faults, events, ..World::default() };
+    let stopped = args
+        .course
+        .stopped()
+        .map(|(rank, at_ns, ns)| (At { rank, at_ns }, ns));
+    let (faults, events) = (
+        Faults {
+            stopped,
+            ..Faults::default()
+        },
+        args.course.events(&args.job, &options.job),
+    );
+    let world = World {
+        cpu,
+        nic,
+        strict: args.world.strict,
+        trace_interval,
+        faults,
+        events,
+        ..World::default()
+    };
     let (runs, window) = (options.job.runs, options.duration());
-    let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
+    let (outcomes, summary) =
+        Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
     // The window of a number of operations lasts until they end.
-    let windows = || outcomes.iter().flat_map(|rank| &rank.clients).filter_map(|client| client.windows.first());
+    let windows = || {
+        outcomes
+            .iter()
+            .flat_map(|rank| &rank.clients)
+            .filter_map(|client| client.windows.first())
+    };
     let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);
-    let taken_ns = ended_ns - windows().map(|window| window.started_ns).min().unwrap_or(0).min(ended_ns);
-    let window_s = if options.job.ops.is_some() { taken_ns as f64 / 1e9 } else { window.as_secs_f64() };
+    let taken_ns = ended_ns
+        - windows()
+            .map(|window| window.started_ns)
+            .min()
+            .unwrap_or(0)
+            .min(ended_ns);
+    let window_s = if options.job.ops.is_some() {
+        taken_ns as f64 / 1e9
+    } else {
+        window.as_secs_f64()
+    };
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
-        let course = Course { windows_s: vec![window_s; runs], ..Course::default() };
-        let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
+        let course = Course {
+            windows_s: vec![window_s; runs],
+            ..Course::default()
+        };
+        let mut report =
+            RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.asked.traced {
-            let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::series));
+            let written = trace.write(
+                rank,
+                outcome
+                    .series
+                    .iter()
+                    .map(engine::trace::recorder::Recorder::series),
+            );
             written.unwrap_or_else(|failure| report.add_trace_failure(&*failure));
         }
         parts.push(serde_json::to_vec(&report)?);
     }
-    let conditions = Conditions { clock: ClockSource::Virtual, environment: Environment::detect(), unix_echo: Vec::new() };
-    let simulation = SimulationRecord { cpu: cpu.record(), nic: Nic::from(nic).record(), course: args.course.record(), summary };
-    Ok(JobResult { simulation: Some(simulation), ..JobResult::reduce(options, conditions, &parts)? })
+    let conditions = Conditions {
+        clock: ClockSource::Virtual,
+        environment: Environment::detect(),
+        unix_echo: Vec::new(),
+    };
+    let simulation = SimulationRecord {
+        cpu: cpu.record(),
+        nic: Nic::from(nic).record(),
+        course: args.course.record(),
+        summary,
+    };
+    Ok(JobResult {
+        simulation: Some(simulation),
+        ..JobResult::reduce(options, conditions, &parts)?
+    })
 }
 
 #[cfg(test)]

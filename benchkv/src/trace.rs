@@ -1,8 +1,9 @@
 //! The activity of a daemon, sampled over time: `--trace`, and the files it writes.
 //!
-//! A file for each daemon, `rank-R-daemon-D.csv`: a line of names, then a line for each [`Sample`], with its requests by endpoint. Only this
-//! module knows the format.
-//! The [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
+//! A file for each daemon, `rank-R-daemon-D.csv`: a line of names, then a line for each [`Sample`],
+//! with its requests by endpoint. Only this module knows the format. The
+//! [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing;
+//! files are written when all daemons have ended.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -26,26 +27,30 @@ struct Row(Sample, #[serde(default)] Vec<u32>);
 /// Beginning of the name of an endpoint's column; the rank at its other end follows.
 const ENDPOINT: &str = "outstanding_";
 
-/// Returns the header line: names with units, of the fields of a [`Sample`] and of endpoints to these ranks.
+/// Returns the header line: names with units, of the fields of a [`Sample`] and of endpoints to
+/// these ranks.
 fn columns(endpoints: &[usize]) -> String {
     let mut out = csv::Writer::from_writer(Vec::new());
     // Memory takes it.
     let _ = out.serialize(Sample::default());
     let text = String::from_utf8(out.into_inner().unwrap_or_default()).unwrap_or_default();
     let names = text.lines().next().unwrap_or_default().to_owned();
-    endpoints.iter().fold(names, |names, rank| format!("{names},{ENDPOINT}{rank}"))
+    endpoints
+        .iter()
+        .fold(names, |names, rank| format!("{names},{ENDPOINT}{rank}"))
 }
 
 /// The command-line flags.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Result")]
 pub struct TraceArgs {
-    /// Directory for a time series of each daemon, rank-R-daemon-D.csv; created if missing. It must not hold the series of another job.
+    /// Directory for a time series of each daemon, rank-R-daemon-D.csv; created if missing. It must
+    /// not hold the series of another job.
     #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub trace: Option<PathBuf>,
 
-    /// Rounds with work of a daemon between two samples, 1 to 1000000000; the interval grows where a series would not fit into memory. An
-    /// idle daemon is sampled every millisecond.
+    /// Rounds with work of a daemon between two samples, 1 to 1000000000; the interval grows where
+    /// a series would not fit into memory. An idle daemon is sampled every millisecond.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(INTERVALS), default_value_t = 64, requires = "trace")]
     pub trace_interval: u64,
 }
@@ -63,7 +68,10 @@ impl TraceArgs {
     /// Returns the options, if a trace is wanted.
     #[must_use]
     pub fn options(&self) -> Option<TraceOptions> {
-        self.trace.clone().map(|dir| TraceOptions { dir, interval: self.trace_interval })
+        self.trace.clone().map(|dir| TraceOptions {
+            dir,
+            interval: self.trace_interval,
+        })
     }
 }
 
@@ -82,7 +90,11 @@ impl TraceFile {
     /// Returns the file of a daemon's series in `dir`.
     #[must_use]
     pub fn new(dir: &Path, rank: usize, daemon: usize) -> Self {
-        Self { rank, daemon, path: dir.join(format!("rank-{rank}-daemon-{daemon}.csv")) }
+        Self {
+            rank,
+            daemon,
+            path: dir.join(format!("rank-{rank}-daemon-{daemon}.csv")),
+        }
     }
 
     /// Returns the files in `dir`, by rank and daemon.
@@ -106,7 +118,12 @@ impl TraceFile {
     }
 
     fn named(path: &Path) -> Option<(usize, usize)> {
-        let (rank, daemon) = path.file_name()?.to_str()?.strip_prefix("rank-")?.strip_suffix(".csv")?.split_once("-daemon-")?;
+        let (rank, daemon) = path
+            .file_name()?
+            .to_str()?
+            .strip_prefix("rank-")?
+            .strip_suffix(".csv")?
+            .split_once("-daemon-")?;
         Some((rank.parse().ok()?, daemon.parse().ok()?))
     }
 
@@ -116,7 +133,9 @@ impl TraceFile {
     /// The system's reason; a part of the file may be left.
     pub fn write(&self, series: &Series) -> Result<(), Failure> {
         let write = || -> csv::Result<()> {
-            let mut out = csv::WriterBuilder::new().has_headers(false).from_path(&self.path)?;
+            let mut out = csv::WriterBuilder::new()
+                .has_headers(false)
+                .from_path(&self.path)?;
             out.write_record(columns(&series.endpoints).split(','))?;
             series.rows().try_for_each(|row| out.serialize(row))?;
             Ok(out.flush()?)
@@ -129,18 +148,37 @@ impl TraceFile {
     /// # Errors
     /// The file, the line and the column of the first field that is not a value.
     pub fn read(&self) -> Result<Series, Failure> {
-        let mut lines = BufReader::new(File::open(&self.path).map_err(|why| failed(&self.path, &why))?).lines();
-        let header = lines.next().transpose().map_err(|why| failed(&self.path, &why))?.unwrap_or_default();
-        let endpoints = header.split(',').filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok()).collect();
-        let mut series = Series { endpoints, ..Series::default() };
+        let mut lines =
+            BufReader::new(File::open(&self.path).map_err(|why| failed(&self.path, &why))?).lines();
+        let header = lines
+            .next()
+            .transpose()
+            .map_err(|why| failed(&self.path, &why))?
+            .unwrap_or_default();
+        let endpoints = header
+            .split(',')
+            .filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok())
+            .collect();
+        let mut series = Series {
+            endpoints,
+            ..Series::default()
+        };
         if header != columns(&series.endpoints) {
             let found: String = header.chars().take(200).collect();
             let what = format!("line 1 is {found:?}, not {:?}", columns(&[]));
-            return Err(format!("{} is not a trace of this version: {what}", self.path.display()).into());
+            return Err(format!(
+                "{} is not a trace of this version: {what}",
+                self.path.display()
+            )
+            .into());
         }
         let names = header.split(',').collect();
         for (at, line) in lines.enumerate() {
-            let Row(sample, by_endpoint) = self.parse(at + 2, &line.map_err(|why| failed(&self.path, &why))?, &names)?;
+            let Row(sample, by_endpoint) = self.parse(
+                at + 2,
+                &line.map_err(|why| failed(&self.path, &why))?,
+                &names,
+            )?;
             series.samples.push(sample);
             series.by_endpoint.extend(by_endpoint);
         }
@@ -151,14 +189,25 @@ impl TraceFile {
         let fields: StringRecord = text.split(',').collect();
         if fields.len() != names.len() {
             let (found, wanted) = (fields.len(), names.len());
-            return Err(format!("{}, line {line}: {found} fields, not {wanted}", self.path.display()).into());
+            return Err(format!(
+                "{}, line {line}: {found} fields, not {wanted}",
+                self.path.display()
+            )
+            .into());
         }
         fields.deserialize(None).map_err(|error| {
             let at = match error.kind() {
                 csv::ErrorKind::Deserialize { err, .. } => err.field().unwrap_or_default() as usize,
                 _ => 0,
             };
-            let text = |record: &StringRecord| record.get(at).unwrap_or_default().chars().take(40).collect::<String>();
+            let text = |record: &StringRecord| {
+                record
+                    .get(at)
+                    .unwrap_or_default()
+                    .chars()
+                    .take(40)
+                    .collect::<String>()
+            };
             let column = text(names);
             let most = match column.as_str() {
                 "run" => u64::from(u16::MAX),
@@ -166,7 +215,10 @@ impl TraceFile {
                 _ => u64::MAX,
             };
             let (path, found) = (self.path.display(), text(&fields));
-            format!("{path}, line {line}, column {column}: {found:?} is not a number from 0 to {most}").into()
+            format!(
+                "{path}, line {line}, column {column}: {found:?} is not a number from 0 to {most}"
+            )
+            .into()
         })
     }
 }
@@ -177,28 +229,46 @@ fn failed(path: &Path, why: &io::Error) -> Failure {
 }
 
 impl TraceOptions {
-    /// Checks before a long run whether files can be created in the directory, or the directory itself. Changes nothing.
+    /// Checks before a long run whether files can be created in the directory, or the directory
+    /// itself. Changes nothing.
     ///
     /// # Errors
     /// They cannot, or there are series already.
     pub fn check(&self) -> Result<(), Failure> {
         let failed = |why| failed(&self.dir, &why);
-        let there = self.dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+        let there = self
+            .dir
+            .ancestors()
+            .find(|dir| dir.exists())
+            .unwrap_or(Path::new("."));
         let probe = there.join(format!(".benchkv-{}", std::process::id()));
-        File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).map_err(failed)?;
+        File::create_new(&probe)
+            .and_then(|_| fs::remove_file(&probe))
+            .map_err(failed)?;
         if there == self.dir && !TraceFile::all_in(there)?.is_empty() {
-            return Err(format!("{} has the traces of another job: name another directory, or remove them", self.dir.display()).into());
+            return Err(format!(
+                "{} has the traces of another job: name another directory, or remove them",
+                self.dir.display()
+            )
+            .into());
         }
         Ok(())
     }
 
-    /// Creates the directory if it is missing, and writes the series of a rank's daemons, in their order.
+    /// Creates the directory if it is missing, and writes the series of a rank's daemons, in their
+    /// order.
     ///
     /// # Errors
     /// The error of the first file that could not be written.
-    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a Series>) -> Result<(), Failure> {
+    pub fn write<'a>(
+        &self,
+        rank: usize,
+        series: impl Iterator<Item = &'a Series>,
+    ) -> Result<(), Failure> {
         fs::create_dir_all(&self.dir).map_err(|why| failed(&self.dir, &why))?;
-        series.enumerate().try_for_each(|(daemon, series)| TraceFile::new(&self.dir, rank, daemon).write(series))
+        series
+            .enumerate()
+            .try_for_each(|(daemon, series)| TraceFile::new(&self.dir, rank, daemon).write(series))
     }
 }
 

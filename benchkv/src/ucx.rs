@@ -12,8 +12,9 @@ use crate::port::PortOptions;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 #[group(skip)]
 pub struct UcxArgs {
-    /// Whether UCX detects a dead peer of ucx-am: peer leaves out transports that cannot, such as its shared memory; none leaves it to
-    /// the launcher of the ranks; auto is none for ranks on one host, else peer.
+    /// Whether UCX detects a dead peer of ucx-am: peer leaves out transports that cannot, such as
+    /// its shared memory; none leaves it to the launcher of the ranks; auto is none for ranks on
+    /// one host, else peer.
     #[arg(long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
 }
@@ -23,16 +24,32 @@ impl UcxArgs {
     ///
     /// # Errors
     /// [`RangeError`]: options of a device are given with `ucx-am`, or `--ucx-errors` without it.
-    pub fn resolve(self, carrier: Carrier, device: &Devices, port: &PortOptions, hosts: usize) -> Result<Option<PeerErrors>, RangeError> {
+    pub fn resolve(
+        self,
+        carrier: Carrier,
+        device: &Devices,
+        port: &PortOptions,
+        hosts: usize,
+    ) -> Result<Option<PeerErrors>, RangeError> {
         match carrier {
             Carrier::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
-                let (why, what) =
-                    ("UCX chooses its transports itself", "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
-                Err(range("--device", format!("{device} {port}").trim_end(), why, what.to_owned()))
+                let (why, what) = (
+                    "UCX chooses its transports itself",
+                    "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX",
+                );
+                Err(range(
+                    "--device",
+                    format!("{device} {port}").trim_end(),
+                    why,
+                    what.to_owned(),
+                ))
             }
             Carrier::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
             _ if self.ucx_errors != PeerErrorsChoice::Auto => {
-                let (why, what) = ("this --carrier has no part in UCX", "no value without --carrier ucx-am");
+                let (why, what) = (
+                    "this --carrier has no part in UCX",
+                    "no value without --carrier ucx-am",
+                );
                 Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))
             }
             _ => Ok(None),

@@ -1,7 +1,13 @@
-//! Throughput of calls: caller and answerer in one thread, on two software devices of one fabric. One call at a time, and 64 gathered before
-//! each flush; request and reply of the same size. What is measured is first checked to carry the right bytes.
-//! `cargo bench -p copyrpc --bench calls`; between processes `copyrpc_bench` measures, and `scripts/instructions` counts.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a benchmark")]
+//! Throughput of calls: caller and answerer in one thread, on two software devices of one fabric.
+//! One call at a time, and 64 gathered before each flush; request and reply of the same size. What
+//! is measured is first checked to carry the right bytes. `cargo bench -p copyrpc --bench calls`;
+//! between processes `copyrpc_bench` measures, and `scripts/instructions` counts.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a benchmark"
+)]
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,7 +19,8 @@ use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 const SIZES: [usize; 3] = [32, 1 << 10, 16 << 10];
 /// Calls of a batch.
 const BATCH: usize = 64;
-/// Turns of both ends in which a round must be over; a batch that does not fit the limits of one WRITE takes some.
+/// Turns of both ends in which a round must be over; a batch that does not fit the limits of one
+/// WRITE takes some.
 const MOST_TURNS: usize = 1000;
 
 /// The two ends of a connection.
@@ -27,7 +34,9 @@ struct Pair {
 
 /// Returns the payload of call `number` of `bytes`; its reply carries the complement.
 fn pattern(number: usize, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (number * 31 + at * 7 + at / 256) as u8).collect()
+    (0..bytes)
+        .map(|at| (number * 31 + at * 7 + at / 256) as u8)
+        .collect()
 }
 
 fn complement(bytes: &[u8]) -> Vec<u8> {
@@ -39,20 +48,43 @@ impl Pair {
     fn new(bytes: usize) -> Self {
         let fabric = LocalFabric::new();
         let context = || {
-            let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, ..SoftOptions::default() };
-            ContextBuilder::new(DeviceSpec::Soft(options)).build().unwrap()
+            let options = SoftOptions {
+                fabric: FabricSpec::Local(fabric.clone()),
+                arena_bytes: 1 << 30,
+                ..SoftOptions::default()
+            };
+            ContextBuilder::new(DeviceSpec::Soft(options))
+                .build()
+                .unwrap()
         };
         let (caller, answerer) = (context(), context());
         let ring_size = (4 * BATCH * (bytes + 64)).next_power_of_two().max(64 << 10) as u64;
-        let config = EndpointConfig { ring_size, ..EndpointConfig::default() };
-        let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
+        let config = EndpointConfig {
+            ring_size,
+            ..EndpointConfig::default()
+        };
+        let (a, b) = (
+            caller.create_endpoint(&config).unwrap(),
+            answerer.create_endpoint(&config).unwrap(),
+        );
         let (of_a, of_b) = (a.local_info(), b.local_info());
-        Self { endpoint: a.connect(&of_b).unwrap(), _peer: b.connect(&of_a).unwrap(), caller, answerer, bytes }
+        Self {
+            endpoint: a.connect(&of_b).unwrap(),
+            _peer: b.connect(&of_a).unwrap(),
+            caller,
+            answerer,
+            bytes,
+        }
     }
 
     /// Flushes the gathered calls and turns both ends until `calls` have ended.
     #[inline(always)]
-    fn finish(&self, calls: usize, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, usize>), mut ended: impl FnMut(usize, RecvBytes<'_>)) {
+    fn finish(
+        &self,
+        calls: usize,
+        mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, usize>),
+        mut ended: impl FnMut(usize, RecvBytes<'_>),
+    ) {
         let mut left = calls;
         for _ in 0..MOST_TURNS {
             self.caller.flush_endpoints().unwrap();
@@ -91,18 +123,28 @@ impl Pair {
     fn check(&self, calls: usize) {
         for _ in 0..8 * BATCH / calls {
             for number in 0..calls {
-                self.endpoint.call(&pattern(number, self.bytes), number, self.bytes).unwrap();
+                self.endpoint
+                    .call(&pattern(number, self.bytes), number, self.bytes)
+                    .unwrap();
             }
             let mut answered = 0;
             let mut replied = vec![false; calls];
             let answer = |request: RecvBytes<'_>, reply: Reply<'_, usize>| {
                 let data = request.to_vec();
-                assert!(data == pattern(answered, self.bytes), "request {answered} of {calls} x {} B", self.bytes);
+                assert!(
+                    data == pattern(answered, self.bytes),
+                    "request {answered} of {calls} x {} B",
+                    self.bytes
+                );
                 answered += 1;
                 reply.send(&complement(&data)).unwrap();
             };
             self.finish(calls, answer, |number, reply| {
-                assert!(reply.to_vec() == complement(&pattern(number, self.bytes)), "reply {number} of {calls} x {} B", self.bytes);
+                assert!(
+                    reply.to_vec() == complement(&pattern(number, self.bytes)),
+                    "reply {number} of {calls} x {} B",
+                    self.bytes
+                );
                 assert!(!std::mem::replace(&mut replied[number], true));
             });
         }
@@ -112,7 +154,9 @@ impl Pair {
 fn calls(c: &mut Criterion) {
     for (name, calls) in [("round trip", 1), ("batch of 64", BATCH)] {
         let mut group = c.benchmark_group(name);
-        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+        group
+            .warm_up_time(Duration::from_millis(300))
+            .measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(calls as u64));
         for bytes in SIZES {
             let pair = Pair::new(bytes);
@@ -122,7 +166,9 @@ fn calls(c: &mut Criterion) {
                 let replied = pair.round(calls, black_box(&payload));
                 assert_eq!(replied, calls * bytes);
             };
-            group.bench_function(BenchmarkId::from_parameter(format!("{bytes} B")), |b| b.iter(round));
+            group.bench_function(BenchmarkId::from_parameter(format!("{bytes} B")), |b| {
+                b.iter(round)
+            });
         }
         group.finish();
     }

@@ -1,14 +1,24 @@
-//! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread, on two software devices of one fabric.
+//! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread,
+//! on two software devices of one fabric.
 //!
-//! Arguments: what to do, and how many calls. The script runs it with different counts under callgrind and divides the difference, so set-up
-//! does not count. `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the counts of the
-//! two runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the software HCA's two entry points with
-//! all they call; `part NAME`, the function of that name with all it calls but the software HCA.
+//! Arguments: what to do, and how many calls. The script runs it with different counts under
+//! callgrind and divides the difference, so set-up does not count. `--list` prints one line per
+//! kind for the script: name, bound in instructions (`-` if there is none), the counts of the two
+//! runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the
+//! software HCA's two entry points with all they call; `part NAME`, the function of that name with
+//! all it calls but the software HCA.
 //!
 //! `but NAME` leaves a function out.
 //!
-//! Requests and replies have 32 bytes. With depth 64, all calls of a round leave in one WRITE, and so do their replies.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
+//! Requests and replies have 32 bytes. With depth 64, all calls of a round leave in one WRITE, and
+//! so do their replies.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a program for measuring"
+)]
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -18,7 +28,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use copyrpc::{Client, ClientOptions, Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply, Server, ServerOptions};
+use copyrpc::{
+    Client, ClientOptions, Context, ContextBuilder, Endpoint, EndpointConfig, RecvBytes, Reply,
+    Server, ServerOptions,
+};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
@@ -50,7 +63,15 @@ enum Work {
 }
 
 const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'static str) -> Kind {
-    Kind { name, bound: None, collect, what, depth, endpoints: 1, work: Work::Parts }
+    Kind {
+        name,
+        bound: None,
+        collect,
+        what,
+        depth,
+        endpoints: 1,
+        work: Work::Parts,
+    }
 }
 
 const KINDS: &[Kind] = &[
@@ -117,14 +138,54 @@ const KINDS: &[Kind] = &[
         endpoints: 1024,
         work: Work::IdlePolls,
     },
-    part("depth1_call", 1, "part part_call", "copyrpc, of rpc_depth1: Endpoint::call"),
-    part("depth1_caller_flush", 1, "part part_caller_flush", "copyrpc, of rpc_depth1: the caller's flush"),
-    part("depth1_answerer_serve", 1, "part part_answerer_serve", "copyrpc, of rpc_depth1: the answerer's serve, handler included"),
-    part("depth1_caller_drain", 1, "part part_caller_drain", "copyrpc, of rpc_depth1: the caller's drain, callback included"),
-    part("depth64_call", 64, "part part_call", "copyrpc, of rpc_depth64: Endpoint::call"),
-    part("depth64_caller_flush", 64, "part part_caller_flush", "copyrpc, of rpc_depth64: the caller's flush"),
-    part("depth64_answerer_serve", 64, "part part_answerer_serve", "copyrpc, of rpc_depth64: the answerer's serve, handler included"),
-    part("depth64_caller_drain", 64, "part part_caller_drain", "copyrpc, of rpc_depth64: the caller's drain, callback included"),
+    part(
+        "depth1_call",
+        1,
+        "part part_call",
+        "copyrpc, of rpc_depth1: Endpoint::call",
+    ),
+    part(
+        "depth1_caller_flush",
+        1,
+        "part part_caller_flush",
+        "copyrpc, of rpc_depth1: the caller's flush",
+    ),
+    part(
+        "depth1_answerer_serve",
+        1,
+        "part part_answerer_serve",
+        "copyrpc, of rpc_depth1: the answerer's serve, handler included",
+    ),
+    part(
+        "depth1_caller_drain",
+        1,
+        "part part_caller_drain",
+        "copyrpc, of rpc_depth1: the caller's drain, callback included",
+    ),
+    part(
+        "depth64_call",
+        64,
+        "part part_call",
+        "copyrpc, of rpc_depth64: Endpoint::call",
+    ),
+    part(
+        "depth64_caller_flush",
+        64,
+        "part part_caller_flush",
+        "copyrpc, of rpc_depth64: the caller's flush",
+    ),
+    part(
+        "depth64_answerer_serve",
+        64,
+        "part part_answerer_serve",
+        "copyrpc, of rpc_depth64: the answerer's serve, handler included",
+    ),
+    part(
+        "depth64_caller_drain",
+        64,
+        "part part_caller_drain",
+        "copyrpc, of rpc_depth64: the caller's drain, callback included",
+    ),
     client(
         "client_call",
         1150,
@@ -139,11 +200,31 @@ const KINDS: &[Kind] = &[
         Some(Duration::from_secs(3600)),
         "copyrpc: the same, Client::call_within",
     ),
-    client("server_serve", 910, "part part_server", None, "copyrpc: Server::serve, the server's side of client_call, handler included"),
+    client(
+        "server_serve",
+        910,
+        "part part_server",
+        None,
+        "copyrpc: Server::serve, the server's side of client_call, handler included",
+    ),
 ];
 
-const fn client(name: &'static str, bound: u32, collect: &'static str, timeout: Option<Duration>, what: &'static str) -> Kind {
-    Kind { name, bound: Some(bound), collect, what, depth: 1, endpoints: 1, work: Work::Client(timeout) }
+const fn client(
+    name: &'static str,
+    bound: u32,
+    collect: &'static str,
+    timeout: Option<Duration>,
+    what: &'static str,
+) -> Kind {
+    Kind {
+        name,
+        bound: Some(bound),
+        collect,
+        what,
+        depth: 1,
+        endpoints: 1,
+        work: Work::Client(timeout),
+    }
 }
 
 /// Calls of the two runs: many laps of every ring and queue, and multiples of the depths.
@@ -162,11 +243,21 @@ impl Pair {
     fn new(endpoints: usize) -> Self {
         let fabric = LocalFabric::new();
         let context = || {
-            // It stands still: how often a context looks at it, and what it finds due, would depend on the speed of the machine.
+            // It stands still: how often a context looks at it, and what it finds due, would depend
+            // on the speed of the machine.
             let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
-            let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 30, clock, ..SoftOptions::default() };
+            let options = SoftOptions {
+                fabric: FabricSpec::Local(fabric.clone()),
+                arena_bytes: 1 << 30,
+                clock,
+                ..SoftOptions::default()
+            };
             // The same queues for any number of endpoints: 8 batches in flight for each of 1,024.
-            ContextBuilder::new(DeviceSpec::Soft(options)).srq_size(16_383).cq_size(16_384).build().unwrap()
+            ContextBuilder::new(DeviceSpec::Soft(options))
+                .srq_size(16_383)
+                .cq_size(16_384)
+                .build()
+                .unwrap()
         };
         let (caller, answerer): (Context<u64>, Context<u64>) = (context(), context());
         // Send queues as those of the default number of batches in flight.
@@ -180,12 +271,20 @@ impl Pair {
             ..EndpointConfig::default()
         };
         let connect = |_| {
-            let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
+            let (a, b) = (
+                caller.create_endpoint(&config).unwrap(),
+                answerer.create_endpoint(&config).unwrap(),
+            );
             let (of_a, of_b) = (a.local_info(), b.local_info());
             (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
         };
         let (endpoints, peers) = (0..endpoints).map(connect).unzip();
-        Self { caller, answerer, endpoints, _peers: peers }
+        Self {
+            caller,
+            answerer,
+            endpoints,
+            _peers: peers,
+        }
     }
 
     fn run(&self, calls: usize, depth: usize, work: Work) {
@@ -252,10 +351,18 @@ impl Pair {
 fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
     let fabric = LocalFabric::new();
     let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
-    let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric), arena_bytes: 1 << 30, clock, ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        fabric: FabricSpec::Local(fabric),
+        arena_bytes: 1 << 30,
+        clock,
+        ..SoftOptions::default()
+    });
     let (ask, asked) = sync_channel(0);
     let (tell, told) = sync_channel(0);
-    let options = ServerOptions { device: device.clone(), ..ServerOptions::default() };
+    let options = ServerOptions {
+        device: device.clone(),
+        ..ServerOptions::default()
+    };
     let server = thread::spawn(move || {
         let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
         tell.send(server.local_addr().unwrap()).unwrap();
@@ -271,24 +378,36 @@ fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
             }
         }
     });
-    let options = ClientOptions { device, ..ClientOptions::default() };
+    let options = ClientOptions {
+        device,
+        ..ClientOptions::default()
+    };
     let mut client = Client::with_options(told.recv().unwrap(), &options).unwrap();
     let payload = black_box([0x5a; BYTES]);
     let wait = || wait_for_turn(&ask, &told);
-    let ended = (0..calls).filter(|_| part_client(&mut client, &payload, timeout, wait) == payload).count();
+    let ended = (0..calls)
+        .filter(|_| part_client(&mut client, &payload, timeout, wait) == payload)
+        .count();
     drop(ask);
     server.join().unwrap();
     ended
 }
 
 #[inline(never)]
-fn part_client(client: &mut Client, payload: &[u8], timeout: Option<Duration>, wait: impl FnMut()) -> Vec<u8> {
+fn part_client(
+    client: &mut Client,
+    payload: &[u8],
+    timeout: Option<Duration>,
+    wait: impl FnMut(),
+) -> Vec<u8> {
     client.call_with_idle(payload, timeout, wait).unwrap()
 }
 
 #[inline(never)]
 fn part_server(server: &mut Server) {
-    server.serve_turn(&mut |request: RecvBytes<'_>| request.to_vec()).unwrap();
+    server
+        .serve_turn(&mut |request: RecvBytes<'_>| request.to_vec())
+        .unwrap();
 }
 
 #[inline(never)]
@@ -308,7 +427,11 @@ fn serve(context: &Context<u64>, payload: &[u8; BYTES]) {
 
 #[inline(always)]
 fn drain(context: &Context<u64>, ended: &mut usize) {
-    context.drain(|_, outcome| *ended += usize::from(black_box(outcome.unwrap().read::<u64>()).is_some())).unwrap();
+    context
+        .drain(|_, outcome| {
+            *ended += usize::from(black_box(outcome.unwrap().read::<u64>()).is_some())
+        })
+        .unwrap();
 }
 
 #[inline(never)]
@@ -337,16 +460,24 @@ fn main() {
         ["--list"] => {
             for k in KINDS {
                 let bound = k.bound.map_or("-".to_owned(), |b| b.to_string());
-                println!("{}|{bound}|{}|{}|{}|{}", k.name, COUNTS.0, COUNTS.1, k.collect, k.what);
+                println!(
+                    "{}|{bound}|{}|{}|{}|{}",
+                    k.name, COUNTS.0, COUNTS.1, k.collect, k.what
+                );
             }
         }
-        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an
+        // argument.
         [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, calls] => {
-            let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
+            let kind = KINDS
+                .iter()
+                .find(|k| k.name == name)
+                .unwrap_or_else(|| panic!("no such operation: {name}"));
             let pair = Pair::new(kind.endpoints);
             pair.run(calls.parse().unwrap(), kind.depth, kind.work);
-            // Contexts that go wait for a time, and what they do meanwhile depends on how fast the machine is.
+            // Contexts that go wait for a time, and what they do meanwhile depends on how fast the
+            // machine is.
             std::mem::forget(pair);
         }
         _ => panic!("usage: instructions OPERATION CALLS | --list"),

@@ -1,7 +1,12 @@
-//! `client.rs` with futures: sends each word to the server as a request, each from a task of tokio, and prints the answers. See `async_server.rs`.
+//! `client.rs` with futures: sends each word to the server as a request, each from a task of tokio,
+//! and prints the answers. See `async_server.rs`.
 //!
 //! `cargo run -p copyrpc --example async_client -- [ADDRESS:PORT [WORD...]]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use copyrpc::{AsyncClient, ClientError};
 use tokio::runtime::Runtime;
@@ -30,7 +35,12 @@ async fn send(address: String, words: Vec<String>) -> Result<(), ClientError> {
     let mut calls = JoinSet::new();
     for word in words {
         let client = client.clone();
-        calls.spawn(async move { client.call(word.as_bytes()).await.map(|answer| (word, answer)) });
+        calls.spawn(async move {
+            client
+                .call(word.as_bytes())
+                .await
+                .map(|answer| (word, answer))
+        });
     }
     for call in calls.join_all().await {
         let (word, answer) = call?;

@@ -1,8 +1,13 @@
 //! `server.rs` with futures: a task of tokio answers each request.
 //!
-//! In two terminals: `cargo run -p copyrpc --example async_server`, and `async_client` in place of `async_server`; both take an `ADDRESS:PORT`.
-//! The server ends after Ctrl-C or SIGTERM, and with a second argument after so many requests. The plain `client` is served as well.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! In two terminals: `cargo run -p copyrpc --example async_server`, and `async_client` in place of
+//! `async_server`; both take an `ADDRESS:PORT`. The server ends after Ctrl-C or SIGTERM, and with a
+//! second argument after so many requests. The plain `client` is served as well.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::thread;
 
@@ -22,7 +27,9 @@ fn main() {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:7479".to_owned());
-    let requests = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;
+    let requests = args
+        .next()
+        .map_or(Ok(u64::MAX), |requests| requests.parse())?;
     Runtime::new()?.block_on(serve(address, requests))
 }
 
@@ -33,7 +40,9 @@ async fn serve(address: String, requests: u64) -> Result<(), Box<dyn std::error:
     thread::spawn(move || signals.forever().for_each(|_| stop.stop()));
     let mut tasks = JoinSet::new();
     for _ in 0..requests {
-        let Some(request) = server.recv().await? else { break };
+        let Some(request) = server.recv().await? else {
+            break;
+        };
         tasks.spawn(answer(request));
     }
     tasks.join_all().await;

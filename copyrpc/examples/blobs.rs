@@ -1,8 +1,13 @@
-//! A store of blobs up to 1 GiB: two clients put blobs and get them back, each in one call, while the server is restarted. The parts in which
-//! they travel are the library's business. Sums are checked at both ends.
+//! A store of blobs up to 1 GiB: two clients put blobs and get them back, each in one call, while
+//! the server is restarted. The parts in which they travel are the library's business. Sums are
+//! checked at both ends.
 //!
 //! `cargo run --release -p copyrpc --example blobs -- [mebibytes]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -55,20 +60,36 @@ impl blobs::Service for Blobs {
 
 /// FNV-1a over words of 8 bytes.
 fn sum_of(bytes: &[u8]) -> u64 {
-    let word = |chunk: &[u8]| chunk.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum, chunk| (sum ^ word(chunk)).wrapping_mul(0x100_0000_01b3))
+    let word = |chunk: &[u8]| {
+        chunk
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte))
+    };
+    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum, chunk| {
+        (sum ^ word(chunk)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
-fn serve(address: SocketAddr, mut store: Blobs, tell: &Sender<(SocketAddr, StopHandle)>) -> Result<Blobs, AnyError> {
+fn serve(
+    address: SocketAddr,
+    mut store: Blobs,
+    tell: &Sender<(SocketAddr, StopHandle)>,
+) -> Result<Blobs, AnyError> {
     let mut server = Server::bind(address)?;
     // A blob of each client at once.
     let mut parts = Reassembler::new(MAX_BYTES, 4 * MAX_BYTES);
     tell.send((server.local_addr()?, server.stop_handle()))?;
-    server.serve(|part| parts.answer(&part.to_vec(), |request| blobs::answer(&mut store, &request)))?;
+    server.serve(|part| {
+        parts.answer(&part.to_vec(), |request| {
+            blobs::answer(&mut store, &request)
+        })
+    })?;
     Ok(store)
 }
 
-/// Calls until the call has its result. Repeats it if no handler got it, also if the connection ended in the middle of a blob.
+/// Calls until the call has its result. Repeats it if no handler got it, also if the connection
+/// ended in the middle of a blob.
 fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     loop {
         match call() {
@@ -80,7 +101,10 @@ fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure>
 
 fn work(address: SocketAddr, name: &str, bytes: usize) -> Result<(), AnyError> {
     // A call asks for this much of the reply.
-    let options = ClientOptions { max_reply: Some(128 << 10), ..ClientOptions::default() };
+    let options = ClientOptions {
+        max_reply: Some(128 << 10),
+        ..ClientOptions::default()
+    };
     let client = Client::with_options(address, &options)?;
     let (max_request, max_reply) = (client.max_request(), client.max_reply());
     let mut client = blobs::Client::new(parts::Client::new(client, max_request, max_reply));
@@ -89,9 +113,16 @@ fn work(address: SocketAddr, name: &str, bytes: usize) -> Result<(), AnyError> {
     repeat(|| client.put(name.to_owned(), sum, blob.clone()))?;
     let put = start.elapsed();
     let same = repeat(|| client.get(name.to_owned()))?;
-    println!("{name}: {} MiB there in {put:?}, back in {:?}", bytes >> 20, start.elapsed() - put);
+    println!(
+        "{name}: {} MiB there in {put:?}, back in {:?}",
+        bytes >> 20,
+        start.elapsed() - put
+    );
     assert!(sum_of(&same) == sum && same == blob);
-    assert!(matches!(client.get("other".to_owned()), Err(MethodError::Failed(Problem::Missing))));
+    assert!(matches!(
+        client.get("other".to_owned()),
+        Err(MethodError::Failed(Problem::Missing))
+    ));
     Ok(())
 }
 
@@ -99,16 +130,30 @@ fn run() -> Result<(), AnyError> {
     let mebibytes: usize = std::env::args().nth(1).map_or(Ok(16), |arg| arg.parse())?;
     let (tell, told) = std::sync::mpsc::channel();
     let start = |address, store, tell| thread::spawn(move || serve(address, store, &tell));
-    let mut server = start(SocketAddr::from(([127, 0, 0, 1], 0)), Blobs::default(), tell.clone());
+    let mut server = start(
+        SocketAddr::from(([127, 0, 0, 1], 0)),
+        Blobs::default(),
+        tell.clone(),
+    );
     let (address, mut stop) = told.recv()?;
-    let clients = ["one", "two"].map(|name| thread::spawn(move || work(address, name, (mebibytes << 20).min(MAX_BLOB))));
+    let clients = ["one", "two"]
+        .map(|name| thread::spawn(move || work(address, name, (mebibytes << 20).min(MAX_BLOB))));
     thread::sleep(Duration::from_millis(20));
     stop.stop();
-    server = start(address, server.join().map_err(|_| "the server panicked")??, tell);
+    server = start(
+        address,
+        server.join().map_err(|_| "the server panicked")??,
+        tell,
+    );
     (_, stop) = told.recv()?;
-    clients.into_iter().try_for_each(|client| client.join().map_err(|_| "a client panicked")?)?;
+    clients
+        .into_iter()
+        .try_for_each(|client| client.join().map_err(|_| "a client panicked")?)?;
     stop.stop();
-    println!("the store has {} blobs", server.join().map_err(|_| "the server panicked")??.0.len());
+    println!(
+        "the store has {} blobs",
+        server.join().map_err(|_| "the server panicked")??.0.len()
+    );
     Ok(())
 }
 

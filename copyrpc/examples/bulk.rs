@@ -1,15 +1,23 @@
-//! Data above the message limit: the client lends memory in a small request; the server READs it, WRITEs what it made of it back, and
-//! answers. Both sides in one thread, to be read from top to bottom.
+//! Data above the message limit: the client lends memory in a small request; the server READs it,
+//! WRITEs what it made of it back, and answers. Both sides in one thread, to be read from top to
+//! bottom.
 //!
 //! `cargo run --release -p copyrpc --example bulk -- [mebibytes]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::collections::HashMap;
 use std::error::Error;
 
-use copyrpc::{Context, ContextBuilder, EndpointConfig, Memory, RecvHandle, RemoteMemory, default_device};
+use copyrpc::{
+    Context, ContextBuilder, EndpointConfig, Memory, RecvHandle, RemoteMemory, default_device,
+};
 
-/// Bytes of one READ or WRITE. A server keeps memory of this size for each request in work, however large the requests are.
+/// Bytes of one READ or WRITE. A server keeps memory of this size for each request in work, however
+/// large the requests are.
 const PIECE: usize = 1 << 20;
 
 /// A request in work at the server: its READ or its WRITE is under way.
@@ -30,7 +38,14 @@ impl Job {
     /// READs the next piece; the completion brings `number` back.
     fn read(&mut self, number: u64) -> Result<(), Box<dyn Error>> {
         self.is_reading = true;
-        Ok(self.request.endpoint().rdma_read(&self.piece, 0, &self.lent, self.done, self.len(), number)?)
+        Ok(self.request.endpoint().rdma_read(
+            &self.piece,
+            0,
+            &self.lent,
+            self.done,
+            self.len(),
+            number,
+        )?)
     }
 
     /// WRITEs the piece back in upper case.
@@ -40,7 +55,14 @@ impl Job {
         bytes.make_ascii_uppercase();
         self.piece.write(0, &bytes)?;
         self.is_reading = false;
-        Ok(self.request.endpoint().rdma_write(&self.piece, 0, &self.lent, self.done, bytes.len(), number)?)
+        Ok(self.request.endpoint().rdma_write(
+            &self.piece,
+            0,
+            &self.lent,
+            self.done,
+            bytes.len(),
+            number,
+        )?)
     }
 }
 
@@ -55,7 +77,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mebibytes: usize = std::env::args().nth(1).map_or(Ok(64), |arg| arg.parse())?;
     let client: Context<()> = ContextBuilder::new(default_device()).build()?;
     let server: Context<u64> = ContextBuilder::new(default_device()).build()?;
-    let (a, b) = (client.create_endpoint(&EndpointConfig::default())?, server.create_endpoint(&EndpointConfig::default())?);
+    let (a, b) = (
+        client.create_endpoint(&EndpointConfig::default())?,
+        server.create_endpoint(&EndpointConfig::default())?,
+    );
     let (record_a, record_b) = (a.local_info(), b.local_info());
     let (endpoint, _peer) = (a.connect(&record_b)?, b.connect(&record_a)?);
 
@@ -71,9 +96,13 @@ fn run() -> Result<(), Box<dyn Error>> {
         server.poll(|number, outcome| ended.push((number, outcome.map(|_| ()))))?;
         for (number, outcome) in ended {
             outcome?;
-            let Some(mut job) = jobs.remove(&number) else { continue };
+            let Some(mut job) = jobs.remove(&number) else {
+                continue;
+            };
             match job {
-                Job { is_reading: true, .. } => job.write(number)?,
+                Job {
+                    is_reading: true, ..
+                } => job.write(number)?,
                 _ => {
                     job.done += job.len() as u64;
                     if job.done == job.lent.len() {
@@ -87,7 +116,13 @@ fn run() -> Result<(), Box<dyn Error>> {
         }
         while let Some(request) = server.recv() {
             let lent = RemoteMemory::decode(&request.data().read().ok_or("a short request")?)?;
-            let mut job = Job { request, lent, piece: server.alloc(PIECE)?, done: 0, is_reading: false };
+            let mut job = Job {
+                request,
+                lent,
+                piece: server.alloc(PIECE)?,
+                done: 0,
+                is_reading: false,
+            };
             job.read(next)?;
             jobs.insert(next, job);
             next += 1;
@@ -96,6 +131,13 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut bytes = vec![0; lent.len()];
     lent.read(0, &mut bytes)?;
     let changed = bytes.iter().filter(|byte| **byte == b'X').count();
-    println!("the server answered {answer:?}; {changed} of {} bytes were changed", bytes.len());
-    if changed == bytes.len() { Ok(()) } else { Err("not all bytes were changed".into()) }
+    println!(
+        "the server answered {answer:?}; {changed} of {} bytes were changed",
+        bytes.len()
+    );
+    if changed == bytes.len() {
+        Ok(())
+    } else {
+        Err("not all bytes were changed".into())
+    }
 }

@@ -1,7 +1,12 @@
-//! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what batching did.
+//! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what
+//! batching did.
 //!
 //! `cargo run --release -p copyrpc --example calls -- [depth] [calls]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,21 +14,32 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, RecvBytes, Reply, default_device};
+use copyrpc::{
+    Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, RecvBytes, Reply,
+    default_device,
+};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
 static DONE: AtomicBool = AtomicBool::new(false);
 
 /// Swaps records with the other thread; between processes any byte channel does.
-fn connect(context: &Context<u64>, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 128]>) -> Result<Endpoint<u64>, AnyError> {
+fn connect(
+    context: &Context<u64>,
+    to: &Sender<[u8; 128]>,
+    from: &Receiver<[u8; 128]>,
+) -> Result<Endpoint<u64>, AnyError> {
     let pending = context.create_endpoint(&EndpointConfig::default())?;
     to.send(pending.local_info().encode())?;
     let record = ExchangeRecord::decode(&from.recv()?)?;
     Ok(pending.connect(&record)?)
 }
 
-fn serve(builder: ContextBuilder, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 128]>) -> Result<(), AnyError> {
+fn serve(
+    builder: ContextBuilder,
+    to: &Sender<[u8; 128]>,
+    from: &Receiver<[u8; 128]>,
+) -> Result<(), AnyError> {
     let context = builder.build()?;
     let _endpoint = connect(&context, to, from)?;
     let mut buffer = [0; 32];
@@ -58,13 +74,20 @@ fn run() -> Result<(), AnyError> {
     let server = thread::spawn(move || serve(server_builder, &to_client, &from_client));
 
     let context = builder.build()?;
-    println!("device {}, {}", context.device_info().name, context.device_info().transport);
+    println!(
+        "device {}, {}",
+        context.device_info().name,
+        context.device_info().transport
+    );
     let endpoint = connect(&context, &to_server, &from_server)?;
     let (mut issued, mut ended) = (0, 0);
     let start = Instant::now();
     while ended < calls {
         // Whatever the error, a later poll ends it: with space, or with the end of the calls.
-        while issued < calls && issued - ended < depth && endpoint.call(&[issued as u8; 32], issued, 32).is_ok() {
+        while issued < calls
+            && issued - ended < depth
+            && endpoint.call(&[issued as u8; 32], issued, 32).is_ok()
+        {
             issued += 1;
         }
         let mut lost = None;

@@ -1,8 +1,14 @@
-//! The service of `docs/tutorial.md`: counters with names, a server and many clients, each in a process of its own.
+//! The service of `docs/tutorial.md`: counters with names, a server and many clients, each in a
+//! process of its own.
 //!
-//! `cargo run -p copyrpc --example first_service` plays all of it: it starts a server and nine clients, kills a client, and checks what the
-//! others counted. `-- serve ADDRESS` and `-- count ADDRESS NAME TIMES` are the two programs of the tutorial.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! `cargo run -p copyrpc --example first_service` plays all of it: it starts a server and nine
+//! clients, kills a client, and checks what the others counted. `-- serve ADDRESS` and
+//! `-- count ADDRESS NAME TIMES` are the two programs of the tutorial.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -42,7 +48,12 @@ struct Process(Child);
 
 impl Process {
     fn start(arguments: &[&str]) -> Result<Self, Box<dyn Error>> {
-        Ok(Self(Command::new(std::env::current_exe()?).args(arguments).stdout(Stdio::piped()).spawn()?))
+        Ok(Self(
+            Command::new(std::env::current_exe()?)
+                .args(arguments)
+                .stdout(Stdio::piped())
+                .spawn()?,
+        ))
     }
 
     /// The next line that it prints.
@@ -64,13 +75,22 @@ impl Drop for Process {
 fn all() -> Result<(), Box<dyn Error>> {
     let mut server = Process::start(&["serve", "127.0.0.1:0"])?;
     let line = server.line()?;
-    let address = line.strip_prefix("listening on ").ok_or("the server did not start")?;
+    let address = line
+        .strip_prefix("listening on ")
+        .ok_or("the server did not start")?;
 
     let doomed = Process::start(&["count", address, "doomed", &u64::MAX.to_string()])?;
-    let names: Vec<String> = (0..CLIENTS).map(|number| format!("client {number}")).collect();
+    let names: Vec<String> = (0..CLIENTS)
+        .map(|number| format!("client {number}"))
+        .collect();
     let mut clients = Vec::new();
     for name in &names {
-        clients.push(Process::start(&["count", address, name, &TIMES.to_string()])?);
+        clients.push(Process::start(&[
+            "count",
+            address,
+            name,
+            &TIMES.to_string(),
+        ])?);
     }
     // In the middle of its calls.
     std::thread::sleep(Duration::from_millis(20));

@@ -1,10 +1,16 @@
-//! News by long polls: a reader's call stays at the server until there are news that it has not seen, or until its time ends.
+//! News by long polls: a reader's call stays at the server until there are news that it has not
+//! seen, or until its time ends.
 //!
 //! `cargo run -p copyrpc --example long_poll`
 //!
-//! In contrast to `subscribe` the readers are plain clients. A call that timed out keeps its part of the credit until it is answered, so the server
-//! keeps one call of each client, the last one, and refuses the one before it, for which nobody waits any more.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! In contrast to `subscribe` the readers are plain clients. A call that timed out keeps its part
+//! of the credit until it is answered, so the server keeps one call of each client, the last one,
+//! and refuses the one before it, for which nobody waits any more.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,7 +34,8 @@ struct Poll {
     seen: usize,
 }
 
-/// Serves until a client says so. A request is `?` and the number of news that a reader has seen, `!` and a piece of news, or empty: the end.
+/// Serves until a client says so. A request is `?` and the number of news that a reader has seen,
+/// `!` and a piece of news, or empty: the end.
 fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
     let mut server = Server::bind("127.0.0.1:0")?;
     tell.send(server.local_addr()?)?;
@@ -37,11 +44,20 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
         server.step()?;
         while let Some(request) = server.recv() {
             let message = request.data().to_vec();
-            let seen = message.strip_prefix(b"?").and_then(|seen| seen.try_into().ok()).map(u64::from_le_bytes);
+            let seen = message
+                .strip_prefix(b"?")
+                .and_then(|seen| seen.try_into().ok())
+                .map(u64::from_le_bytes);
             // A client that has left meanwhile takes no reply.
             let _gone = match (seen, message.strip_prefix(b"!"), request.peer()) {
                 (Some(seen), _, Some(peer)) => {
-                    let before = polls.insert(peer.number, Poll { request, seen: seen as usize });
+                    let before = polls.insert(
+                        peer.number,
+                        Poll {
+                            request,
+                            seen: seen as usize,
+                        },
+                    );
                     before.map_or(Ok(()), |poll| poll.request.refuse())
                 }
                 (_, Some(text), _) => {
@@ -55,7 +71,11 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                 _ => request.refuse(),
             };
         }
-        let ready: Vec<u64> = polls.iter().filter(|(_, poll)| poll.seen < news.len()).map(|(peer, _)| *peer).collect();
+        let ready: Vec<u64> = polls
+            .iter()
+            .filter(|(_, poll)| poll.seen < news.len())
+            .map(|(peer, _)| *peer)
+            .collect();
         for Poll { request, seen } in ready.iter().filter_map(|peer| polls.remove(peer)) {
             let _gone = request.reply(news[seen].as_bytes());
         }
@@ -68,7 +88,10 @@ fn read(address: SocketAddr) -> Result<(Vec<String>, u32), Failure> {
     let mut client = Client::connect(address)?;
     let (mut news, mut without) = (Vec::new(), 0);
     while news.len() < NEWS.len() {
-        match client.call_within(&[b"?", &(news.len() as u64).to_le_bytes()[..]].concat(), POLL) {
+        match client.call_within(
+            &[b"?", &(news.len() as u64).to_le_bytes()[..]].concat(),
+            POLL,
+        ) {
             Ok(piece) => news.push(String::from_utf8(piece)?),
             // To ask again changes nothing at the server.
             Err(ClientError::TimedOut) => without += 1,

@@ -1,7 +1,13 @@
-//! A metadata service with five methods. The server is restarted with its files while client processes go on.
+//! A metadata service with five methods. The server is restarted with its files while client
+//! processes go on.
 //!
-//! `cargo run --release -p copyrpc --example metadata`; `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! `cargo run --release -p copyrpc --example metadata`; `COPYRPC_DEVICE=mlx5_0` takes that device
+//! in place of the software HCA.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -57,28 +63,47 @@ impl metadata::Service for Files {
 
     fn rename(&mut self, from: String, to: String) -> Result<(), Problem> {
         let attributes = BTreeMap::remove(self, &from).ok_or(Problem::Missing)?;
-        self.insert(to, Attributes { version: attributes.version + 1, ..attributes });
+        self.insert(
+            to,
+            Attributes {
+                version: attributes.version + 1,
+                ..attributes
+            },
+        );
         Ok(())
     }
 
     fn remove(&mut self, path: String) -> Result<(), Problem> {
-        BTreeMap::remove(self, &path).map(drop).ok_or(Problem::Missing)
+        BTreeMap::remove(self, &path)
+            .map(drop)
+            .ok_or(Problem::Missing)
     }
 
     fn list(&mut self, prefix: String) -> Result<Vec<String>, Problem> {
-        Ok(self.range(prefix.clone()..).map(|(path, _)| path.clone()).take_while(|path| path.starts_with(&prefix)).collect())
+        Ok(self
+            .range(prefix.clone()..)
+            .map(|(path, _)| path.clone())
+            .take_while(|path| path.starts_with(&prefix))
+            .collect())
     }
 }
 
-fn serve(address: SocketAddr, mut files: Files, tell: &Sender<(SocketAddr, StopHandle)>) -> Result<Files, AnyError> {
+fn serve(
+    address: SocketAddr,
+    mut files: Files,
+    tell: &Sender<(SocketAddr, StopHandle)>,
+) -> Result<Files, AnyError> {
     let mut server = Server::bind(address)?;
     tell.send((server.local_addr()?, server.stop_handle()))?;
     server.serve(|request| metadata::answer(&mut files, &request.to_vec()))?;
     Ok(files)
 }
 
-/// Calls until the call has its result. Repeats it if no handler got it: then even a rename may be repeated.
-fn repeat<T>(mut call: impl FnMut() -> Result<T, MethodError<Problem, ClientError>>) -> Result<T, MethodError<Problem, ClientError>> {
+/// Calls until the call has its result. Repeats it if no handler got it: then even a rename may be
+/// repeated.
+fn repeat<T>(
+    mut call: impl FnMut() -> Result<T, MethodError<Problem, ClientError>>,
+) -> Result<T, MethodError<Problem, ClientError>> {
     loop {
         match call() {
             Err(error) if error.is_retryable() => {}
@@ -89,14 +114,26 @@ fn repeat<T>(mut call: impl FnMut() -> Result<T, MethodError<Problem, ClientErro
 
 /// The work of a client process.
 fn work(address: &str, name: &str) -> Result<(), AnyError> {
-    let options = ClientOptions { timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };
+    let options = ClientOptions {
+        timeout: Some(Duration::from_secs(5)),
+        ..ClientOptions::default()
+    };
     let mut client = metadata::Client::new(Client::with_options(address, &options)?);
     for file in 0..200 {
         let [draft, path] = ["draft", "file"].map(|kind| format!("/{name}/{kind}{file:03}"));
         repeat(|| client.create(draft.clone(), file))?;
         repeat(|| client.rename(draft.clone(), path.clone()))?;
-        assert_eq!(repeat(|| client.stat(path.clone()))?, Attributes { bytes: file, version: 2 });
-        assert!(matches!(repeat(|| client.remove(draft.clone())), Err(MethodError::Failed(Problem::Missing))));
+        assert_eq!(
+            repeat(|| client.stat(path.clone()))?,
+            Attributes {
+                bytes: file,
+                version: 2
+            }
+        );
+        assert!(matches!(
+            repeat(|| client.remove(draft.clone())),
+            Err(MethodError::Failed(Problem::Missing))
+        ));
     }
     assert_eq!(repeat(|| client.list(format!("/{name}/")))?.len(), 200);
     Ok(())
@@ -108,9 +145,17 @@ fn run() -> Result<(), AnyError> {
     }
     let (tell, told) = std::sync::mpsc::channel();
     let start = |address, files, tell| thread::spawn(move || serve(address, files, &tell));
-    let mut server = start(SocketAddr::from(([127, 0, 0, 1], 0)), Files::new(), tell.clone());
+    let mut server = start(
+        SocketAddr::from(([127, 0, 0, 1], 0)),
+        Files::new(),
+        tell.clone(),
+    );
     let (address, mut stop) = told.recv()?;
-    let client = |number: u32| Command::new(env::current_exe()?).args([address.to_string(), format!("client{number}")]).spawn();
+    let client = |number: u32| {
+        Command::new(env::current_exe()?)
+            .args([address.to_string(), format!("client{number}")])
+            .spawn()
+    };
     let clients = (0..4).map(client).collect::<Result<Vec<_>, _>>()?;
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(50));
@@ -124,7 +169,10 @@ fn run() -> Result<(), AnyError> {
     }
     stop.stop();
     let files = server.join().map_err(|_| "the server panicked")??;
-    println!("4 clients have {} files; the server was restarted 3 times", files.len());
+    println!(
+        "4 clients have {} files; the server was restarted 3 times",
+        files.len()
+    );
     Ok(())
 }
 

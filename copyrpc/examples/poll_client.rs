@@ -1,7 +1,12 @@
-//! Sends each word to the server as a request, all at once, and prints the answers. See `poll_server.rs`.
+//! Sends each word to the server as a request, all at once, and prints the answers. See
+//! `poll_server.rs`.
 //!
 //! `cargo run -p copyrpc --example poll_client -- [ADDRESS:PORT [WORD...]]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::error::Error;
 use std::net::TcpStream;
@@ -34,7 +39,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut ended = 0;
     let mut failure = None;
     while ended < words.len() {
-        // The number of the word comes back with its answer. A call that is refused for lack of room is made after the next poll.
+        // The number of the word comes back with its answer. A call that is refused for lack of
+        // room is made after the next poll.
         while let Some(word) = words.get(sent) {
             match endpoint.call_within(word.as_bytes(), sent, ANSWER, Duration::from_secs(5)) {
                 Ok(_) => sent += 1,
@@ -47,12 +53,20 @@ fn run() -> Result<(), Box<dyn Error>> {
         context.poll(|number, outcome| {
             ended += 1;
             match outcome {
-                Ok(bytes) => println!("{:?} -> {:?}", words[number], String::from_utf8_lossy(&bytes.to_vec())),
+                Ok(bytes) => println!(
+                    "{:?} -> {:?}",
+                    words[number],
+                    String::from_utf8_lossy(&bytes.to_vec())
+                ),
                 Err(error) => failure = Some(error),
             }
         })?;
     }
-    println!("{} messages in {} WRITEs", endpoint.stats().messages_sent, endpoint.stats().batches_sent);
+    println!(
+        "{} messages in {} WRITEs",
+        endpoint.stats().messages_sent,
+        endpoint.stats().batches_sent
+    );
     endpoint.close();
     while endpoint.closed().is_none() {
         context.wait(None)?;

@@ -1,15 +1,23 @@
-//! Like `server.rs`, with a loop of its own: it polls, answers at a time of its choice, and reports the ends of its clients.
+//! Like `server.rs`, with a loop of its own: it polls, answers at a time of its choice, and reports
+//! the ends of its clients.
 //!
-//! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of `poll_server`; both take an `ADDRESS:PORT`. The socket
-//! there only swaps the records of the endpoints. With a second argument, the server ends after so many clients.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of
+//! `poll_server`; both take an `ADDRESS:PORT`. The socket there only swaps the records of the
+//! endpoints. With a second argument, the server ends after so many clients.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::error::Error;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError, default_device};
+use copyrpc::{
+    Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError, default_device,
+};
 
 /// Time between two polls for new clients while nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
@@ -26,7 +34,9 @@ fn main() {
 fn run() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let listener = TcpListener::bind(args.next().as_deref().unwrap_or("127.0.0.1:7471"))?;
-    let mut to_come = args.next().map_or(Ok(usize::MAX), |clients| clients.parse())?;
+    let mut to_come = args
+        .next()
+        .map_or(Ok(usize::MAX), |clients| clients.parse())?;
     listener.set_nonblocking(true)?;
     println!("listening on {}", listener.local_addr()?);
     let context: Context<()> = ContextBuilder::new(default_device()).build()?;
@@ -41,10 +51,14 @@ fn run() -> Result<(), Box<dyn Error>> {
         while let Some(request) = context.recv() {
             answer(request)?;
         }
-        // The endpoint of a client that has left ends by itself. Dropping an endpoint that has not ended would close it.
+        // The endpoint of a client that has left ends by itself. Dropping an endpoint that has not
+        // ended would close it.
         clients.retain(|client| {
             client.closed().is_none_or(|reason| {
-                println!("a client is gone after {} requests: {reason}", client.stats().replies);
+                println!(
+                    "a client is gone after {} requests: {reason}",
+                    client.stats().replies
+                );
                 false
             })
         });
@@ -53,7 +67,11 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// Connects a client that waits for it, if there is one.
-fn accept(listener: &TcpListener, context: &Context<()>, clients: &mut Vec<Endpoint<()>>) -> Result<bool, Box<dyn Error>> {
+fn accept(
+    listener: &TcpListener,
+    context: &Context<()>,
+    clients: &mut Vec<Endpoint<()>>,
+) -> Result<bool, Box<dyn Error>> {
     let (stream, address) = match listener.accept() {
         Ok(accepted) => accepted,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -63,7 +81,10 @@ fn accept(listener: &TcpListener, context: &Context<()>, clients: &mut Vec<Endpo
     stream.set_read_timeout(Some(PATIENCE))?;
     match context.connect_over(&EndpointConfig::default(), &stream) {
         Ok(client) => {
-            println!("connected with {address}, on {}", context.device_info().name);
+            println!(
+                "connected with {address}, on {}",
+                context.device_info().name
+            );
             clients.push(client);
         }
         // The client was sent the same reason.

@@ -1,9 +1,14 @@
 //! Answers the requests of its clients, however many at once, with the same text in upper case.
 //!
-//! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. The server
-//! ends after Ctrl-C or SIGTERM, and with a second argument after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the
-//! software HCA, in both.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`;
+//! both take an `ADDRESS:PORT`. The server ends after Ctrl-C or SIGTERM, and with a second argument
+//! after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA,
+//! in both.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::thread;
 
@@ -21,7 +26,9 @@ fn main() {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let mut server = Server::bind(args.next().as_deref().unwrap_or("127.0.0.1:7479"))?;
-    let mut to_come = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;
+    let mut to_come = args
+        .next()
+        .map_or(Ok(u64::MAX), |requests| requests.parse())?;
     println!("listening on {}", server.local_addr()?);
     let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM])?, server.stop_handle());
     thread::spawn(move || signals.forever().for_each(|_| stop.stop()));

@@ -1,5 +1,6 @@
-//! A sidecar: the programs of a host call it through shared memory, and it makes their calls at a remote server. It repeats a call that
-//! reached no handler, and passes on what it cannot repeat. The remote server is restarted meanwhile, and the sidecar too.
+//! A sidecar: the programs of a host call it through shared memory, and it makes their calls at a
+//! remote server. It repeats a call that reached no handler, and passes on what it cannot repeat.
+//! The remote server is restarted meanwhile, and the sidecar too.
 //!
 //! `cargo run --release -p copyrpc --example sidecar`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -48,7 +49,13 @@ impl counters::Service for Counters {
 impl counters::Service for counters::Client<Client> {
     fn add(&mut self, name: String, amount: u64) -> Result<u64, Problem> {
         let outcome = repeat(|| self.add(name.clone(), amount));
-        outcome.map_err(|error| if error.may_have_executed() { Problem::Unknown } else { Problem::Away })
+        outcome.map_err(|error| {
+            if error.may_have_executed() {
+                Problem::Unknown
+            } else {
+                Problem::Away
+            }
+        })
     }
 }
 
@@ -114,9 +121,15 @@ fn main() -> Result<(), AnyError> {
         let address = told.recv()?;
         let host = scope.spawn(move || serve_host(sidecar, address));
         let programs = ["one", "two", "three"].map(|name| scope.spawn(move || work(sidecar, name)));
-        programs.into_iter().chain([host]).try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)?;
+        programs
+            .into_iter()
+            .chain([host])
+            .try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)?;
         let counters = remote.join().map_err(|_| "the remote server panicked")??;
-        println!("3 programs made {} calls; servers were restarted every {RESTART}", counters.values().sum::<u64>());
+        println!(
+            "3 programs made {} calls; servers were restarted every {RESTART}",
+            counters.values().sum::<u64>()
+        );
         Ok(())
     })
 }

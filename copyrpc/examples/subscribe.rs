@@ -1,10 +1,16 @@
-//! A server that calls its clients: three subscribers get the news of a publisher, until the server ends. One subscriber leaves before.
+//! A server that calls its clients: three subscribers get the news of a publisher, until the server
+//! ends. One subscriber leaves before.
 //!
 //! `cargo run -p copyrpc --example subscribe`
 //!
-//! The facade's clients are not called, so a subscriber is a `Context` with one endpoint. The server calls back over the endpoint of the
-//! request by which a client subscribed; the call needs no reply, and its end tells nobody but the server's counters.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
+//! The facade's clients are not called, so a subscriber is a `Context` with one endpoint. The
+//! server calls back over the endpoint of the request by which a client subscribed; the call needs
+//! no reply, and its end tells nobody but the server's counters.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints"
+)]
 
 use std::error::Error;
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +26,8 @@ const NEWS: [&str; 3] = ["one", "two", "three"];
 /// Maximum time of a subscriber to take the news.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves until a client says so. The drop of the server waits until the last news have arrived, and then the subscribers learn that it goes.
+/// Serves until a client says so. The drop of the server waits until the last news have arrived,
+/// and then the subscribers learn that it goes.
 fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
     let mut server = Server::bind("127.0.0.1:0")?;
     tell.send(server.local_addr()?)?;
@@ -35,8 +42,9 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                     let _gone = request.reply(&[]);
                     return Ok(());
                 }
-                // A subscriber that has left is one no more. Nor is one for which there is no credit or room, as it does not take the news;
-                // its connection ends, so that it learns of it.
+                // A subscriber that has left is one no more. Nor is one for which there is no
+                // credit or room, as it does not take the news; its connection ends, so that it
+                // learns of it.
                 news => subscribers.retain(|subscriber| {
                     let takes = subscriber.call_within(news, (), 0, PATIENCE).is_ok();
                     if !takes {
@@ -89,7 +97,10 @@ fn run() -> Result<(), Failure> {
     let address = told.recv()?;
     let subscribers = [usize::MAX, usize::MAX, 1].map(|most| {
         let ready = ready.clone();
-        (most.min(NEWS.len()), thread::spawn(move || subscribe(address, most, &ready)))
+        (
+            most.min(NEWS.len()),
+            thread::spawn(move || subscribe(address, most, &ready)),
+        )
     });
     drop(ready);
     for _ in &subscribers {
@@ -97,7 +108,10 @@ fn run() -> Result<(), Failure> {
     }
     let mut publisher = Client::connect(address)?;
     for news in NEWS {
-        println!("{news:?} to {} subscribers", publisher.call(news.as_bytes())?[0]);
+        println!(
+            "{news:?} to {} subscribers",
+            publisher.call(news.as_bytes())?[0]
+        );
     }
     publisher.call(b"stop")?;
     for (count, subscriber) in subscribers {

@@ -22,41 +22,51 @@ pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 /// The configuration of an endpoint. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
-    /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A request may have at most an eighth of it.
+    /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A
+    /// request may have at most an eighth of it.
     pub ring_size: u64,
-    /// Batches that the peer may have in flight, at least 1; this end never has more either, even if the peer permits it. All endpoints
-    /// of a context share two thirds of its SRQ. Each takes this number + `raw_operations` + 8 of its send CQ's entries, and the batches
-    /// of a [`Window::Completion`]. Default 32.
+    /// Batches that the peer may have in flight, at least 1; this end never has more either, even
+    /// if the peer permits it. All endpoints of a context share two thirds of its SRQ. Each takes
+    /// this number + `raw_operations` + 8 of its send CQ's entries, and the batches of a
+    /// [`Window::Completion`]. Default 32.
     pub batches_in_flight: u32,
-    /// Maximum number of outstanding one-sided operations ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read),
+    /// Maximum number of outstanding one-sided operations
+    /// ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read),
     /// [`Endpoint::rdma_write`](crate::Endpoint::rdma_write)). Default 16; 0 for none.
     pub raw_operations: u32,
     /// WQEBBs of the send queue, of 64 bytes each plus 8 bytes of bookkeeping. `None`, the default:
     /// [`EndpointConfig::send_queue_wqebbs`].
     pub max_send_wr: Option<u32>,
-    /// With requests unanswered or messages that the peer has not taken, silence of the peer after which it is probed. Default 100 ms,
-    /// resolution 10 ms.
+    /// With requests unanswered or messages that the peer has not taken, silence of the peer after
+    /// which it is probed. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
-    /// With requests unanswered or messages that the peer has not taken, time after which a peer is given up that answers probes and does
-    /// nothing else: [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often while calls are
-    /// outstanding or requests unanswered; a client whose calls have all ended, by their deadlines too, need not poll. A handler of
-    /// [`Context::serve`](crate::Context::serve) or [`Server::serve`](crate::Server::serve) may take any time, but 2 s at most by packets
-    /// (`soft:roce=ADDRESS`): its callers wait for it, and so do the callers of the same context's other connections; deadlines bound their
-    /// calls. Work of a program between a poll and the next one, such as on a request that it [received](crate::Context::recv), counts as
-    /// silence. The time is longer by a quarter for a peer that ran handlers, longer if three probes take longer, and counts only while this
-    /// end polls at least four times in it. Default 5 s; `Duration::MAX` never.
+    /// With requests unanswered or messages that the peer has not taken, time after which a peer is
+    /// given up that answers probes and does nothing else:
+    /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often
+    /// while calls are outstanding or requests unanswered; a client whose calls have all ended, by
+    /// their deadlines too, need not poll. A handler of [`Context::serve`](crate::Context::serve)
+    /// or [`Server::serve`](crate::Server::serve) may take any time, but 2 s at most by packets
+    /// (`soft:roce=ADDRESS`): its callers wait for it, and so do the callers of the same context's
+    /// other connections; deadlines bound their calls. Work of a program between a poll and the
+    /// next one, such as on a request that it [received](crate::Context::recv), counts as silence.
+    /// The time is longer by a quarter for a peer that ran handlers, longer if three probes take
+    /// longer, and counts only while this end polls at least four times in it. Default 5 s;
+    /// `Duration::MAX` never.
     pub stall_timeout: Duration,
-    /// With nothing outstanding, silence of the peer after which it is READ, to check that it lives: if the peer is gone, the connection
-    /// ends within about two of these intervals. Checks begin with the first message of either side, or when
-    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at most 3,200 endpoints are checked per
-    /// second; with more, or with an owner that polls less often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None`
-    /// for never.
+    /// With nothing outstanding, silence of the peer after which it is READ, to check that it
+    /// lives: if the peer is gone, the connection ends within about two of these intervals. Checks
+    /// begin with the first message of either side, or when
+    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at
+    /// most 3,200 endpoints are checked per second; with more, or with an owner that polls less
+    /// often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None` for never.
     pub idle_keepalive: Option<Duration>,
     /// With nothing outstanding, time after which this end closes the connection:
-    /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). Never early, late by up to `idle_keepalive`, or as much again
-    /// without one. Default `None`: an idle connection with a living peer is kept.
+    /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). Never early, late by up to
+    /// `idle_keepalive`, or as much again without one. Default `None`: an idle connection with a
+    /// living peer is kept.
     pub idle_timeout: Option<Duration>,
-    /// The window of small batches of this end before the next ones gather. Default [`Window::Off`].
+    /// The window of small batches of this end before the next ones gather. Default
+    /// [`Window::Off`].
     pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
@@ -80,22 +90,29 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight at their maximum length, one more in
-    /// eight, and the one-sided operations, at most 256. The device rounds up to a power of two, at least 16. The batches more are for the
-    /// READ of the peer's record, the NOPs before the queue's end, and WQEs that are done and not reported
-    /// ([`mlx5::Signal::Reclaim`]). With fewer than 8 batches in flight there may be no room for these: then an operation waits for the
-    /// completion of earlier ones, which needs nothing of the peer's program. `max_send_wr` makes room, at 72 bytes each.
+    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight
+    /// at their maximum length, one more in eight, and the one-sided operations, at most 256. The
+    /// device rounds up to a power of two, at least 16. The batches more are for the READ of the
+    /// peer's record, the NOPs before the queue's end, and WQEs that are done and not reported
+    /// ([`mlx5::Signal::Reclaim`]). With fewer than 8 batches in flight there may be no room for
+    /// these: then an operation waits for the completion of earlier ones, which needs nothing of
+    /// the peer's program. `max_send_wr` makes room, at 72 bytes each.
     #[must_use]
     pub fn send_queue_wqebbs(&self) -> u32 {
         self.max_send_wr.unwrap_or_else(|| {
-            let batches = self.batches_in_flight.saturating_add(self.batches_in_flight / 8);
+            let batches = self
+                .batches_in_flight
+                .saturating_add(self.batches_in_flight / 8);
             // A READ or WRITE of the application takes one WQEBB.
-            batches.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).clamp(1, MAX_COMPUTED_SEND_WR)
+            batches
+                .saturating_mul(BATCH_WQEBBS)
+                .saturating_add(self.raw_operations)
+                .clamp(1, MAX_COMPUTED_SEND_WR)
         })
     }
 
-    /// Returns the slots of the software HCA's lane, which it frees a quarter at a time. No batch in flight (B1) waits for room, unless
-    /// there are more than 96.
+    /// Returns the slots of the software HCA's lane, which it frees a quarter at a time. No batch
+    /// in flight (B1) waits for room, unless there are more than 96.
     pub(crate) fn lane_slots(&self) -> u32 {
         let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
         needed.clamp(1, MAX_LANE_SLOTS) as u32
@@ -113,7 +130,9 @@ pub enum CreateEndpointError {
     #[error("this context makes no endpoints any more: {0}")]
     Device(AsyncEvent),
     /// The ring size is not usable.
-    #[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
+    #[error(
+        "ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes"
+    )]
     RingSize(u64),
     /// [`EndpointConfig::window`] is a window of no batches, in which nothing would be sent.
     #[error("a window of 0 batches: at least 1 is legal, or Window::Off")]

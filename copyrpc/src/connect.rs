@@ -1,4 +1,5 @@
-//! Endpoints before they are connected, and how they connect: by hand with exchanged records, or over a byte stream.
+//! Endpoints before they are connected, and how they connect: by hand with exchanged records, or
+//! over a byte stream.
 
 mod handshake;
 mod record;
@@ -11,7 +12,9 @@ use mlx5::{Access, DeviceKind, Engine, QpConfig};
 use thiserror::Error;
 
 pub(crate) use self::handshake::Handshake;
-pub use self::record::{EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, RecordError, Refusal};
+pub use self::record::{
+    EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, RecordError, Refusal,
+};
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::connection::{Connection, Remote, Resources};
 use crate::context::{Context, Inner};
@@ -43,12 +46,16 @@ pub enum ConnectError {
     #[error("exchanging records: {0}")]
     Channel(#[from] io::Error),
     /// The peer of [`PendingEndpoint::connect_over`] could not connect; it has the reason.
-    #[error("the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server")]
+    #[error(
+        "the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server"
+    )]
     NotConnectedThere,
-    /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside its range.
+    /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside
+    /// its range.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The address of the peer's queue pair is malformed: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
+    /// The address of the peer's queue pair is malformed: a kind, MTU, QPN or PSN that does not
+    /// exist, or reserved bytes that are not 0.
     #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
     Address,
     /// One end is software, the other hardware.
@@ -81,8 +88,8 @@ impl ConnectError {
     }
 }
 
-/// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
-/// [`connect`](Self::connect).
+/// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its
+/// record to [`connect`](Self::connect).
 pub struct PendingEndpoint<U> {
     context: Weak<Inner<U>>,
     parts: Box<Parts>,
@@ -97,17 +104,23 @@ struct Parts {
 
 impl<U> fmt::Debug for PendingEndpoint<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingEndpoint").field("record", &self.parts.record).finish_non_exhaustive()
+        f.debug_struct("PendingEndpoint")
+            .field("record", &self.parts.record)
+            .finish_non_exhaustive()
     }
 }
 
 impl<U> Context<U> {
-    /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the
-    /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
+    /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region
+    /// that 64 endpoints share, registered; the send queue ([`EndpointConfig::send_queue_wqebbs`]),
+    /// and about 2 KiB.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
-    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
+    pub fn create_endpoint(
+        &self,
+        config: &EndpointConfig,
+    ) -> Result<PendingEndpoint<U>, CreateEndpointError> {
         let context = &self.inner;
         if context.is_polling.get() {
             return Err(CreateEndpointError::Reentrant);
@@ -115,8 +128,11 @@ impl<U> Context<U> {
         if let Some(event) = context.breakdown() {
             return Err(CreateEndpointError::Device(event));
         }
-        let ring_size = RingSize::for_connection(config.ring_size).ok_or(CreateEndpointError::RingSize(config.ring_size))?;
-        if let Window::Completion { batches: 0, .. } | Window::Consumption { batches: 0, .. } = config.window {
+        let ring_size = RingSize::for_connection(config.ring_size)
+            .ok_or(CreateEndpointError::RingSize(config.ring_size))?;
+        if let Window::Completion { batches: 0, .. } | Window::Consumption { batches: 0, .. } =
+            config.window
+        {
             return Err(CreateEndpointError::EmptyWindow);
         }
         let credit = ring_size.max_reservation();
@@ -134,8 +150,12 @@ impl<U> Context<U> {
             recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             share,
         };
-        let control = context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?;
-        let ((published_addr, published_rkey), (activity_addr, activity_rkey)) = (control.published(), context.activity.published());
+        let control = context.create_control_memory(FlowWords {
+            credit,
+            ..FlowWords::default()
+        })?;
+        let ((published_addr, published_rkey), (activity_addr, activity_rkey)) =
+            (control.published(), context.activity.published());
         let record = ExchangeRecord {
             address: resources.qp.address(),
             recv_ring_rkey: resources.recv_ring.rkey(),
@@ -148,16 +168,28 @@ impl<U> Context<U> {
             batches: config.batches_in_flight,
             initial_credit: credit,
         };
-        let parts = Box::new(Parts { resources, control, record, config: config.clone() });
-        Ok(PendingEndpoint { context: Rc::downgrade(context), parts })
+        let parts = Box::new(Parts {
+            resources,
+            control,
+            record,
+            config: config.clone(),
+        });
+        Ok(PendingEndpoint {
+            context: Rc::downgrade(context),
+            parts,
+        })
     }
 
-    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no room for it, the peer is told:
-    /// [`RecordError::Refused`].
+    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no
+    /// room for it, the peer is told: [`RecordError::Refused`].
     ///
     /// # Errors
     /// [`ConnectError`]; nothing is left behind.
-    pub fn connect_over(&self, config: &EndpointConfig, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectError> {
+    pub fn connect_over(
+        &self,
+        config: &EndpointConfig,
+        mut channel: impl Read + Write,
+    ) -> Result<Endpoint<U>, ConnectError> {
         Handshake::of(self, config).complete(&mut channel)
     }
 }
@@ -169,10 +201,12 @@ impl<U> PendingEndpoint<U> {
         self.parts.record
     }
 
-    /// Exchanges records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes
-    /// and take 128, then send one byte and take one. That byte says that an end is connected, so either end may call at once.
+    /// Exchanges records with the peer over a byte stream, such as a socket, and connects. The peer
+    /// does the same: both send 128 bytes and take 128, then send one byte and take one. That byte
+    /// says that an end is connected, so either end may call at once.
     ///
-    /// Blocks as `channel` does, and has no timeout of its own: it waits for a silent peer as long as the stream's timeouts allow.
+    /// Blocks as `channel` does, and has no timeout of its own: it waits for a silent peer as long
+    /// as the stream's timeouts allow.
     ///
     /// # Errors
     /// [`ConnectError`]; nothing is left behind.
@@ -180,12 +214,14 @@ impl<U> PendingEndpoint<U> {
         Handshake::new(self).complete(&mut channel)
     }
 
-    /// Connects to the endpoint that gave `remote`. The peer does the same with this endpoint's record, before or after.
+    /// Connects to the endpoint that gave `remote`. The peer does the same with this endpoint's
+    /// record, before or after.
     ///
-    /// Poll and flush only when the peer has connected too. Messages to a queue pair that is not connected are retried for about half a
-    /// second ([`ConnectOptions`](mlx5::ConnectOptions)), then the connection ends as
-    /// [`CloseReason::Disconnected`](crate::CloseReason::Disconnected). [`PendingEndpoint::connect_over`] waits for the peer. Processes
-    /// that exchange records by other means need a barrier in between, such as an `MPI_Barrier`.
+    /// Poll and flush only when the peer has connected too. Messages to a queue pair that is not
+    /// connected are retried for about half a second ([`ConnectOptions`](mlx5::ConnectOptions)),
+    /// then the connection ends as [`CloseReason::Disconnected`](crate::CloseReason::Disconnected).
+    /// [`PendingEndpoint::connect_over`] waits for the peer. Processes that exchange records by
+    /// other means need a barrier in between, such as an `MPI_Barrier`.
     ///
     /// # Errors
     /// [`ConnectError`]; nothing is left behind.
@@ -195,10 +231,16 @@ impl<U> PendingEndpoint<U> {
         if context.is_polling.get() {
             return Err(ConnectError::Reentrant);
         }
-        let Parts { mut resources, control, record, config } = *self.parts;
+        let Parts {
+            mut resources,
+            control,
+            record,
+            config,
+        } = *self.parts;
         record.check_peer(remote)?;
         resources.qp.connect(&remote.address, &config.connect)?;
-        let rings = [&resources.send_ring, &resources.recv_ring].map(|ring| view(ring, record.ring_size));
+        let rings =
+            [&resources.send_ring, &resources.recv_ring].map(|ring| view(ring, record.ring_size));
         let link_config = LinkConfig {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
@@ -225,8 +267,17 @@ impl<U> PendingEndpoint<U> {
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let link = Link::new(rings[0], rings[1], &link_config);
-        let (worklist, has_blueflame_batch) = (Rc::clone(&context.worklist), context.blueflame_batch);
-        let connection = Rc::new(Connection::new(resources, link, control, rings[1], remote, worklist, has_blueflame_batch));
+        let (worklist, has_blueflame_batch) =
+            (Rc::clone(&context.worklist), context.blueflame_batch);
+        let connection = Rc::new(Connection::new(
+            resources,
+            link,
+            control,
+            rings[1],
+            remote,
+            worklist,
+            has_blueflame_batch,
+        ));
         context.register(Rc::clone(&connection));
         Ok(Endpoint::new(connection))
     }
@@ -234,8 +285,9 @@ impl<U> PendingEndpoint<U> {
 
 fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     debug_assert_eq!(ring.len() as u64, size.bytes());
-    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view, until the connection is retired.
-    // Then its link is closed and accesses no ring, and the receive ring stays for the requests that the application has. The send ring
-    // is written by its link only, which holds no reference into it; the receive ring is written by no view.
+    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the
+    // view, until the connection is retired. Then its link is closed and accesses no ring, and the
+    // receive ring stays for the requests that the application has. The send ring is written by its
+    // link only, which holds no reference into it; the receive ring is written by no view.
     unsafe { RingView::new(ring.as_ptr(), size) }
 }

@@ -1,6 +1,7 @@
 //! One connection: the protocol core, its memory and its queue pair, and their driver.
 //!
-//! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
+//! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may
+//! call, reply and receive.
 
 mod batches;
 
@@ -30,11 +31,17 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 
 /// The receiver of the events of a drain.
 pub(crate) trait Receiver<U> {
-    /// Whether requests are answered, or held, as they arrive: they go to [`Receiver::on_request`] and not to the queue.
+    /// Whether requests are answered, or held, as they arrive: they go to [`Receiver::on_request`]
+    /// and not to the queue.
     const TAKES_REQUESTS: bool;
 
     /// Takes a request with these bytes, to be answered or held before the next message is taken.
-    fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>);
+    fn on_request(
+        &mut self,
+        connection: &Rc<Connection<U>>,
+        request: Request,
+        bytes: RecvBytes<'_>,
+    );
 
     /// Takes the end of a call.
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
@@ -44,7 +51,13 @@ pub(crate) trait Receiver<U> {
 impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     const TAKES_REQUESTS: bool = false;
 
-    fn on_request(&mut self, _connection: &Rc<Connection<U>>, _request: Request, _bytes: RecvBytes<'_>) {}
+    fn on_request(
+        &mut self,
+        _connection: &Rc<Connection<U>>,
+        _request: Request,
+        _bytes: RecvBytes<'_>,
+    ) {
+    }
 
     #[inline(always)]
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>) {
@@ -55,7 +68,8 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
 /// Numbers the connections of this process, so that a call's token names its own connection.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The resources of an endpoint from the device and the context's queues, until its connection is retired.
+/// The resources of an endpoint from the device and the context's queues, until its connection is
+/// retired.
 pub(crate) struct Resources {
     /// Declared before the memory it uses.
     pub(crate) qp: RcQp,
@@ -102,14 +116,20 @@ struct Core<U> {
 impl<U> fmt::Debug for Connection<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (closed, stats) = self.with_link(|link| (link.closed(), link.stats()));
-        f.debug_struct("Connection").field("qpn", &self.qpn).field("closed", &closed).field("stats", &stats).finish_non_exhaustive()
+        f.debug_struct("Connection")
+            .field("qpn", &self.qpn)
+            .field("closed", &closed)
+            .field("stats", &stats)
+            .finish_non_exhaustive()
     }
 }
 
 impl<U> Core<U> {
     /// Takes a completion of the send queue. Returns the word that was posted with the operation.
     fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        self.resources.as_mut().and_then(|resources| resources.qp.complete(cqe))
+        self.resources
+            .as_mut()
+            .and_then(|resources| resources.qp.complete(cqe))
     }
 }
 
@@ -133,7 +153,8 @@ impl<U> Drop for Interrupted<'_, U> {
     }
 }
 
-/// Sets a connection's timer again after an expiry, and tells the peer if no call waits any more, even if a callback panicked.
+/// Sets a connection's timer again after an expiry, and tells the peer if no call waits any more,
+/// even if a callback panicked.
 struct Rearm<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Rearm<'_, U> {
@@ -172,11 +193,16 @@ impl<U> Listed for Connection<U> {
     #[inline]
     fn take_request(&self) -> Option<Held> {
         let mut link = self.link();
-        if link.closed().is_some() { None } else { link.take_request() }
+        if link.closed().is_some() {
+            None
+        } else {
+            link.take_request()
+        }
     }
 
     fn sweep(self: &Rc<Self>) -> bool {
-        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
+        let (heartbeat, is_watching, is_timed) =
+            self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
         if let Some(heartbeat) = heartbeat {
             self.control.beat(heartbeat);
         }
@@ -200,11 +226,16 @@ impl<U> Connection<U> {
         Self {
             qpn: resources.qp.qpn(),
             serial: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
-            to_peer: remote.ring_addr.wrapping_sub(resources.send_ring.as_ptr().addr().get() as u64),
+            to_peer: remote
+                .ring_addr
+                .wrapping_sub(resources.send_ring.as_ptr().addr().get() as u64),
             inline_limit: INLINE_MAX.min(resources.qp.max_inline_data() as u64),
             raw: RawOperations::new(resources.share.raw_operations()),
             kept_ring: RefCell::new(None),
-            core: RefCell::new(Core { resources: Some(resources), link }),
+            core: RefCell::new(Core {
+                resources: Some(resources),
+                link,
+            }),
             control,
             recv_view,
             remote,
@@ -240,7 +271,8 @@ impl<U> Connection<U> {
         self.worklist.mark_dirty(self);
     }
 
-    /// Lists this connection for the next drain, which releases it, if it is closed. Called after everything that can close the core.
+    /// Lists this connection for the next drain, which releases it, if it is closed. Called after
+    /// everything that can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
             self.worklist.mark_unfinished(self);
@@ -251,8 +283,8 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
-    /// Delivers the events of the core after a batch arrived with this immediate: responses to the receiver, requests to it or to the
-    /// queue. The core is borrowed except while user code runs.
+    /// Delivers the events of the core after a batch arrived with this immediate: responses to the
+    /// receiver, requests to it or to the queue. The core is borrowed except while user code runs.
     #[inline(never)]
     pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, imm: u32, receiver: &mut R) {
         let mut link = self.link();
@@ -262,16 +294,27 @@ impl<U> Connection<U> {
         let interrupted = Interrupted(self);
         loop {
             match link.next_message(R::TAKES_REQUESTS) {
-                Message::Reply { user_data, payload, payload_at } => {
+                Message::Reply {
+                    user_data,
+                    payload,
+                    payload_at,
+                } => {
                     drop(link);
                     // SAFETY: the core has checked that they are in the ring.
-                    let bytes = unsafe { self.recv_view.bytes_at(payload_at, payload.len() as u32) };
+                    let bytes =
+                        unsafe { self.recv_view.bytes_at(payload_at, payload.len() as u32) };
                     receiver.on_response(user_data, Ok(bytes));
                 }
-                Message::Request { request, payload_at } => {
+                Message::Request {
+                    request,
+                    payload_at,
+                } => {
                     drop(link);
                     // SAFETY: as above.
-                    let bytes = unsafe { self.recv_view.bytes_at(payload_at, request.payload().len() as u32) };
+                    let bytes = unsafe {
+                        self.recv_view
+                            .bytes_at(payload_at, request.payload().len() as u32)
+                    };
                     receiver.on_request(self, request, bytes);
                 }
                 Message::Done => break,
@@ -295,7 +338,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Delivers the events that are left in the core, of batches that arrived earlier or of its end.
+    /// Delivers the events that are left in the core, of batches that arrived earlier or of its
+    /// end.
     pub(crate) fn deliver_rest(self: &Rc<Self>, receiver: &mut impl Receiver<U>) {
         let interrupted = Interrupted(self);
         while self.deliver_event(receiver) {}
@@ -309,7 +353,10 @@ impl<U> Connection<U> {
         match event {
             Some(Event::Requests(count)) => self.worklist.add_requests(self, count),
             Some(Event::Ended { user_data, outcome }) => {
-                receiver.on_response(user_data, outcome.map(|payload| self.recv_view.bytes(payload)));
+                receiver.on_response(
+                    user_data,
+                    outcome.map(|payload| self.recv_view.bytes(payload)),
+                );
             }
             None => {
                 self.note_end();
@@ -319,15 +366,16 @@ impl<U> Connection<U> {
         true
     }
 
-    /// Ends the one-sided operations of a retired connection: none of them accesses its memory any more.
+    /// Ends the one-sided operations of a retired connection: none of them accesses its memory any
+    /// more.
     pub(crate) fn end_raw(&self, receiver: &mut impl Receiver<U>) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
             receiver.on_response(user_data, Err(reason.into()));
         }
     }
 
-    /// Ends the calls whose deadlines have passed. Returns their number. Calls made by the callback have deadlines after `now_ns`, so it
-    /// ends.
+    /// Ends the calls whose deadlines have passed. Returns their number. Calls made by the callback
+    /// have deadlines after `now_ns`, so it ends.
     pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, receiver: &mut impl Receiver<U>) -> usize {
         let _rearm = Rearm(self);
         let mut ended = 0;
@@ -354,10 +402,11 @@ impl<U> Connection<U> {
         self.worklist.timers()
     }
 
-    /// Checks whether to READ the record of an idle connection's peer, or to end the connection (K4, K5), and sets the time of the next
-    /// check.
+    /// Checks whether to READ the record of an idle connection's peer, or to end the connection
+    /// (K4, K5), and sets the time of the next check.
     pub(crate) fn check_idle(self: &Rc<Self>, now_ns: u64) {
-        let (has_work, next_ns) = self.with_link(|link| (link.check_idle(now_ns), link.next_idle_check(now_ns)));
+        let (has_work, next_ns) =
+            self.with_link(|link| (link.check_idle(now_ns), link.next_idle_check(now_ns)));
         if has_work {
             self.mark_dirty();
         }
@@ -373,8 +422,13 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Takes a completion of the send queue. Returns whether something moved: a READ without new words moves nothing.
-    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) -> bool {
+    /// Takes a completion of the send queue. Returns whether something moved: a READ without new
+    /// words moves nothing.
+    pub(crate) fn complete(
+        self: &Rc<Self>,
+        cqe: &Cqe<'_>,
+        receiver: &mut impl Receiver<U>,
+    ) -> bool {
         let user = self.core.borrow_mut().complete(cqe);
         match cqe.result() {
             Err(error) => self.fail(error),
@@ -409,8 +463,8 @@ impl<U> Connection<U> {
         true
     }
 
-    /// Begins the graceful end with the next flush. Does nothing for a connection that has ended: nothing serves it, and its context may
-    /// be gone.
+    /// Begins the graceful end with the next flush. Does nothing for a connection that has ended:
+    /// nothing serves it, and its context may be gone.
     pub(crate) fn close(self: &Rc<Self>) {
         if !self.is_closed() {
             self.with_link(Link::shut_down);
@@ -431,8 +485,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Begins the graceful end, for a context that is being dropped. A peer with nothing outstanding in either direction ends as if this
-    /// end had closed.
+    /// Begins the graceful end, for a context that is being dropped. A peer with nothing
+    /// outstanding in either direction ends as if this end had closed.
     pub(crate) fn begin_leaving(self: &Rc<Self>) {
         if !self.is_closed() {
             self.close();
@@ -440,13 +494,16 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Returns whether messages to send have not all arrived yet. Posts as much as there is room for.
+    /// Returns whether messages to send have not all arrived yet. Posts as much as there is room
+    /// for.
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
             self.serve(self.worklist.timers().now_ns());
             if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
                 let resources = &mut self.core.borrow_mut().resources;
-                let posted = resources.as_mut().map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
+                let posted = resources
+                    .as_mut()
+                    .map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
                 self.leaving.set(match posted {
                     Some(Ok(())) => Leaving::AllPosted,
                     Some(Err(PostError::QueueFull { .. })) => Leaving::Begun,
@@ -457,14 +514,16 @@ impl<U> Connection<U> {
         self.leaving.get() != Leaving::No && !self.is_closed()
     }
 
-    /// Ends the connection at once. Does nothing for a connection that has ended: its number may be another's.
+    /// Ends the connection at once. Does nothing for a connection that has ended: its number may be
+    /// another's.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
             self.end(CloseReason::ClosedHere);
         }
     }
 
-    /// Drops the user data of everything that has not ended, for a closed connection that is not polled any more.
+    /// Drops the user data of everything that has not ended, for a closed connection that is not
+    /// polled any more.
     pub(crate) fn discard(&self) {
         while self.with_link(Link::next_event).is_some() {}
         while self.take_failed_raw().is_some() {}
@@ -481,8 +540,9 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
-    /// Posts batches that may be sent, and rings the doorbell at once: the rest of the work overlaps with their transfer. READs if
-    /// starved, and refreshes the published record. Stays on the worklist while work is left.
+    /// Posts batches that may be sent, and rings the doorbell at once: the rest of the work
+    /// overlaps with their transfer. READs if starved, and refreshes the published record. Stays on
+    /// the worklist while work is left.
     #[inline(always)]
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
         if !self.serve_fast(now_ns) {
@@ -492,24 +552,38 @@ impl<U> Connection<U> {
 
     #[inline(always)]
     const fn batches<'a, Q>(&'a self, qp: &'a mut Q, send_ring: &'a Mr) -> Batches<'a, Q> {
-        Batches { qp, send_ring, remote: &self.remote, to_peer: self.to_peer, inline_limit: self.inline_limit, control: &self.control }
+        Batches {
+            qp,
+            send_ring,
+            remote: &self.remote,
+            to_peer: self.to_peer,
+            inline_limit: self.inline_limit,
+            control: &self.control,
+        }
     }
 
     /// Posts at once if the only work is one batch. Returns whether that was the case.
     #[inline(always)]
     fn serve_fast(&self, now_ns: u64) -> bool {
         let Core { resources, link } = &mut *self.core.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources else { return true };
+        let Some(Resources { qp, send_ring, .. }) = resources else {
+            return true;
+        };
         let mut batches = self.batches(qp, send_ring);
-        let Ok(true) = link.flush_easy(&mut batches) else { return false };
+        let Ok(true) = link.flush_easy(&mut batches) else {
+            return false;
+        };
         link.is_at_rest(now_ns)
     }
 
-    /// Does all other work of a flush; or all work, if that is not one batch that can be posted at once.
+    /// Does all other work of a flush; or all work, if that is not one batch that can be posted at
+    /// once.
     #[inline(never)]
     fn serve_slow(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources else { return };
+        let Some(Resources { qp, send_ring, .. }) = resources else {
+            return;
+        };
         let outcome = if self.blueflame_batch {
             let mut batch = qp.blueflame_batch();
             let outcome = self.post_all(link, &mut batch, send_ring, now_ns);
@@ -524,8 +598,8 @@ impl<U> Connection<U> {
             self.control.publish(words);
         }
         qp.ring();
-        // A full send queue drains by itself. Any other error means that the queue pair is broken; its completion, if one arrives, has
-        // the reason.
+        // A full send queue drains by itself. Any other error means that the queue pair is broken;
+        // its completion, if one arrives, has the reason.
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
@@ -539,11 +613,20 @@ impl<U> Connection<U> {
     }
 
     /// Posts the batches that may be sent, and the READ that is due.
-    fn post_all(&self, link: &mut Link<U>, qp: &mut impl Posts, send_ring: &Mr, now_ns: u64) -> Result<(), PostError> {
+    fn post_all(
+        &self,
+        link: &mut Link<U>,
+        qp: &mut impl Posts,
+        send_ring: &Mr,
+        now_ns: u64,
+    ) -> Result<(), PostError> {
         let mut batches = self.batches(qp, send_ring);
         link.flush_any(&mut batches)?;
         if link.poll_read(now_ns) {
-            self.post_read(batches.qp, if link.asks_activity() { ACTIVITY } else { READ })?;
+            self.post_read(
+                batches.qp,
+                if link.asks_activity() { ACTIVITY } else { READ },
+            )?;
             link.read_posted();
         }
         Ok(())
@@ -552,13 +635,25 @@ impl<U> Connection<U> {
     fn post_read(&self, qp: &mut impl Posts, user: u64) -> Result<(), PostError> {
         let (remote, into) = (&self.remote, self.control.read_target());
         let read = match user {
-            ACTIVITY => Read { addr: remote.activity_addr, rkey: remote.activity_rkey, into: Sge { len: ACTIVITY_SIZE, ..into } },
-            _ => Read { addr: remote.published_addr, rkey: remote.published_rkey, into },
+            ACTIVITY => Read {
+                addr: remote.activity_addr,
+                rkey: remote.activity_rkey,
+                into: Sge {
+                    len: ACTIVITY_SIZE,
+                    ..into
+                },
+            },
+            _ => Read {
+                addr: remote.published_addr,
+                rkey: remote.published_rkey,
+                into,
+            },
         };
         qp.post(&read, Signal::Always, user)
     }
 
-    /// Lets `post` post an operation that uses `memory`, with the given word. The next flush rings the doorbell.
+    /// Lets `post` post an operation that uses `memory`, with the given word. The next flush rings
+    /// the doorbell.
     pub(crate) fn post_raw(
         self: &Rc<Self>,
         memory: &Rc<Mr>,
@@ -568,7 +663,10 @@ impl<U> Connection<U> {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let closed = link.closed();
         let (Some(Resources { qp, .. }), None) = (resources, closed) else {
-            return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
+            return Err(RdmaError::Closed {
+                user_data,
+                reason: closed.unwrap_or(CloseReason::Disconnected),
+            });
         };
         self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
         self.mark_dirty();
@@ -581,10 +679,18 @@ impl<U> Connection<U> {
         self.raw.end().map(|user_data| (user_data, reason))
     }
 
-    /// Takes a connection that has ended off the device, and frees its resources. The receive ring stays while the application has
-    /// requests whose bytes are in it.
+    /// Takes a connection that has ended off the device, and frees its resources. The receive ring
+    /// stays while the application has requests whose bytes are in it.
     pub(crate) fn retire(&self) {
-        let Some(Resources { qp, send_ring, recv_ring, share }) = self.core.borrow_mut().resources.take() else { return };
+        let Some(Resources {
+            qp,
+            send_ring,
+            recv_ring,
+            share,
+        }) = self.core.borrow_mut().resources.take()
+        else {
+            return;
+        };
         drop((qp, send_ring, share));
         if self.with_link(|link| link.has_taken_bytes()) {
             self.kept_ring.replace(Some(Box::new(recv_ring)));

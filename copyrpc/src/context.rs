@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mlx5::{
-    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found, MonoCq, OpenError, Pd, QpConfig, RcQp,
-    RegisterError, Srq,
+    AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found,
+    MonoCq, OpenError, Pd, QpConfig, RcQp, RegisterError, Srq,
 };
 use thiserror::Error;
 
@@ -35,12 +35,15 @@ pub const DEFAULT_ENDPOINTS: u32 = 128;
 /// Receives of the shared receive queue that [`DEFAULT_ENDPOINTS`] need.
 pub const DEFAULT_SRQ_SIZE: u32 = Outstanding::DEFAULT.receives(DEFAULT_ENDPOINTS) as u32;
 /// Entries of a completion queue that [`DEFAULT_ENDPOINTS`] need, rounded up as devices do.
-pub const DEFAULT_CQ_SIZE: u32 = (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
+pub const DEFAULT_CQ_SIZE: u32 =
+    (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
-/// Maximum number of completions that one poll takes from each queue, so that a poll is bounded under any load.
+/// Maximum number of completions that one poll takes from each queue, so that a poll is bounded
+/// under any load.
 const POLL_BUDGET: usize = 256;
 
-/// Describes a context. Plain data: send it to the thread that will own the context and build it there.
+/// Describes a context. Plain data: send it to the thread that will own the context and build it
+/// there.
 ///
 /// ```
 /// fn is_send<T: Send>() {}
@@ -71,7 +74,8 @@ pub enum BuildError {
     /// The memory that peers READ could not be allocated.
     #[error("memory of the context: {0}")]
     Memory(#[from] RegisterError),
-    /// The shared receive queue of this number of endpoints would be longer than the device permits.
+    /// The shared receive queue of this number of endpoints would be longer than the device
+    /// permits.
     #[error(
         "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
          or for fewer batches (EndpointConfig::batches_in_flight)"
@@ -112,9 +116,10 @@ impl ContextBuilder {
         }
     }
 
-    /// Sets the minimum number of endpoints with the default [`EndpointConfig`] that the context has room for at once. The sizes of all
-    /// queues follow from it. Default [`DEFAULT_ENDPOINTS`]. Memory: about 9 KiB for each, and its rings when it is made. Devices have
-    /// about 32,000 receives in a queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
+    /// Sets the minimum number of endpoints with the default [`EndpointConfig`] that the context
+    /// has room for at once. The sizes of all queues follow from it. Default [`DEFAULT_ENDPOINTS`].
+    /// Memory: about 9 KiB for each, and its rings when it is made. Devices have about 32,000
+    /// receives in a queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
     #[must_use]
     pub const fn endpoints(mut self, count: u32) -> Self {
         self.endpoints = count;
@@ -131,55 +136,78 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the number of receives of the queue that all endpoints share, instead of the number that follows from the endpoints. Two
-    /// thirds of them are divided among the endpoints as batches in flight.
+    /// Sets the number of receives of the queue that all endpoints share, instead of the number
+    /// that follows from the endpoints. Two thirds of them are divided among the endpoints as
+    /// batches in flight.
     #[must_use]
     pub const fn srq_size(mut self, receives: u32) -> Self {
         self.srq_size = Some(receives);
         self
     }
 
-    /// Sets the entries of each completion queue, instead of the number that follows from the others. Needed are at least the SRQ size,
-    /// and for each endpoint its [`batches_in_flight`](EndpointConfig::batches_in_flight) +
-    /// [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a [`Window::Completion`](crate::Window::Completion), or
-    /// the depth of its send queue if that is less.
+    /// Sets the entries of each completion queue, instead of the number that follows from the
+    /// others. Needed are at least the SRQ size, and for each endpoint its
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) +
+    /// [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
+    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is
+    /// less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = Some(entries);
         self
     }
 
-    /// Lets the device write the completions of batches of equal length as one compressed session ([`mlx5::CqConfig::compression`]).
-    /// [`ContextBuilder::build`] fails with [`CreateError::Unsupported`] on a device without compression. Default `false`.
+    /// Lets the device write the completions of batches of equal length as one compressed session
+    /// ([`mlx5::CqConfig::compression`]). [`ContextBuilder::build`] fails with
+    /// [`CreateError::Unsupported`] on a device without compression. Default `false`.
     #[must_use]
     pub const fn cqe_compression(mut self, is_on: bool) -> Self {
         self.cqe_compression = is_on;
         self
     }
 
-    /// Announces what one flush posts on a connection through BlueFlame together ([`mlx5::BlueflameBatch`]): the parts of a batch that a
-    /// wrap divides, and the READ of the peer's record. Not proven on a NIC. Default `false`: each is announced when it is posted.
+    /// Announces what one flush posts on a connection through BlueFlame together
+    /// ([`mlx5::BlueflameBatch`]): the parts of a batch that a wrap divides, and the READ of the
+    /// peer's record. Not proven on a NIC. Default `false`: each is announced when it is posted.
     #[must_use]
     pub const fn blueflame_batch(mut self, is_on: bool) -> Self {
         self.blueflame_batch = is_on;
         self
     }
 
-    /// Returns the receives of the SRQ, and the entries of the send CQ for the endpoints that the SRQ is large enough for.
+    /// Returns the receives of the SRQ, and the entries of the send CQ for the endpoints that the
+    /// SRQ is large enough for.
     fn sizes(&self) -> (u32, u32) {
-        let receives = self.srq_size.map_or(self.outstanding.receives(self.endpoints), u64::from);
-        let endpoints = self.outstanding.endpoints(receives).max(u64::from(self.endpoints));
-        let completions = self.cq_size.map_or(endpoints.saturating_mul(u64::from(self.outstanding.completions())), u64::from);
+        let receives = self
+            .srq_size
+            .map_or(self.outstanding.receives(self.endpoints), u64::from);
+        let endpoints = self
+            .outstanding
+            .endpoints(receives)
+            .max(u64::from(self.endpoints));
+        let completions = self.cq_size.map_or(
+            endpoints.saturating_mul(u64::from(self.outstanding.completions())),
+            u64::from,
+        );
         // A number beyond 32 bits is more than any device has.
-        (u32::try_from(receives).unwrap_or(u32::MAX), u32::try_from(completions).unwrap_or(u32::MAX))
+        (
+            u32::try_from(receives).unwrap_or(u32::MAX),
+            u32::try_from(completions).unwrap_or(u32::MAX),
+        )
     }
 
     /// Returns why there is no SRQ, in terms of endpoints if its size follows from them.
     fn too_many(&self, error: CreateError) -> BuildError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
-            CreateError::Refused(mlx5::hca::CreateError::OutOfRange { value, max, .. }) if value > max && self.srq_size.is_none() => {
-                BuildError::TooManyEndpoints { endpoints, batches_in_flight, max: self.outstanding.endpoints(max) }
+            CreateError::Refused(mlx5::hca::CreateError::OutOfRange { value, max, .. })
+                if value > max && self.srq_size.is_none() =>
+            {
+                BuildError::TooManyEndpoints {
+                    endpoints,
+                    batches_in_flight,
+                    max: self.outstanding.endpoints(max),
+                }
             }
             error => error.into(),
         }
@@ -194,19 +222,28 @@ impl ContextBuilder {
         self.build_on(device)
     }
 
-    /// Makes the queues on an open device, instead of one of its own: contexts of one thread can share one.
+    /// Makes the queues on an open device, instead of one of its own: contexts of one thread can
+    /// share one.
     ///
     /// # Errors
     /// [`BuildError`]; nothing is left behind.
     pub fn build_on<U>(self, device: Device) -> Result<Context<U>, BuildError> {
         let pd = device.alloc_pd()?;
         let (receives, send_completions) = self.sizes();
-        let srq = pd.create_srq(receives, 0).map_err(|error| self.too_many(error))?;
+        let srq = pd
+            .create_srq(receives, 0)
+            .map_err(|error| self.too_many(error))?;
         let send_cq = device.create_cq(send_completions)?;
-        let recv_cq = CqConfig { compression: self.cqe_compression, ..self.cq_size.unwrap_or(srq.depth() as u32).into() };
+        let recv_cq = CqConfig {
+            compression: self.cqe_compression,
+            ..self.cq_size.unwrap_or(srq.depth() as u32).into()
+        };
         let recv_cq = device.create_mono_cq(recv_cq)?;
         if (recv_cq.entries() as usize) < srq.depth() {
-            return Err(BuildError::CqTooSmall { cq_size: recv_cq.entries(), srq_depth: srq.depth() });
+            return Err(BuildError::CqTooSmall {
+                cq_size: recv_cq.entries(),
+                srq_depth: srq.depth(),
+            });
         }
         let control_regions = ControlRegions::default();
         let inner = Inner {
@@ -215,7 +252,12 @@ impl ContextBuilder {
             control_regions,
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
-            queues: RefCell::new(Queues { max_free: srq.depth() / 3, recv_cq, send_cq, srq }),
+            queues: RefCell::new(Queues {
+                max_free: srq.depth() / 3,
+                recv_cq,
+                send_cq,
+                srq,
+            }),
             pd,
             device,
             is_polling: Cell::new(false),
@@ -225,19 +267,23 @@ impl ContextBuilder {
             linger: Cell::new(LINGER),
         };
         fill(&mut inner.queues.borrow_mut().srq);
-        Ok(Context { inner: Rc::new(inner) })
+        Ok(Context {
+            inner: Rc::new(inner),
+        })
     }
 }
 
 /// Everything of one thread: device, queues, endpoints. `U` is the caller's data per call.
 ///
-/// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
-/// callbacks may call, reply and receive; methods that must not nest return a `Reentrant` error. Its drop ends its connections, and drops
-/// the user data of calls and operations that have not ended. The drop waits until the given replies, and the message that this end is
-/// gone, have arrived, 20 ms at most. Messages for which the peer has no room then, and messages to a peer that is gone, are lost with
-/// the queue pair. A peer that gets the message and has nothing outstanding ends with
-/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by their operations or by their
-/// keep-alive.
+/// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
+/// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
+/// nest return a `Reentrant` error. Its drop ends its connections, and drops the user data of calls
+/// and operations that have not ended. The drop waits until the given replies, and the message that
+/// this end is gone, have arrived, 20 ms at most. Messages for which the peer has no room then, and
+/// messages to a peer that is gone, are lost with the queue pair. A peer that gets the message and
+/// has nothing outstanding ends with
+/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair
+/// gone, by their operations or by their keep-alive.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -249,12 +295,14 @@ pub struct Context<U> {
 
 impl<U> fmt::Debug for Context<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("device", &self.inner.device).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("device", &self.inner.device)
+            .finish_non_exhaustive()
     }
 }
 
-/// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while user code runs, except the queues being
-/// polled; `is_polling` keeps user code from them.
+/// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while
+/// user code runs, except the queues being polled; `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
     pub(crate) worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
@@ -301,7 +349,8 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for them: flushes report arrivals (B1).
+/// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for
+/// them: flushes report arrivals (B1).
 struct Unfilled<'a> {
     srq: &'a mut Srq,
     /// Maximum number of free receives that are left.
@@ -331,11 +380,18 @@ struct Serving<'a, R, F> {
     on_response: F,
 }
 
-impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receiver<U> for Serving<'_, R, F> {
+impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receiver<U>
+    for Serving<'_, R, F>
+{
     const TAKES_REQUESTS: bool = true;
 
     #[inline(always)]
-    fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>) {
+    fn on_request(
+        &mut self,
+        connection: &Rc<Connection<U>>,
+        request: Request,
+        bytes: RecvBytes<'_>,
+    ) {
         let _running = Handling::begin(self.activity);
         (self.on_request)(bytes, Reply::new(connection, request));
     }
@@ -353,18 +409,20 @@ impl<U> Context<U> {
         self.inner.device.info()
     }
 
-    /// Returns the device of this context. Its clock, [`Device::now_ns`], measures all times here: deadlines, keep-alive, stalls.
+    /// Returns the device of this context. Its clock, [`Device::now_ns`], measures all times here:
+    /// deadlines, keep-alive, stalls.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts gathered messages. Returns the number of
-    /// completions plus the number of calls that ran out of time; 0 means that nothing moved. READs of a peer's record without new
-    /// flow-control words do not count.
+    /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts
+    /// gathered messages. Returns the number of completions plus the number of calls that ran out
+    /// of time; 0 means that nothing moved. READs of a peer's record without new flow-control words
+    /// do not count.
     ///
-    /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or the reason why there are none.
-    /// It may call, reply and receive.
+    /// `on_response` gets the call's user data and either the reply's bytes, valid during the
+    /// callback, or the reason why there are none. It may call, reply and receive.
     ///
     /// # Errors
     /// [`PollError`].
@@ -375,9 +433,10 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// Like [`Context::poll`], but answers requests while it takes them, which costs less than [`Context::recv`]. `on_request` gets the
-    /// bytes of each request and the [`Reply`] to it, earlier arrivals first. Returns the number of completions, calls out of time and
-    /// such earlier requests.
+    /// Like [`Context::poll`], but answers requests while it takes them, which costs less than
+    /// [`Context::recv`]. `on_request` gets the bytes of each request and the [`Reply`] to it,
+    /// earlier arrivals first. Returns the number of completions, calls out of time and such
+    /// earlier requests.
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
@@ -393,8 +452,8 @@ impl<U> Context<U> {
     /// # }
     /// ```
     ///
-    /// `on_request` may call, and keep requests for later with [`Reply::hold`]; `on_response` is as in a poll. A handler that panics
-    /// loses only its own request.
+    /// `on_request` may call, and keep requests for later with [`Reply::hold`]; `on_response` is as
+    /// in a poll. A handler that panics loses only its own request.
     ///
     /// # Errors
     /// [`PollError`].
@@ -404,12 +463,17 @@ impl<U> Context<U> {
         on_response: impl FnMut(U, Outcome<'_>),
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        let taken = self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response });
+        let taken = self.inner.serve(&mut Serving {
+            activity: self.inner.activity.word(),
+            on_request,
+            on_response,
+        });
         self.inner.flush();
         Ok(taken)
     }
 
-    /// Does the first half of [`Context::poll`]: posts nothing, so calls and replies go on gathering into larger batches.
+    /// Does the first half of [`Context::poll`]: posts nothing, so calls and replies go on
+    /// gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -418,7 +482,8 @@ impl<U> Context<U> {
         Ok(self.inner.drain(&mut on_response))
     }
 
-    /// Does the first half of [`Context::serve`]: posts nothing, so calls and replies go on gathering into larger batches.
+    /// Does the first half of [`Context::serve`]: posts nothing, so calls and replies go on
+    /// gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -428,18 +493,32 @@ impl<U> Context<U> {
         on_response: impl FnMut(U, Outcome<'_>),
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        Ok(self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response }))
+        Ok(self.inner.serve(&mut Serving {
+            activity: self.inner.activity.word(),
+            on_request,
+            on_response,
+        }))
     }
 
-    /// Like [`drain_serving`](Self::drain_serving), for an owner that polls soon: does not read the clock, and leaves queued requests.
-    pub(crate) fn look(&self, on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>), on_response: impl FnMut(U, Outcome<'_>)) {
+    /// Like [`drain_serving`](Self::drain_serving), for an owner that polls soon: does not read the
+    /// clock, and leaves queued requests.
+    pub(crate) fn look(
+        &self,
+        on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
+        on_response: impl FnMut(U, Outcome<'_>),
+    ) {
         if let Ok(_polling) = self.inner.enter() {
-            self.inner.take(&mut Serving { activity: self.inner.activity.word(), on_request, on_response });
+            self.inner.take(&mut Serving {
+                activity: self.inner.activity.word(),
+                on_request,
+                on_response,
+            });
         }
     }
 
-    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent
-    /// for long. Takes no completions, and does not read the clock; drains do.
+    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered
+    /// messages, and probes peers that have been silent for long. Takes no completions, and does
+    /// not read the clock; drains do.
     ///
     /// # Errors
     /// [`PollError`].
@@ -453,7 +532,10 @@ impl<U> Context<U> {
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.inner.worklist.next_request().map(|(connection, name)| RecvHandle::new(connection, name))
+        self.inner
+            .worklist
+            .next_request()
+            .map(|(connection, name)| RecvHandle::new(connection, name))
     }
 
     /// Returns the number of endpoints that have a share of the queues.
@@ -479,18 +561,37 @@ impl<U> Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// Takes a share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
-    pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
+    /// Takes a share of the queues for one more endpoint, whose queue pair has `send_capacity`
+    /// WQEBBs.
+    pub(crate) fn share_queues(
+        &self,
+        outstanding: Outstanding,
+        send_capacity: usize,
+    ) -> Result<QueueShare, CreateEndpointError> {
         let Queues { send_cq, srq, .. } = &*self.queues.borrow();
-        QueueShare::take(&self.used, outstanding, send_capacity, srq.depth(), send_cq.entries())
+        QueueShare::take(
+            &self.used,
+            outstanding,
+            send_capacity,
+            srq.depth(),
+            send_cq.entries(),
+        )
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
-        let Queues { recv_cq, send_cq, srq, .. } = &*self.queues.borrow();
+        let Queues {
+            recv_cq,
+            send_cq,
+            srq,
+            ..
+        } = &*self.queues.borrow();
         self.pd.create_qp(send_cq, recv_cq, srq, config)
     }
 
-    pub(crate) fn create_control_memory(&self, words: FlowWords) -> Result<ControlMemory, RegisterError> {
+    pub(crate) fn create_control_memory(
+        &self,
+        words: FlowWords,
+    ) -> Result<ControlMemory, RegisterError> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
     }
 
@@ -506,7 +607,10 @@ impl<U> Inner<U> {
 
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
         self.connections.borrow_mut().push(Rc::clone(&connection));
-        self.queues.borrow_mut().recv_cq.register(connection.qpn(), Rc::clone(&connection));
+        self.queues
+            .borrow_mut()
+            .recv_cq
+            .register(connection.qpn(), Rc::clone(&connection));
         connection.check_idle(self.worklist.timers().deadline_in(Duration::ZERO));
     }
 
@@ -517,7 +621,8 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
-    /// Takes arrivals and completions, releases the connections that ended, and ends the calls that are out of time.
+    /// Takes arrivals and completions, releases the connections that ended, and ends the calls that
+    /// are out of time.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = self.take(receiver);
@@ -542,7 +647,11 @@ impl<U> Inner<U> {
     #[inline]
     fn serve(&self, receiver: &mut impl Receiver<U>) -> usize {
         let taken = self.drain(receiver);
-        if self.worklist.has_entries() { taken + self.serve_queued(receiver) } else { taken }
+        if self.worklist.has_entries() {
+            taken + self.serve_queued(receiver)
+        } else {
+            taken
+        }
     }
 
     /// Hands out the requests that drains have queued. Returns their number.
@@ -597,7 +706,9 @@ impl<U> Inner<U> {
         self.worklist.sweep();
         let timers = self.worklist.timers();
         for _ in 0..IDLE_CHECKS {
-            let Some(connection) = timers.take_idle() else { break };
+            let Some(connection) = timers.take_idle() else {
+                break;
+            };
             connection.check_idle(timers.now_ns());
         }
     }
@@ -616,10 +727,16 @@ impl<U> Inner<U> {
     }
 
     #[inline(always)]
-    fn take_received(found: Found<'_, Rc<Connection<U>>>, srq: &mut Srq, max_free: usize, receiver: &mut impl Receiver<U>) -> usize {
+    fn take_received(
+        found: Found<'_, Rc<Connection<U>>>,
+        srq: &mut Srq,
+        max_free: usize,
+        receiver: &mut impl Receiver<U>,
+    ) -> usize {
         let unfilled = Unfilled { srq, max_free };
         found.take(POLL_BUDGET, |connection, cqe| {
-            // Without a connection, it is a late arrival of one that has ended. Only batches of correct peers are of this kind.
+            // Without a connection, it is a late arrival of one that has ended. Only batches of
+            // correct peers are of this kind.
             if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
                 unfilled.srq.complete_receive(&cqe);
                 if let Some(connection) = connection {
@@ -636,11 +753,14 @@ impl<U> Inner<U> {
         })
     }
 
-    /// Takes all completions of the send queues, so that a connection retired now leaves none behind that its share has no room for any
-    /// more. B2 bounds their number, since nothing is posted meanwhile.
+    /// Takes all completions of the send queues, so that a connection retired now leaves none
+    /// behind that its share has no room for any more. B2 bounds their number, since nothing is
+    /// posted meanwhile.
     #[inline(never)]
     fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
-        let Queues { recv_cq, send_cq, .. } = queues;
+        let Queues {
+            recv_cq, send_cq, ..
+        } = queues;
         let mut sent = 0;
         while send_cq.has_completion() {
             let mut idle = 0;
@@ -668,9 +788,14 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
-    /// Removes a connection that has ended, if nothing was posted on it: no completion is to come (B2). Otherwise the next drain does.
+    /// Removes a connection that has ended, if nothing was posted on it: no completion is to come
+    /// (B2). Otherwise the next drain does.
     pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
-        let Stats { batches_sent, reads, .. } = connection.with_link(|link| link.stats());
+        let Stats {
+            batches_sent,
+            reads,
+            ..
+        } = connection.with_link(|link| link.stats());
         if batches_sent + reads == 0 && !self.is_polling.get() {
             self.retire(connection);
             self.worklist.finish(connection);
@@ -679,8 +804,16 @@ impl<U> Inner<U> {
 
     /// Removes a connection that has ended and whose calls have.
     fn retire(&self, connection: &Connection<U>) {
-        if self.queues.borrow_mut().recv_cq.unregister(connection.qpn()).is_some() {
-            self.connections.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+        if self
+            .queues
+            .borrow_mut()
+            .recv_cq
+            .unregister(connection.qpn())
+            .is_some()
+        {
+            self.connections
+                .borrow_mut()
+                .retain(|other| other.qpn() != connection.qpn());
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| link.stats());
             self.retired.set(stats);
@@ -694,9 +827,13 @@ impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
         self.shut_down_all();
         let connections = self.connections.take();
-        connections.iter().for_each(|connection| connection.retire());
+        connections
+            .iter()
+            .for_each(|connection| connection.retire());
         self.worklist.clear();
         // A connection may hold data that holds the connection.
-        connections.iter().for_each(|connection| connection.discard());
+        connections
+            .iter()
+            .for_each(|connection| connection.discard());
     }
 }

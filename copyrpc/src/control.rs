@@ -1,5 +1,6 @@
-//! The two small pieces of registered memory of an endpoint: the record that its peer READs, and the destination of its own READs. The
-//! endpoints of a context share regions: one region each would take a page and a key.
+//! The two small pieces of registered memory of an endpoint: the record that its peer READs, and
+//! the destination of its own READs. The endpoints of a context share regions: one region each
+//! would take a page and a key.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -33,18 +34,29 @@ impl ControlRegions {
     fn vacant(&self, pd: &Pd) -> Result<Rc<Region>, RegisterError> {
         let mut regions = self.regions.borrow_mut();
         regions.retain(|region| region.strong_count() > 0);
-        if let Some(region) = regions.iter().filter_map(Weak::upgrade).find(|region| region.taken.get() != u64::MAX) {
+        if let Some(region) = regions
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|region| region.taken.get() != u64::MAX)
+        {
             return Ok(region);
         }
-        let memory = pd.alloc(PLACES * PLACE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-        let region = Rc::new(Region { memory, taken: Cell::new(0) });
+        let memory = pd.alloc(
+            PLACES * PLACE_BYTES,
+            Access::LOCAL_WRITE | Access::REMOTE_READ,
+        )?;
+        let region = Rc::new(Region {
+            memory,
+            taken: Cell::new(0),
+        });
         regions.push(Rc::downgrade(&region));
         Ok(region)
     }
 }
 
-/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the destination of READs. Its drop
-/// frees the place: by then the queue pair that READs into it, and the queue pair through which the peer READs it, must be gone.
+/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes
+/// 32..64: the destination of READs. Its drop frees the place: by then the queue pair that READs
+/// into it, and the queue pair through which the peer READs it, must be gone.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     region: Rc<Region>,
@@ -54,15 +66,26 @@ pub(crate) struct ControlMemory {
 }
 
 impl ControlMemory {
-    pub(crate) fn new(regions: &ControlRegions, pd: &Pd, words: FlowWords) -> Result<Self, RegisterError> {
+    pub(crate) fn new(
+        regions: &ControlRegions,
+        pd: &Pd,
+        words: FlowWords,
+    ) -> Result<Self, RegisterError> {
         let region = regions.vacant(pd)?;
         let taken = region.taken.get();
         let place = taken.trailing_ones() as usize;
         region.taken.set(taken | 1 << place);
         // SAFETY: the region has `PLACES` places.
         let start = unsafe { region.memory.as_ptr().add(place * PLACE_BYTES) };
-        let control = Self { region, place, start };
-        let cleared = control.region.memory.write(control.offset(), &[0; PLACE_BYTES]);
+        let control = Self {
+            region,
+            place,
+            start,
+        };
+        let cleared = control
+            .region
+            .memory
+            .write(control.offset(), &[0; PLACE_BYTES]);
         debug_assert!(cleared.is_ok(), "the region has {PLACES} places");
         control.publish(words);
         Ok(control)
@@ -80,15 +103,25 @@ impl ControlMemory {
 
     /// Returns address and key of the published record, for the peer.
     pub(crate) fn published(&self) -> (u64, u32) {
-        (self.region.memory.addr() + self.offset() as u64, self.region.memory.rkey())
+        (
+            self.region.memory.addr() + self.offset() as u64,
+            self.region.memory.rkey(),
+        )
     }
 
-    /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by itself (F1), unless bytes are mixed too (F3).
+    /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by
+    /// itself (F1), unless bytes are mixed too (F3).
     pub(crate) fn publish(&self, words: FlowWords) {
-        for (index, word) in [(0, words.consumer_pos), (1, words.credit), (3, words.batches_received)] {
-            // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only writer of these words.
+        for (index, word) in [
+            (0, words.consumer_pos),
+            (1, words.credit),
+            (3, words.batches_received),
+        ] {
+            // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only
+            // writer of these words.
             let target = unsafe { self.at(8 * index).cast::<AtomicU64>().as_ref() };
-            // Release: a reader of the new position must find this end done with the bytes before it.
+            // Release: a reader of the new position must find this end done with the bytes before
+            // it.
             target.store(word.to_le(), Ordering::Release);
         }
     }
@@ -96,7 +129,11 @@ impl ControlMemory {
     /// Stores the heartbeat.
     pub(crate) fn beat(&self, heartbeat: u32) {
         // SAFETY: as in `publish`.
-        let target = unsafe { self.at(PublishedRecord::HEARTBEAT_OFFSET).cast::<AtomicU32>().as_ref() };
+        let target = unsafe {
+            self.at(PublishedRecord::HEARTBEAT_OFFSET)
+                .cast::<AtomicU32>()
+                .as_ref()
+        };
         // Relaxed: the heartbeat only has to change.
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
@@ -105,7 +142,11 @@ impl ControlMemory {
     #[inline]
     pub(crate) fn note_taken(&self, batches: u32) {
         // SAFETY: as in `publish`.
-        let target = unsafe { self.at(PublishedRecord::BATCHES_TAKEN_OFFSET).cast::<AtomicU32>().as_ref() };
+        let target = unsafe {
+            self.at(PublishedRecord::BATCHES_TAKEN_OFFSET)
+                .cast::<AtomicU32>()
+                .as_ref()
+        };
         // Relaxed: its reader only waits for the value.
         target.store(batches.to_le(), Ordering::Relaxed);
     }
@@ -113,19 +154,27 @@ impl ControlMemory {
     /// Returns the destination of READs of the peer's record.
     pub(crate) fn read_target(&self) -> Sge {
         let memory = &self.region.memory;
-        Sge { addr: memory.addr() + (self.offset() + FLOW_METADATA_SIZE) as u64, len: FLOW_METADATA_SIZE as u32, lkey: memory.lkey() }
+        Sge {
+            addr: memory.addr() + (self.offset() + FLOW_METADATA_SIZE) as u64,
+            len: FLOW_METADATA_SIZE as u32,
+            lkey: memory.lkey(),
+        }
     }
 
     /// Returns the record that a completed READ fetched.
     pub(crate) fn take_read(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut record = [0; FLOW_METADATA_SIZE];
-        let read = self.region.memory.read(self.offset() + FLOW_METADATA_SIZE, &mut record);
+        let read = self
+            .region
+            .memory
+            .read(self.offset() + FLOW_METADATA_SIZE, &mut record);
         debug_assert!(read.is_ok(), "a place has 64 bytes");
         record
     }
 }
 
-/// The word of a context that its peers READ before they give it up (K7): odd while a handler runs, and another number after each.
+/// The word of a context that its peers READ before they give it up (K7): odd while a handler runs,
+/// and another number after each.
 #[derive(Debug)]
 pub(crate) struct Activity(ControlMemory);
 
@@ -174,7 +223,9 @@ impl Drop for Handling<'_> {
 
 impl Drop for ControlMemory {
     fn drop(&mut self) {
-        self.region.taken.set(self.region.taken.get() & !(1 << self.place));
+        self.region
+            .taken
+            .set(self.region.taken.get() & !(1 << self.place));
     }
 }
 
@@ -186,7 +237,13 @@ mod tests {
 
     fn pd() -> Pd {
         let fabric = FabricSpec::Local(LocalFabric::new());
-        Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap().alloc_pd().unwrap()
+        Device::open(DeviceSpec::Soft(SoftOptions {
+            fabric,
+            ..SoftOptions::default()
+        }))
+        .unwrap()
+        .alloc_pd()
+        .unwrap()
     }
 
     /// To the end of its 64 bits.
@@ -199,7 +256,10 @@ mod tests {
             let running = Handling::begin(word);
             assert_eq!(u64::from_le(word.load(Ordering::Relaxed)), before + 1);
             drop(running);
-            assert_eq!(u64::from_le(word.load(Ordering::Relaxed)), before.wrapping_add(2));
+            assert_eq!(
+                u64::from_le(word.load(Ordering::Relaxed)),
+                before.wrapping_add(2)
+            );
         }
     }
 
@@ -207,19 +267,37 @@ mod tests {
     fn places_are_apart_cleared_and_used_again_and_regions_go_with_their_last_one() {
         let pd = pd();
         let regions = ControlRegions::default();
-        let make = |credit| ControlMemory::new(&regions, &pd, FlowWords { credit, ..FlowWords::default() }).unwrap();
+        let make = |credit| {
+            ControlMemory::new(
+                &regions,
+                &pd,
+                FlowWords {
+                    credit,
+                    ..FlowWords::default()
+                },
+            )
+            .unwrap()
+        };
         let mut all: Vec<_> = (0..2 * PLACES as u64 + 1).map(make).collect();
         assert_eq!(regions.regions.borrow().len(), 3);
         let mut places: Vec<_> = all.iter().map(|control| control.published().0).collect();
         places.sort_unstable();
-        assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= PLACE_BYTES as u64));
+        assert!(
+            places
+                .windows(2)
+                .all(|pair| pair[1] - pair[0] >= PLACE_BYTES as u64)
+        );
         all[70].beat(9);
         let place = all[70].published();
         all.remove(70);
         let again = make(7);
         assert_eq!(again.published(), place);
         let mut bytes = [0; PLACE_BYTES];
-        again.region.memory.read(again.offset(), &mut bytes).unwrap();
+        again
+            .region
+            .memory
+            .read(again.offset(), &mut bytes)
+            .unwrap();
         let mut expected = [0; PLACE_BYTES];
         expected[8] = 7;
         assert_eq!(bytes, expected);

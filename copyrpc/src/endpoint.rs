@@ -15,10 +15,12 @@ pub struct CallToken {
     call: CallKey,
 }
 
-/// One end of a connection. Clones name the same connection, and so does [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
+/// One end of a connection. Clones name the same connection, and so does
+/// [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
 ///
-/// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls end as they would, a received request
-/// can be answered, and the peer learns of it with the next polls. So keep a handle as long as the peer may call.
+/// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls
+/// end as they would, a received request can be answered, and the peer learns of it with the next
+/// polls. So keep a handle as long as the peer may call.
 #[derive(Debug)]
 #[must_use = "dropping the last handle of an endpoint closes its connection"]
 #[doc(alias = "EndpointInner")]
@@ -52,29 +54,44 @@ impl<U> Endpoint<U> {
         Self { connection }
     }
 
-    /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing is posted before the next
-    /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
-    /// WRITE. `user_data` comes back, exactly once, through the callback of a poll or from [`Endpoint::cancel`].
+    /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing is
+    /// posted before the next [`Context::poll`](crate::Context::poll) or
+    /// [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one WRITE.
+    /// `user_data` comes back, exactly once, through the callback of a poll or from
+    /// [`Endpoint::cancel`].
     ///
     /// # Errors
-    /// [`CallError`], which returns `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
+    /// [`CallError`], which returns `user_data`. After `RingFull` or `InsufficientCredit`, poll and
+    /// retry.
     #[inline(always)]
-    pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
+    pub fn call(
+        &self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+    ) -> Result<CallToken, CallError<U>> {
         // In two steps, so that rarely needed code is not part of the callers' code.
-        let outcome = self.connection.link().try_call(payload, user_data, response_allowance);
+        let outcome = self
+            .connection
+            .link()
+            .try_call(payload, user_data, response_allowance);
         match outcome {
             Ok(call) => {
                 self.connection.mark_dirty();
-                Ok(CallToken { connection: self.connection.serial, call })
+                Ok(CallToken {
+                    connection: self.connection.serial,
+                    call,
+                })
             }
             Err(user_data) => self.make_room_and_call(payload, user_data, response_allowance),
         }
     }
 
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
-    /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is the first one without
-    /// arrivals after the timeout, under load at the latest the 64th. A reply that arrives in the same poll wins. The peer is not told,
-    /// and a later reply is dropped. Reads the clock; calls without a deadline do not.
+    /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is
+    /// the first one without arrivals after the timeout, under load at the latest the 64th. A reply
+    /// that arrives in the same poll wins. The peer is not told, and a later reply is dropped.
+    /// Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
     /// See [`Endpoint::call`].
@@ -90,27 +107,41 @@ impl<U> Endpoint<U> {
         Ok(call)
     }
 
-    /// Gives a call of this endpoint that has not ended a timeout from now, as [`Endpoint::call_within`] does.
+    /// Gives a call of this endpoint that has not ended a timeout from now, as
+    /// [`Endpoint::call_within`] does.
     pub(crate) fn end_within(&self, call: CallToken, timeout: Duration) {
         let deadline_ns = self.connection.timers().deadline_in(timeout);
-        self.connection.with_link(|link| link.end_at(call.call, deadline_ns));
+        self.connection
+            .with_link(|link| link.end_at(call.call, deadline_ns));
         self.connection.arm(deadline_ns);
     }
 
     #[cold]
     #[inline(never)]
-    fn make_room_and_call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.link().call(payload, user_data, response_allowance);
-        // A refused call too: it may need a READ. Not after the end of the connection, which is not flushed any more.
+    fn make_room_and_call(
+        &self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+    ) -> Result<CallToken, CallError<U>> {
+        let outcome = self
+            .connection
+            .link()
+            .call(payload, user_data, response_allowance);
+        // A refused call too: it may need a READ. Not after the end of the connection, which is not
+        // flushed any more.
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();
         }
-        outcome.map(|call| CallToken { connection: self.connection.serial, call })
+        outcome.map(|call| CallToken {
+            connection: self.connection.serial,
+            call,
+        })
     }
 
-    /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has ended, or was made on another
-    /// endpoint. The peer is not told, and its reply is dropped; the call's share of ring and credit comes back with that reply. May be
-    /// called from a callback.
+    /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has
+    /// ended, or was made on another endpoint. The peer is not told, and its reply is dropped; the
+    /// call's share of ring and credit comes back with that reply. May be called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial {
             return None;
@@ -138,27 +169,31 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
-    /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when the peer said that it closes, and whose
-    /// requests the peer has not answered. Each of them keeps its allowance for the reply from the credit until the peer answers it. If this
-    /// number is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason of
-    /// [`CallError::InsufficientCredit`].
+    /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when
+    /// the peer said that it closes, and whose requests the peer has not answered. Each of them
+    /// keeps its allowance for the reply from the credit until the peer answers it. If this number
+    /// is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason
+    /// of [`CallError::InsufficientCredit`].
     #[must_use]
     pub fn given_up_calls(&self) -> usize {
-        self.connection.with_link(|link| link.unanswered_requests() - link.outstanding_calls())
+        self.connection
+            .with_link(|link| link.unanswered_requests() - link.outstanding_calls())
     }
 
-    /// Ends the connection when everything is done. No more calls are taken, on either side, as soon as the peer learns of it.
-    /// Outstanding calls end as they would. Received requests may be answered. Requests that were not received by the next flush, and
-    /// those that arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding
-    /// any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. That takes as long as the
-    /// handlers; a peer that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them
-    /// first.
+    /// Ends the connection when everything is done. No more calls are taken, on either side, as
+    /// soon as the peer learns of it. Outstanding calls end as they would. Received requests may be
+    /// answered. Requests that were not received by the next flush, and those that arrive later,
+    /// end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is
+    /// outstanding any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and
+    /// `ClosedByPeer` at the other end. That takes as long as the handlers; a peer that is stopped
+    /// or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end
+    /// them first.
     pub fn close(&self) {
         self.connection.close();
     }
 
-    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer notices as if this
-    /// process had died.
+    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or
+    /// drain. The peer notices as if this process had died.
     pub fn abort(&self) {
         self.connection.abort();
     }
@@ -173,9 +208,11 @@ impl<U> Endpoint<U> {
         self.connection.probe();
     }
 
-    /// Suspends the [`Window`](crate::Window) of this end from its next flush on, or ends that. An endpoint without a window has none to suspend.
+    /// Suspends the [`Window`](crate::Window) of this end from its next flush on, or ends that. An
+    /// endpoint without a window has none to suspend.
     pub fn suspend_window(&self, is_suspended: bool) {
-        self.connection.with_link(|link| link.suspend_window(is_suspended));
+        self.connection
+            .with_link(|link| link.suspend_window(is_suspended));
     }
 
     /// Returns why the connection ended, once it has.
@@ -190,15 +227,17 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.stats())
     }
 
-    /// Returns the response bytes that calls of this end have paid for, and those that replies of this end have given back. The first is
-    /// the second of the other end if no call is outstanding. For simulations.
+    /// Returns the response bytes that calls of this end have paid for, and those that replies of
+    /// this end have given back. The first is the second of the other end if no call is
+    /// outstanding. For simulations.
     #[doc(hidden)]
     #[must_use]
     pub fn credit_used(&self) -> (u64, u64) {
         self.connection.with_link(|link| link.credit_used())
     }
 
-    /// Returns the maximum payload bytes of a packet on the path to the peer: the smaller MTU of the two ends.
+    /// Returns the maximum payload bytes of a packet on the path to the peer: the smaller MTU of
+    /// the two ends.
     #[must_use]
     pub fn path_mtu(&self) -> u16 {
         self.connection.remote.path_mtu

@@ -5,7 +5,8 @@ use thiserror::Error;
 
 use crate::ring::MAX_RING_SIZE;
 
-/// A violation of the protocol by the peer. It ends this one connection; all pending calls end with it.
+/// A violation of the protocol by the peer. It ends this one connection; all pending calls end with
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -118,36 +119,43 @@ pub enum ProtocolError {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CloseReason {
-    /// The peer's device does not answer: its process is dead, or its end of the connection is closed. Also if the first event at this
-    /// end is that its operations were flushed: the queue pair was in error before, and the cause was reported elsewhere or not at all.
+    /// The peer's device does not answer: its process is dead, or its end of the connection is
+    /// closed. Also if the first event at this end is that its operations were flushed: the queue
+    /// pair was in error before, and the cause was reported elsewhere or not at all.
     #[error("the peer is gone, or the queue pair was in error already; connect again")]
     Disconnected,
     /// The device reported another error of the connection.
-    #[error("the device failed an operation with syndrome {syndrome:#04x} (vendor {vendor:#04x}); connect again")]
+    #[error(
+        "the device failed an operation with syndrome {syndrome:#04x} (vendor {vendor:#04x}); connect again"
+    )]
     Transport {
         /// Syndrome of the completion.
         syndrome: u8,
         /// The vendor's detail.
         vendor: u8,
     },
-    /// The device reported that the queue pair broke down, or a queue of the context, or the device itself. After the last two the
-    /// context makes no more endpoints.
+    /// The device reported that the queue pair broke down, or a queue of the context, or the device
+    /// itself. After the last two the context makes no more endpoints.
     #[error("{0}")]
     Device(AsyncEvent),
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// The peer's device answers, but its process did nothing for the stall timeout: it is stopped, or its thread does not poll.
+    /// The peer's device answers, but its process did nothing for the stall timeout: it is stopped,
+    /// or its thread does not poll.
     #[error("the peer lives but does nothing: it is stopped or does not poll")]
     PeerStalled,
-    /// Nothing was outstanding for [`EndpointConfig::idle_timeout`](crate::EndpointConfig::idle_timeout), so this end closed the connection.
+    /// Nothing was outstanding for
+    /// [`EndpointConfig::idle_timeout`](crate::EndpointConfig::idle_timeout), so this end closed
+    /// the connection.
     #[error("nothing happened for the idle timeout, and this end closed the connection")]
     IdleTimeout,
     /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,
-    /// The peer closed the connection, and everything that was outstanding has ended. For a call: it came after the peer said so; no handler
-    /// got it, and none will. The connection may end later than such a call.
+    /// The peer closed the connection, and everything that was outstanding has ended. For a call:
+    /// it came after the peer said so; no handler got it, and none will. The connection may end
+    /// later than such a call.
     #[error("the peer closed the connection")]
     ClosedByPeer,
 }
@@ -157,7 +165,10 @@ impl CloseReason {
     pub(crate) const fn of(error: CompletionError) -> Self {
         match error.syndrome {
             Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed => Self::Disconnected,
-            _ => Self::Transport { syndrome: error.raw, vendor: error.vendor },
+            _ => Self::Transport {
+                syndrome: error.raw,
+                vendor: error.vendor,
+            },
         }
     }
 }
@@ -209,7 +220,8 @@ impl<U> CallError<U> {
         matches!(self, Self::RingFull(_) | Self::InsufficientCredit(_))
     }
 
-    /// Returns `false`: the call was not made. See [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// Returns `false`: the call was not made. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         false
@@ -237,14 +249,16 @@ pub enum CallFailure {
     /// The handler refused the request.
     #[error("the peer's handler refused the request")]
     Refused,
-    /// The handler ran, and its reply was not sent: it has more bytes than the call allowed. Only a [`Server`](crate::Server) and an
-    /// [`AsyncServer`](crate::AsyncServer) say so by themselves; other peers get [`ReplyError::TooLarge`] and answer as they like.
+    /// The handler ran, and its reply was not sent: it has more bytes than the call allowed. Only a
+    /// [`Server`](crate::Server) and an [`AsyncServer`](crate::AsyncServer) say so by themselves;
+    /// other peers get [`ReplyError::TooLarge`] and answer as they like.
     #[error("the reply has {len} bytes, more than the call allowed")]
     ReplyTooLong {
         /// Bytes of the reply; of more than 2^31-1, that number.
         len: usize,
     },
-    /// The deadline passed first. Whether the handler ran or will run is not known; its reply is dropped.
+    /// The deadline passed first. Whether the handler ran or will run is not known; its reply is
+    /// dropped.
     #[error("no reply in time")]
     TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
@@ -253,8 +267,8 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// Returns whether the same call can succeed on a new connection: no handler got the request, and none will. See
-    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// Returns whether the same call can succeed on a new connection: no handler got the request,
+    /// and none will. See [`Ending::is_retryable`](calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Closed(CloseReason::ClosedByPeer))
@@ -290,7 +304,11 @@ impl<R> ReplyError<R> {
     /// Returns the same error with the request in another form.
     pub(crate) fn map_request<T>(self, into: impl FnOnce(R) -> T) -> ReplyError<T> {
         match self {
-            Self::TooLarge { request, len, max } => ReplyError::TooLarge { request: into(request), len, max },
+            Self::TooLarge { request, len, max } => ReplyError::TooLarge {
+                request: into(request),
+                len,
+                max,
+            },
             Self::Closed(reason) => ReplyError::Closed(reason),
         }
     }
@@ -307,10 +325,28 @@ mod tests {
     /// A flush is the consequence of an error, so its syndrome explains nothing.
     #[test]
     fn a_flushed_operation_is_no_reason_of_its_own() {
-        let reason =
-            |syndrome: Syndrome| CloseReason::of(CompletionError { syndrome, raw: syndrome as u8, vendor: 3, kind: DeviceKind::Soft });
-        assert_eq!(reason(Syndrome::WorkRequestFlushed), CloseReason::Disconnected);
-        assert_eq!(reason(Syndrome::TransportRetryExceeded), CloseReason::Disconnected);
-        assert_eq!(reason(Syndrome::RemoteAccess), CloseReason::Transport { syndrome: 0x13, vendor: 3 });
+        let reason = |syndrome: Syndrome| {
+            CloseReason::of(CompletionError {
+                syndrome,
+                raw: syndrome as u8,
+                vendor: 3,
+                kind: DeviceKind::Soft,
+            })
+        };
+        assert_eq!(
+            reason(Syndrome::WorkRequestFlushed),
+            CloseReason::Disconnected
+        );
+        assert_eq!(
+            reason(Syndrome::TransportRetryExceeded),
+            CloseReason::Disconnected
+        );
+        assert_eq!(
+            reason(Syndrome::RemoteAccess),
+            CloseReason::Transport {
+                syndrome: 0x13,
+                vendor: 3
+            }
+        );
     }
 }

@@ -1,17 +1,21 @@
 //! RPC over RDMA WRITE with Immediate, for services whose calls are short and many.
 //!
-//! - Calls and replies are copied into a ring. All messages that gather between two polls travel in one WRITE, and the receiver reads them
-//!   where they landed.
+//! - Calls and replies are copied into a ring. All messages that gather between two polls travel in
+//!   one WRITE, and the receiver reads them where they landed.
 //! - Credit guarantees room for replies: a handler never waits for space to answer.
-//! - Each call ends exactly once: by its reply, its deadline, its cancellation, or the end of its connection.
-//! - It runs on mlx5 devices through the crate [`mlx5`], and without a NIC on that crate's software HCA, with the same bytes.
+//! - Each call ends exactly once: by its reply, its deadline, its cancellation, or the end of its
+//!   connection.
+//! - It runs on mlx5 devices through the crate [`mlx5`], and without a NIC on that crate's software
+//!   HCA, with the same bytes.
 //!
-//! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between processes of one host, where `copyrpc-ipc` is
-//! faster; nor for peers that are not trusted, since nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
-//! secret, if there is one. Requests and replies of more than about 100 KiB go in [`parts`], up to 1 GiB, or around the messages, through
-//! [`Memory`]. No NIC has run it yet.
+//! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between
+//! processes of one host, where `copyrpc-ipc` is faster; nor for peers that are not trusted, since
+//! nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
+//! secret, if there is one. Requests and replies of more than about 100 KiB go in [`parts`], up to
+//! 1 GiB, or around the messages, through [`Memory`]. No NIC has run it yet.
 //!
-//! A server and a client, in two processes or two threads. They connect through a TCP address, and all messages go over the device:
+//! A server and a client, in two processes or two threads. They connect through a TCP address, and
+//! all messages go over the device:
 //!
 //! ```rust
 //! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -32,12 +36,15 @@
 //! # }
 //! ```
 //!
-//! [`Server`] serves any number of clients in one thread, sleeps while there is nothing to do, and outlives clients that leave in any way.
-//! [`Client`] waits for a server that is not there yet, and connects again when it has gone. The device is the software HCA, or the one
-//! that `COPYRPC_DEVICE=mlx5_0` or the options name. [`AsyncServer`] and [`AsyncClient`] are the same pair for tokio or any other executor.
+//! [`Server`] serves any number of clients in one thread, sleeps while there is nothing to do, and
+//! outlives clients that leave in any way. [`Client`] waits for a server that is not there yet, and
+//! connects again when it has gone. The device is the software HCA, or the one that
+//! `COPYRPC_DEVICE=mlx5_0` or the options name. [`AsyncServer`] and [`AsyncClient`] are the same
+//! pair for tokio or any other executor.
 //!
-//! All four are made of [`Context`] and [`Endpoint`], with which a thread has many calls outstanding, holds requests, and polls when it
-//! likes. The [`guide`] has their rules, limits and costs:
+//! All four are made of [`Context`] and [`Endpoint`], with which a thread has many calls
+//! outstanding, holds requests, and polls when it likes. The [`guide`] has their rules, limits and
+//! costs:
 //!
 //! ```rust
 //! use copyrpc::mlx5::DeviceSpec;
@@ -73,8 +80,9 @@
 //! # }
 //! ```
 //!
-//! Between two processes, the records go over a socket: [`Context::connect_over`] returns when both ends are connected. Processes that
-//! exchange the records by themselves, for example over MPI, need a barrier between connecting and their first poll. In two terminals:
+//! Between two processes, the records go over a socket: [`Context::connect_over`] returns when both
+//! ends are connected. Processes that exchange the records by themselves, for example over MPI,
+//! need a barrier between connecting and their first poll. In two terminals:
 //!
 //! ```text
 //! cargo run -p copyrpc --example server
@@ -117,13 +125,16 @@
 //! | [`error`], `stats` | errors, counters |
 //! | [`guide`] | rules, limits, what makes it fast |
 //!
-//! `docs/copyrpc-protocol.md` of the repository has the wire format and the numbered invariants that the code cites.
+//! `docs/copyrpc-protocol.md` of the repository has the wire format and the numbered invariants
+//! that the code cites.
 //!
-//! The path of a call: [`Endpoint::call`] checks room and credit and copies the payload into the send ring. The next poll or flush puts
-//! flow-control words before the gathered messages and posts them as one WRITE with Immediate. At the peer, [`Context::serve`] takes the
-//! completion, checks the batch, and gives each request to its handler as it is parsed, in place. [`Reply::send`] writes into the other
-//! ring, where the call has reserved the space, and the reply travels the same way; the caller's poll gives the reply's bytes to its
-//! callback. A handler that needs time keeps the request with [`Reply::hold`]. A [`poll`](Context::poll) queues requests instead, for
+//! The path of a call: [`Endpoint::call`] checks room and credit and copies the payload into the
+//! send ring. The next poll or flush puts flow-control words before the gathered messages and posts
+//! them as one WRITE with Immediate. At the peer, [`Context::serve`] takes the completion, checks
+//! the batch, and gives each request to its handler as it is parsed, in place. [`Reply::send`]
+//! writes into the other ring, where the call has reserved the space, and the reply travels the
+//! same way; the caller's poll gives the reply's bytes to its callback. A handler that needs time
+//! keeps the request with [`Reply::hold`]. A [`poll`](Context::poll) queues requests instead, for
 //! [`Context::recv`], which costs more.
 
 // Compiles and runs the code of the README.
@@ -158,9 +169,15 @@ pub use calls::methods;
 pub use calls::parts;
 pub use calls::{Ending, payload, service};
 pub use config::{CreateEndpointError, EndpointConfig};
-pub use connect::{ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint, RecordError, Refusal};
+pub use connect::{
+    ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint,
+    RecordError, Refusal,
+};
 pub use connection::Outcome;
-pub use context::{BuildError, Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError};
+pub use context::{
+    BuildError, Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE,
+    PollError,
+};
 pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use link::Window;
@@ -171,13 +188,13 @@ pub use recv::{RecvHandle, Reply};
 pub use rendezvous::{Event, Events, Peer, Secret};
 pub use ring::RecvBytes;
 pub use service::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError, ServerOptions, ServerRequest, StopHandle,
-    default_device,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError,
+    ServerOptions, ServerRequest, StopHandle, default_device,
 };
 pub use stats::Stats;
 
-/// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`. `ReplyError` returns a
-/// request, which belongs to its thread.
+/// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.
+/// `ReplyError` returns a request, which belongs to its thread.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

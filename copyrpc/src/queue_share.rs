@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
-/// Maximum number of a connection's outstanding send completions beside one for each batch in flight, when its queue pair fails and
-/// flushes (B2): three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three
-/// NOPs at the ring's end.
+/// Maximum number of a connection's outstanding send completions beside one for each batch in
+/// flight, when its queue pair fails and flushes (B2): three batches that had arrived and were
+/// signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
+/// ring's end.
 const SEND_CQES_BESIDE_BATCHES: u32 = 8;
 
 /// The sum of all shares.
@@ -21,7 +22,8 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// Returns the number of endpoints that have a share: those that connect, that are connected, and that have ended and are not released.
+    /// Returns the number of endpoints that have a share: those that connect, that are connected,
+    /// and that have ended and are not released.
     pub(crate) fn endpoints(&self) -> u32 {
         self.endpoints.get()
     }
@@ -40,15 +42,26 @@ pub(crate) struct Outstanding {
 
 impl Outstanding {
     /// The limits of an endpoint with the default configuration.
-    pub(crate) const DEFAULT: Self = Self { batches: DEFAULT_BATCHES, raw_operations: DEFAULT_RAW_OPERATIONS, windowed: 0 };
+    pub(crate) const DEFAULT: Self = Self {
+        batches: DEFAULT_BATCHES,
+        raw_operations: DEFAULT_RAW_OPERATIONS,
+        windowed: 0,
+    };
 
     pub(crate) const fn of(config: &EndpointConfig) -> Self {
-        Self { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() }
+        Self {
+            batches: config.batches_in_flight,
+            raw_operations: config.raw_operations,
+            windowed: config.window.completions(),
+        }
     }
 
-    /// Returns the receives that that many endpoints need: B1, at least two thirds of them are posted whenever receipts are told.
+    /// Returns the receives that that many endpoints need: B1, at least two thirds of them are
+    /// posted whenever receipts are told.
     pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
-        (self.batches as u64 * endpoints as u64).saturating_mul(3).div_ceil(2)
+        (self.batches as u64 * endpoints as u64)
+            .saturating_mul(3)
+            .div_ceil(2)
     }
 
     /// Returns the number of endpoints that that many receives are enough for.
@@ -59,7 +72,10 @@ impl Outstanding {
 
     /// Returns the maximum number of send completions of one endpoint (B2).
     pub(crate) const fn completions(&self) -> u32 {
-        self.batches.saturating_add(self.raw_operations).saturating_add(self.windowed).saturating_add(SEND_CQES_BESIDE_BATCHES)
+        self.batches
+            .saturating_add(self.raw_operations)
+            .saturating_add(self.windowed)
+            .saturating_add(SEND_CQES_BESIDE_BATCHES)
     }
 }
 
@@ -72,9 +88,10 @@ pub(crate) struct QueueShare {
 }
 
 impl QueueShare {
-    /// Takes a share for an endpoint with these limits and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
-    /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
-    /// B2: every WQE has at most one completion.
+    /// Takes a share for an endpoint with these limits and `send_capacity` WQEBBs, of an SRQ of
+    /// `depth` receives and a send CQ of `entries`. B1: at least two thirds of the receives are
+    /// posted whenever receipts are told, so that many batches may be in flight. B2: every WQE has
+    /// at most one completion.
     pub(crate) fn take(
         used: &Rc<Used>,
         outstanding: Outstanding,
@@ -82,21 +99,42 @@ impl QueueShare {
         depth: usize,
         entries: u32,
     ) -> Result<Self, CreateEndpointError> {
-        let (Outstanding { batches, raw_operations, .. }, endpoints) = (outstanding, used.endpoints.get());
+        let (
+            Outstanding {
+                batches,
+                raw_operations,
+                ..
+            },
+            endpoints,
+        ) = (outstanding, used.endpoints.get());
         let all_batches = u64::from(used.batches.get()) + u64::from(batches);
         let needed = (all_batches * 3).div_ceil(2);
         if batches == 0 || needed > depth as u64 {
-            return Err(CreateEndpointError::SrqTooSmall { wanted: batches, needed, depth, endpoints });
+            return Err(CreateEndpointError::SrqTooSmall {
+                wanted: batches,
+                needed,
+                depth,
+                endpoints,
+            });
         }
         let completions = outstanding.completions().min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
-            return Err(CreateEndpointError::CqTooSmall { needed, entries, endpoints });
+            return Err(CreateEndpointError::CqTooSmall {
+                needed,
+                entries,
+                endpoints,
+            });
         }
         used.batches.set(all_batches as u32);
         used.completions.set(needed as u32);
         used.endpoints.set(endpoints + 1);
-        Ok(Self { batches, raw_operations, completions, used: Rc::clone(used) })
+        Ok(Self {
+            batches,
+            raw_operations,
+            completions,
+            used: Rc::clone(used),
+        })
     }
 
     /// Returns the number of one-sided operations in the share.
@@ -107,8 +145,12 @@ impl QueueShare {
 
 impl Drop for QueueShare {
     fn drop(&mut self) {
-        self.used.batches.set(self.used.batches.get() - self.batches);
-        self.used.completions.set(self.used.completions.get() - self.completions);
+        self.used
+            .batches
+            .set(self.used.batches.get() - self.batches);
+        self.used
+            .completions
+            .set(self.used.completions.get() - self.completions);
         self.used.endpoints.set(self.used.endpoints.get() - 1);
     }
 }

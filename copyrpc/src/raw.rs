@@ -1,7 +1,8 @@
-//! One-sided operations of the application: memory that peers may access, and READs and WRITEs of peers' memory.
+//! One-sided operations of the application: memory that peers may access, and READs and WRITEs of
+//! peers' memory.
 //!
-//! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the other READs or WRITEs that memory and
-//! then answers. `examples/bulk.rs` does both.
+//! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the
+//! other READs or WRITEs that memory and then answers. `examples/bulk.rs` does both.
 
 mod operations;
 
@@ -14,11 +15,11 @@ use thiserror::Error;
 
 use crate::error::CloseReason;
 
-/// Registered memory of this process. Clones share the memory. It is deregistered when the last clone is dropped and the operations that
-/// use it have ended.
+/// Registered memory of this process. Clones share the memory. It is deregistered when the last
+/// clone is dropped and the operations that use it have ended.
 ///
-/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time, so there is no `&[u8]` of it: bytes
-/// are copied in and out.
+/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time,
+/// so there is no `&[u8]` of it: bytes are copied in and out.
 #[derive(Clone, Debug)]
 pub struct Memory {
     mr: Rc<Mr>,
@@ -32,7 +33,8 @@ impl Memory {
         self.mr.len()
     }
 
-    /// Copies `bytes` to `offset`. The source bytes of an operation must stay unchanged until the operation ends.
+    /// Copies `bytes` to `offset`. The source bytes of an operation must stay unchanged until the
+    /// operation ends.
     ///
     /// # Errors
     /// The range is not inside the memory.
@@ -40,8 +42,8 @@ impl Memory {
         self.mr.write(offset, bytes)
     }
 
-    /// Copies the bytes at `offset` out. The bytes of a READ are complete once it ended; those that a peer WRITEs, once a message that it
-    /// sent afterwards has arrived.
+    /// Copies the bytes at `offset` out. The bytes of a READ are complete once it ended; those that
+    /// a peer WRITEs, once a message that it sent afterwards has arrived.
     ///
     /// # Errors
     /// The range is not inside the memory.
@@ -52,7 +54,11 @@ impl Memory {
     /// Returns the record with which a peer accesses all of this memory.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory { addr: self.mr.addr(), len: self.mr.len() as u64, rkey: self.mr.rkey() }
+        RemoteMemory {
+            addr: self.mr.addr(),
+            len: self.mr.len() as u64,
+            rkey: self.mr.rkey(),
+        }
     }
 }
 
@@ -65,8 +71,9 @@ impl Memory {
 /// | 16 | rkey u32 |
 /// | 20 | zero u32 |
 ///
-/// It is accessed through any endpoint that is connected with the context of the memory. Only the peer's device can check the
-/// description: an operation on memory that does not exist ends the connection.
+/// It is accessed through any endpoint that is connected with the context of the memory. Only the
+/// peer's device can check the description: an operation on memory that does not exist ends the
+/// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     addr: u64,
@@ -82,7 +89,9 @@ pub enum RemoteMemoryError {
     #[error("bytes 20..24 of a remote memory are {0:#x}, legal is 0")]
     ReservedNotZero(u32),
     /// The memory is empty, or would end beyond the address space.
-    #[error("remote memory of {len} bytes at {addr:#x}: legal is at least 1 byte, and an end within 64 bits")]
+    #[error(
+        "remote memory of {len} bytes at {addr:#x}: legal is at least 1 byte, and an end within 64 bits"
+    )]
     Range {
         /// Address.
         addr: u64,
@@ -117,21 +126,30 @@ impl RemoteMemory {
     /// # Errors
     /// [`RemoteMemoryError`].
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, RemoteMemoryError> {
-        let [addr, len, rest] = [0, 8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i])));
+        let [addr, len, rest] =
+            [0, 8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i])));
         if rest >> 32 != 0 {
             return Err(RemoteMemoryError::ReservedNotZero((rest >> 32) as u32));
         }
         if len == 0 || addr.checked_add(len).is_none() {
             return Err(RemoteMemoryError::Range { addr, len });
         }
-        Ok(Self { addr, len, rkey: rest as u32 })
+        Ok(Self {
+            addr,
+            len,
+            rkey: rest as u32,
+        })
     }
 
     /// Returns the address of `len` bytes from `offset`.
     fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.len => Ok(self.addr + offset),
-            _ => Err(OutOfBounds { offset: offset as usize, len, region: self.len as usize }),
+            _ => Err(OutOfBounds {
+                offset: offset as usize,
+                len,
+                region: self.len as usize,
+            }),
         }
     }
 }
@@ -139,8 +157,9 @@ impl RemoteMemory {
 /// Why a one-sided operation was not taken, with the caller's data.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RdmaError<U> {
-    /// The number of outstanding operations has reached [`EndpointConfig::raw_operations`](crate::EndpointConfig::raw_operations), or the
-    /// send queue is full. Poll and retry.
+    /// The number of outstanding operations has reached
+    /// [`EndpointConfig::raw_operations`](crate::EndpointConfig::raw_operations), or the send queue
+    /// is full. Poll and retry.
     #[error("too many operations outstanding; poll and retry")]
     QueueFull(U),
     /// The endpoint was made without room for such operations.
@@ -205,7 +224,8 @@ impl<U> RdmaError<U> {
     }
 }
 
-/// The operations of one connection that have not ended. Each is signaled, and a queue pair completes in posting order.
+/// The operations of one connection that have not ended. Each is signaled, and a queue pair
+/// completes in posting order.
 pub(crate) struct RawOperations<U> {
     /// Data and memory of each. The memory lives as long as the device may use it.
     posted: RefCell<VecDeque<(U, Rc<Mr>)>>,
@@ -214,7 +234,10 @@ pub(crate) struct RawOperations<U> {
 
 impl<U> RawOperations<U> {
     pub(crate) const fn new(limit: u32) -> Self {
-        Self { posted: RefCell::new(VecDeque::new()), limit: limit as usize }
+        Self {
+            posted: RefCell::new(VecDeque::new()),
+            limit: limit as usize,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -246,13 +269,19 @@ impl<U> RawOperations<U> {
             }
             Err(PostError::QueueFull { .. }) => Err(RdmaError::QueueFull(user_data)),
             // The lengths are checked, so the queue pair has failed.
-            Err(_) => Err(RdmaError::Closed { user_data, reason: CloseReason::Disconnected }),
+            Err(_) => Err(RdmaError::Closed {
+                user_data,
+                reason: CloseReason::Disconnected,
+            }),
         }
     }
 
     /// Ends the oldest operation.
     pub(crate) fn end(&self) -> Option<U> {
-        self.posted.borrow_mut().pop_front().map(|(user_data, _)| user_data)
+        self.posted
+            .borrow_mut()
+            .pop_front()
+            .map(|(user_data, _)| user_data)
     }
 }
 
@@ -262,21 +291,37 @@ mod tests {
 
     #[test]
     fn a_remote_memory_has_the_documented_bytes_and_others_are_none() {
-        let memory = RemoteMemory { addr: 0x0102_0304_0506_0708, len: 0x1112_1314_1516_1718, rkey: 0x2122_2324 };
+        let memory = RemoteMemory {
+            addr: 0x0102_0304_0506_0708,
+            len: 0x1112_1314_1516_1718,
+            rkey: 0x2122_2324,
+        };
         #[rustfmt::skip]
         let golden = [
             8, 7, 6, 5, 4, 3, 2, 1,
             0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
             0x24, 0x23, 0x22, 0x21, 0, 0, 0, 0,
         ];
-        assert_eq!((memory.encode(), RemoteMemory::decode(&golden)), (golden, Ok(memory)));
+        assert_eq!(
+            (memory.encode(), RemoteMemory::decode(&golden)),
+            (golden, Ok(memory))
+        );
         let mut bytes = golden;
         bytes[23] = 1;
-        assert_eq!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::ReservedNotZero(1 << 24)));
+        assert_eq!(
+            RemoteMemory::decode(&bytes),
+            Err(RemoteMemoryError::ReservedNotZero(1 << 24))
+        );
         let mut bytes = golden;
         bytes[8..16].fill(0);
-        assert!(matches!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::Range { len: 0, .. })));
+        assert!(matches!(
+            RemoteMemory::decode(&bytes),
+            Err(RemoteMemoryError::Range { len: 0, .. })
+        ));
         bytes[8..16].fill(0xff);
-        assert!(matches!(RemoteMemory::decode(&bytes), Err(RemoteMemoryError::Range { len: u64::MAX, .. })));
+        assert!(matches!(
+            RemoteMemory::decode(&bytes),
+            Err(RemoteMemoryError::Range { len: u64::MAX, .. })
+        ));
     }
 }

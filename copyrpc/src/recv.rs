@@ -11,10 +11,12 @@ use crate::link::{Held, Request};
 use crate::ring::RecvBytes;
 use crate::wire::Status;
 
-/// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
-/// oldest of them is not reused: to hold a request for long, copy the bytes and [release them](Self::release_data).
+/// A request to be answered, at any time and in any order. Its bytes stay in the receive ring,
+/// unchanged, until then. The ring after the oldest of them is not reused: to hold a request for
+/// long, copy the bytes and [release them](Self::release_data).
 ///
-/// A drop without a reply answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
+/// A drop without a reply answers the caller with
+/// [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
@@ -40,19 +42,22 @@ impl<U> RecvHandle<U> {
         self.connection.recv_view.bytes(self.request().payload())
     }
 
-    /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
-    /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
+    /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request
+    /// without bytes stops no other request of its connection, however long it is held; until it is
+    /// answered it only keeps its caller's allowance for the reply from the credit.
     pub fn release_data(&mut self) {
         let mut request = self.request();
         self.connection.link().release_bytes(&mut request);
         self.name = request.name();
-        // Nothing serves a connection that has ended, and the list of a context that is gone would keep it without limit.
+        // Nothing serves a connection that has ended, and the list of a context that is gone would
+        // keep it without limit.
         if !self.connection.is_closed() {
             self.connection.mark_dirty();
         }
     }
 
-    /// Returns whether the connection has not ended. A caller that gave up a single call does not say so.
+    /// Returns whether the connection has not ended. A caller that gave up a single call does not
+    /// say so.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.connection.is_closed()
@@ -64,7 +69,8 @@ impl<U> RecvHandle<U> {
         self.request().max_reply()
     }
 
-    /// Returns the client that called; `None` at an endpoint that no [`Server`](crate::Server) made.
+    /// Returns the client that called; `None` at an endpoint that no [`Server`](crate::Server)
+    /// made.
     #[must_use]
     pub fn peer(&self) -> Option<Peer> {
         self.connection.peer.get()
@@ -75,10 +81,12 @@ impl<U> RecvHandle<U> {
         Endpoint::new(Rc::clone(&self.connection))
     }
 
-    /// Answers. Never fails for lack of ring space or credit. Like a call, the reply is sent with the next poll or flush.
+    /// Answers. Never fails for lack of ring space or credit. Like a call, the reply is sent with
+    /// the next poll or flush.
     ///
     /// # Errors
-    /// [`ReplyError::TooLarge`] with this handle, or [`ReplyError::Closed`] after the end of the connection.
+    /// [`ReplyError::TooLarge`] with this handle, or [`ReplyError::Closed`] after the end of the
+    /// connection.
     #[inline]
     pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         self.respond(Status::Ok, payload)
@@ -92,7 +100,8 @@ impl<U> RecvHandle<U> {
         self.respond(Status::Refused, &[])
     }
 
-    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets nothing.
+    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets
+    /// nothing.
     pub(crate) fn answer(self, payload: &[u8]) {
         if let Err(ReplyError::TooLarge { request, len, .. }) = self.reply(payload) {
             let _gone = request.respond(Status::too_long(len), &[]);
@@ -100,7 +109,11 @@ impl<U> RecvHandle<U> {
     }
 
     #[inline(always)]
-    pub(crate) fn respond(mut self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+    pub(crate) fn respond(
+        mut self,
+        status: Status,
+        payload: &[u8],
+    ) -> Result<(), ReplyError<Self>> {
         let mut link = self.connection.link();
         let request = link.held(self.name);
         let outcome = link.respond(&request, status, payload);
@@ -126,7 +139,12 @@ impl<U> Drop for RecvHandle<U> {
 }
 
 #[inline(always)]
-fn respond<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+fn respond<U>(
+    connection: &Rc<Connection<U>>,
+    request: &Request,
+    status: Status,
+    payload: &[u8],
+) -> Result<(), ReplyError<()>> {
     connection.link().respond(request, status, payload)?;
     connection.mark_dirty();
     Ok(())
@@ -134,11 +152,17 @@ fn respond<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status,
 
 #[cold]
 #[inline(never)]
-fn respond_slowly<U>(connection: &Rc<Connection<U>>, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+fn respond_slowly<U>(
+    connection: &Rc<Connection<U>>,
+    request: Request,
+    status: Status,
+    payload: &[u8],
+) -> Result<(), ReplyError<()>> {
     respond(connection, &request, status, payload)
 }
 
-/// Answers in the place of a handler that did not. If the connection has ended, no caller waits for the answer.
+/// Answers in the place of a handler that did not. If the connection has ended, no caller waits for
+/// the answer.
 #[cold]
 #[inline(never)]
 fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
@@ -147,7 +171,8 @@ fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
     }
 }
 
-/// The answer to a request of [`Context::serve`](crate::Context::serve), to be given at once or after [`Reply::hold`].
+/// The answer to a request of [`Context::serve`](crate::Context::serve), to be given at once or
+/// after [`Reply::hold`].
 ///
 /// A drop answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
@@ -162,7 +187,11 @@ pub struct Reply<'a, U> {
 impl<'a, U> Reply<'a, U> {
     #[inline(always)]
     pub(crate) const fn new(connection: &'a Rc<Connection<U>>, request: Request) -> Self {
-        Self { connection, request, is_done: false }
+        Self {
+            connection,
+            request,
+            is_done: false,
+        }
     }
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
@@ -176,16 +205,25 @@ impl<'a, U> Reply<'a, U> {
         Endpoint::new(Rc::clone(self.connection))
     }
 
-    /// Answers: copies the payload to the place from which the device sends it. Never fails for lack of ring space or credit. The reply
-    /// is sent when the requests that have arrived have been handled.
+    /// Answers: copies the payload to the place from which the device sends it. Never fails for
+    /// lack of ring space or credit. The reply is sent when the requests that have arrived have
+    /// been handled.
     ///
     /// # Errors
-    /// [`ReplyError::TooLarge`] with this reply, or [`ReplyError::Closed`] after the end of the connection.
+    /// [`ReplyError::TooLarge`] with this reply, or [`ReplyError::Closed`] after the end of the
+    /// connection.
     #[inline(always)]
     pub fn send(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         // In two steps, so that rarely needed code is not part of the callers' code.
-        let is_sent = self.connection.link().reply_in_place(&self.request, payload);
-        let outcome = if is_sent { Ok(()) } else { respond_slowly(self.connection, self.request, Status::Ok, payload) };
+        let is_sent = self
+            .connection
+            .link()
+            .reply_in_place(&self.request, payload);
+        let outcome = if is_sent {
+            Ok(())
+        } else {
+            respond_slowly(self.connection, self.request, Status::Ok, payload)
+        };
         self.end(outcome)
     }
 
@@ -197,7 +235,8 @@ impl<'a, U> Reply<'a, U> {
         self.respond(Status::Refused, &[])
     }
 
-    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets nothing.
+    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets
+    /// nothing.
     #[inline(always)]
     pub(crate) fn answer(self, payload: &[u8]) {
         if let Err(ReplyError::TooLarge { request, len, .. }) = self.send(payload) {
@@ -252,10 +291,16 @@ mod tests {
         let fabric = LocalFabric::new();
         let context = || -> Context<()> {
             let fabric = FabricSpec::Local(fabric.clone());
-            ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap()
+            ContextBuilder::new(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                ..SoftOptions::default()
+            }))
+            .build()
+            .unwrap()
         };
         let (client, server) = (context(), context());
-        let [a, b] = [&client, &server].map(|context| context.create_endpoint(&EndpointConfig::default()).unwrap());
+        let [a, b] = [&client, &server]
+            .map(|context| context.create_endpoint(&EndpointConfig::default()).unwrap());
         let (record_a, record_b) = (a.local_info(), b.local_info());
         let (endpoint, peer) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
         endpoint.call(b"held", (), 0).unwrap();

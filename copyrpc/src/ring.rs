@@ -27,18 +27,26 @@ impl RingSize {
     /// Smallest ring the flow-control rules are proven for.
     pub const CORE_MIN: u64 = 2 << 10;
 
-    /// Makes a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`]; `None` for other
-    /// numbers.
+    /// Makes a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`]
+    /// to [`MAX_RING_SIZE`]; `None` for other numbers.
     #[must_use]
     pub const fn new(bytes: u64) -> Option<Self> {
-        if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE { Some(Self(bytes)) } else { None }
+        if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE {
+            Some(Self(bytes))
+        } else {
+            None
+        }
     }
 
-    /// Makes a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`]; `None` for other
-    /// numbers.
+    /// Makes a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to
+    /// [`MAX_RING_SIZE`]; `None` for other numbers.
     #[must_use]
     pub const fn for_connection(bytes: u64) -> Option<Self> {
-        if bytes < MIN_RING_SIZE { None } else { Self::new(bytes) }
+        if bytes < MIN_RING_SIZE {
+            None
+        } else {
+            Self::new(bytes)
+        }
     }
 
     /// Returns the size in bytes.
@@ -73,7 +81,8 @@ impl RingSize {
         self.max_message() - wire::HEADER_SIZE as u64
     }
 
-    /// Returns the maximum credit that one side may have granted and not got back: 1/4 ring (invariant R1).
+    /// Returns the maximum credit that one side may have granted and not got back: 1/4 ring
+    /// (invariant R1).
     #[must_use]
     pub const fn max_reservation(self) -> u64 {
         self.0 / 4
@@ -92,7 +101,8 @@ impl RingSize {
     }
 }
 
-/// Memory of one ring, which a NIC or a peer reads and writes at any time. Never a slice: bytes go in and out by copy.
+/// Memory of one ring, which a NIC or a peer reads and writes at any time. Never a slice: bytes go
+/// in and out by copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingView {
     base: NonNull<u8>,
@@ -129,22 +139,30 @@ impl RingView {
     #[inline(always)]
     fn block(&self, position: u64) -> NonNull<u8> {
         let offset = position & (self.size.bytes() - ALIGNMENT);
-        // SAFETY: the size is a power of two of at least 32, so 32 bytes from there are inside the one object `new` was promised.
+        // SAFETY: the size is a power of two of at least 32, so 32 bytes from there are inside the
+        // one object `new` was promised.
         unsafe { self.base.add(offset as usize) }
     }
 
     /// Copies a block into the ring.
     #[inline(always)]
     pub(crate) fn write_block(&self, position: u64, bytes: &[u8; ALIGNMENT as usize]) {
-        // SAFETY: `block` has as many writable bytes; `bytes` is other memory since no reference to those is alive.
-        unsafe { self.block(position).cast::<[u8; ALIGNMENT as usize]>().write_unaligned(*bytes) }
+        // SAFETY: `block` has as many writable bytes; `bytes` is other memory since no reference to
+        // those is alive.
+        unsafe {
+            self.block(position)
+                .cast::<[u8; ALIGNMENT as usize]>()
+                .write_unaligned(*bytes)
+        }
     }
 
     /// Returns the lap of this position.
     #[inline(always)]
     pub(crate) const fn lap(&self, position: u64) -> Lap {
         let start = position - self.size.offset(position);
-        Lap { zero: self.base.as_ptr().wrapping_sub(start as usize) }
+        Lap {
+            zero: self.base.as_ptr().wrapping_sub(start as usize),
+        }
     }
 
     /// Copies `N` bytes at `position` out of the ring, once: the copy is validated.
@@ -161,7 +179,11 @@ impl RingView {
     #[must_use]
     #[inline]
     pub(crate) fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
-        RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
+        RecvBytes {
+            base: self.range(payload.position, payload.len as usize),
+            len: payload.len as usize,
+            ring: PhantomData,
+        }
     }
 
     /// Returns the received bytes at `base`, a place in this ring, like [`RingView::bytes`].
@@ -170,10 +192,15 @@ impl RingView {
     /// `len` bytes from there are inside the ring.
     #[inline(always)]
     pub(crate) const unsafe fn bytes_at(&self, base: NonNull<u8>, len: u32) -> RecvBytes<'_> {
-        RecvBytes { base, len: len as usize, ring: PhantomData }
+        RecvBytes {
+            base,
+            len: len as usize,
+            ring: PhantomData,
+        }
     }
 
-    /// Makes the cache fetch the bytes `ahead` after the block at `position`, on the same lap. An address beyond the lap is not accessed.
+    /// Makes the cache fetch the bytes `ahead` after the block at `position`, on the same lap. An
+    /// address beyond the lap is not accessed.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
         prefetch(self.block(position).addr().get() + ahead as usize);
@@ -190,7 +217,8 @@ impl RingView {
     }
 }
 
-/// One lap of a ring. It finds the byte at a position by an addition. A [`RingView`] takes positions of any lap, and checks them.
+/// One lap of a ring. It finds the byte at a position by an addition. A [`RingView`] takes
+/// positions of any lap, and checks them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
     /// Address of position 0, if this is the first lap; otherwise where it would be.
@@ -213,13 +241,25 @@ impl Lap {
     /// # Safety
     /// All its bytes are on this lap.
     #[inline(always)]
-    pub(crate) unsafe fn write_message(self, position: u64, header: &[u8; wire::HEADER_SIZE], payload: &[u8]) {
-        // SAFETY: the target lies in the memory that the view was promised; the bytes are other memory since no reference to the target is
-        // alive; the payload's place begins inside or at the end of the lap.
+    pub(crate) unsafe fn write_message(
+        self,
+        position: u64,
+        header: &[u8; wire::HEADER_SIZE],
+        payload: &[u8],
+    ) {
+        // SAFETY: the target lies in the memory that the view was promised; the bytes are other
+        // memory since no reference to the target is alive; the payload's place begins inside or at
+        // the end of the lap.
         unsafe {
             let target = self.at(position);
-            target.cast::<[u8; wire::HEADER_SIZE]>().write_unaligned(*header);
-            copy(target.as_ptr().add(wire::HEADER_SIZE), payload.as_ptr(), payload.len());
+            target
+                .cast::<[u8; wire::HEADER_SIZE]>()
+                .write_unaligned(*header);
+            copy(
+                target.as_ptr().add(wire::HEADER_SIZE),
+                payload.as_ptr(),
+                payload.len(),
+            );
         }
     }
 }
@@ -239,11 +279,18 @@ pub(crate) struct Payload {
 
 impl Payload {
     /// No bytes.
-    pub(crate) const EMPTY: Self = Self { position: 0, len: 0 };
+    pub(crate) const EMPTY: Self = Self {
+        position: 0,
+        len: 0,
+    };
 
-    /// Returns the payload of a message whose header is at `message`. The caller has checked that it ends before the ring does.
+    /// Returns the payload of a message whose header is at `message`. The caller has checked that
+    /// it ends before the ring does.
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
-        Self { position: message + wire::HEADER_SIZE as u64, len }
+        Self {
+            position: message + wire::HEADER_SIZE as u64,
+            len,
+        }
     }
 
     /// Returns the position of its message.
@@ -260,8 +307,8 @@ impl Payload {
 
 /// Received bytes, still in the receive ring (zero copy).
 ///
-/// The protocol prevents a correct peer from writing them while this view exists, but the memory is open to the peer's NIC, so there is
-/// no safe `&[u8]`: copy the bytes out, then validate the copy.
+/// The protocol prevents a correct peer from writing them while this view exists, but the memory is
+/// open to the peer's NIC, so there is no safe `&[u8]`: copy the bytes out, then validate the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvBytes<'a> {
     base: NonNull<u8>,
@@ -272,7 +319,11 @@ pub struct RecvBytes<'a> {
 impl<'a> RecvBytes<'a> {
     /// Returns a view of no bytes.
     pub(crate) const fn empty() -> Self {
-        Self { base: NonNull::dangling(), len: 0, ring: PhantomData }
+        Self {
+            base: NonNull::dangling(),
+            len: 0,
+            ring: PhantomData,
+        }
     }
 
     /// Returns the length in bytes.
@@ -300,7 +351,8 @@ impl<'a> RecvBytes<'a> {
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
-        // SAFETY: `base` has `len` readable bytes, and the vector, which is other memory, has room for them.
+        // SAFETY: `base` has `len` readable bytes, and the vector, which is other memory, has room
+        // for them.
         unsafe {
             copy(bytes.as_mut_ptr(), self.base.as_ptr(), self.len);
             bytes.set_len(self.len);
@@ -346,7 +398,16 @@ mod tests {
 
     #[test]
     fn only_powers_of_two_in_range_are_ring_sizes() {
-        for bad in [0, 1, 1 << 10, 3 << 10, 4095, 4097, MAX_RING_SIZE * 2, u64::MAX] {
+        for bad in [
+            0,
+            1,
+            1 << 10,
+            3 << 10,
+            4095,
+            4097,
+            MAX_RING_SIZE * 2,
+            u64::MAX,
+        ] {
             assert_eq!(RingSize::new(bad), None);
         }
         assert_eq!(RingSize::new(4096).unwrap().max_payload(), 500);

@@ -19,29 +19,33 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats) returns their sums over all connections ever
-    /// made.
+    /// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats)
+    /// returns their sums over all connections ever made.
     ///
-    /// All only grow. Rates and means are their differences over a time: WRITEs per second are `batches_sent`, messages per WRITE
-    /// `messages_sent / batches_sent`, bytes per WRITE `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
-    /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit (B1) excludes them.
+    /// All only grow. Rates and means are their differences over a time: WRITEs per second are
+    /// `batches_sent`, messages per WRITE `messages_sent / batches_sent`, bytes per WRITE
+    /// `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
+    /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit
+    /// (B1) excludes them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Stats {
         /// Calls accepted, without those that were refused.
         calls,
-        /// Replies written. Includes those that report that a request was refused, dropped by its handler or met a closing end.
+        /// Replies written. Includes those that report that a request was refused, dropped by its
+        /// handler or met a closing end.
         replies,
-        /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches included.
+        /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches
+        /// included.
         batches_sent,
         /// Requests and responses in them.
         messages_sent,
-        /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header, payload and padding. Excludes bytes that
-        /// a wrap skips.
+        /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header,
+        /// payload and padding. Excludes bytes that a wrap skips.
         bytes_sent,
         /// Wrap markers among `batches_sent`.
         wraps,
-        /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If such a batch has to wait to be posted,
-        /// messages may join it.
+        /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If such
+        /// a batch has to wait to be posted, messages may join it.
         metadata_only,
         /// Batches of any kind announced by receive completions.
         batches_received,
@@ -49,17 +53,20 @@ counters! {
         messages_received,
         /// READs posted of the peer's published record, for any reason.
         reads,
-        /// READs among `reads` that flow control did not ask for (L5): they check whether a silent peer lives (K1).
+        /// READs among `reads` that flow control did not ask for (L5): they check whether a silent
+        /// peer lives (K1).
         probes,
         /// Calls refused because the send ring was full; each try counts.
         ring_full,
-        /// Calls refused because credit was short, or because the number of calls reached that of call ids; each try counts.
+        /// Calls refused because credit was short, or because the number of calls reached that of
+        /// call ids; each try counts.
         insufficient_credit,
         /// Flushes that left something unposted because of the limit of batches in flight (B1).
         batch_stalls,
         /// Flushes that posted nothing because the window was full (W1).
         window_stalls,
-        /// Flushes that announced several operations together: see [`ContextBuilder::blueflame_batch`](crate::ContextBuilder::blueflame_batch).
+        /// Flushes that announced several operations together: see
+        /// [`ContextBuilder::blueflame_batch`](crate::ContextBuilder::blueflame_batch).
         blueflame_batches,
         /// Calls ended by their deadlines.
         deadlines_exceeded,

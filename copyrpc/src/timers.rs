@@ -1,12 +1,15 @@
 //! The clock of a context, and the deadlines of its connections.
 //!
-//! The clock is the device's, so that virtual time governs both. It is read by calls that have a deadline, by drains that found nothing
-//! while a call may have a deadline, and by every drain after a pause. There is no pause if a millisecond or more has passed since the
-//! last but one such reading; otherwise it grows: 1, 3, 7 and at most 63 drains. So each drain notices an owner that does other work for
-//! long between drains, and an owner that polls as fast as it can spends nothing on the clock. The pause is at most as many drains as
-//! there were in the millisecond before, plus one. A deadline is noticed at the first reading that finds it passed, and ends its call in
-//! that drain: never early, late by at most as many drains. While no call has a deadline, a coarse reading is enough, several
-//! milliseconds late for a fifth of the cost: all remaining work is done every 10 ms or more rarely.
+//! The clock is the device's, so that virtual time governs both. It is read by calls that have a
+//! deadline, by drains that found nothing while a call may have a deadline, and by every drain
+//! after a pause. There is no pause if a millisecond or more has passed since the last but one such
+//! reading; otherwise it grows: 1, 3, 7 and at most 63 drains. So each drain notices an owner that
+//! does other work for long between drains, and an owner that polls as fast as it can spends
+//! nothing on the clock. The pause is at most as many drains as there were in the millisecond
+//! before, plus one. A deadline is noticed at the first reading that finds it passed, and ends its
+//! call in that drain: never early, late by at most as many drains. While no call has a deadline, a
+//! coarse reading is enough, several milliseconds late for a fifth of the cost: all remaining work
+//! is done every 10 ms or more rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -21,9 +24,11 @@ const MAX_PAUSE: u32 = 63;
 const PACE_NS: u64 = 1_000_000;
 /// Interval at which connections are checked for silence, and for waiting requests, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
-/// Maximum number of idle connections that a sweep checks, among those that are due. The others wait for the next sweeps.
+/// Maximum number of idle connections that a sweep checks, among those that are due. The others
+/// wait for the next sweeps.
 pub(crate) const IDLE_CHECKS: usize = 32;
-/// Checks of idle connections are postponed to multiples of this, in ns, so that a process that sleeps wakes for many at once.
+/// Checks of idle connections are postponed to multiples of this, in ns, so that a process that
+/// sleeps wakes for many at once.
 const IDLE_GRID_NS: u64 = 50_000_000;
 /// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
 const COARSE_LAG_NS: u64 = 10_000_000;
@@ -38,7 +43,10 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
+    pub(crate) const NONE: Self = Self {
+        at_ns: NEVER,
+        serial: 0,
+    };
 }
 
 /// The property of a connection that timers need.
@@ -54,7 +62,9 @@ struct Armed<C> {
 
 impl<C: Timed> Armed<C> {
     fn live(&self) -> Option<Rc<C>> {
-        self.connection.upgrade().filter(|connection| connection.timer().get().serial == self.serial)
+        self.connection
+            .upgrade()
+            .filter(|connection| connection.timer().get().serial == self.serial)
     }
 }
 
@@ -62,7 +72,8 @@ impl<C: Timed> Armed<C> {
 pub(crate) struct Timers<C> {
     device: Device,
     now_ns: Cell<u64>,
-    /// Drains until the next reading, or until [`Timers::tick_slowly`] decides, which is at once while there are deadlines.
+    /// Drains until the next reading, or until [`Timers::tick_slowly`] decides, which is at once
+    /// while there are deadlines.
     drains_left: Cell<u32>,
     /// Drains with arrivals until the next reading, while there are deadlines.
     busy_drains_left: Cell<u32>,
@@ -118,8 +129,8 @@ impl<C: Timed> Timers<C> {
         false
     }
 
-    /// Decides for a drain that found nothing, which reads, and for a drain with arrivals, which reads when its pause is over. Such a
-    /// pause exists only with deadlines.
+    /// Decides for a drain that found nothing, which reads, and for a drain with arrivals, which
+    /// reads when its pause is over. Such a pause exists only with deadlines.
     #[cold]
     #[inline(never)]
     fn tick_slowly(&self, is_idle: bool) -> bool {
@@ -133,7 +144,11 @@ impl<C: Timed> Timers<C> {
 
     /// Reads the clock.
     pub(crate) fn read_clock(&self) {
-        let now_ns = if self.has_deadlines.get() { self.device.now_ns() } else { self.device.coarse_now_ns() };
+        let now_ns = if self.has_deadlines.get() {
+            self.device.now_ns()
+        } else {
+            self.device.coarse_now_ns()
+        };
         // The coarse reading lags behind the other.
         let now_ns = self.now_ns.get().max(now_ns);
         self.now_ns.set(now_ns);
@@ -149,7 +164,11 @@ impl<C: Timed> Timers<C> {
 
     /// Makes that many drains skip the reading of the clock.
     fn pass_over(&self, drains: u32) {
-        let (idle, busy) = if self.has_deadlines.get() { (0, drains) } else { (drains, 0) };
+        let (idle, busy) = if self.has_deadlines.get() {
+            (0, drains)
+        } else {
+            (drains, 0)
+        };
         self.drains_left.set(idle);
         self.busy_drains_left.set(busy);
     }
@@ -163,14 +182,28 @@ impl<C: Timed> Timers<C> {
         Duration::from_nanos(SWEEP_INTERVAL_NS)
     }
 
-    /// Returns the time until a connection is due, or until the sweep that checks an idle one. It may turn out that none is due.
+    /// Returns the time until a connection is due, or until the sweep that checks an idle one. It
+    /// may turn out that none is due.
     pub(crate) fn until_next(&self) -> Option<Duration> {
-        // A drain that wakes for this reads the coarse clock: earlier, it would find nothing due, and the next sleep would end at once.
-        let by_coarse_clock = |at_ns: u64| at_ns.max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS).saturating_add(COARSE_LAG_NS);
+        // A drain that wakes for this reads the coarse clock: earlier, it would find nothing due,
+        // and the next sleep would end at once.
+        let by_coarse_clock = |at_ns: u64| {
+            at_ns
+                .max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS)
+                .saturating_add(COARSE_LAG_NS)
+        };
         let idle_ns = self.idle.borrow().first_ns().map(by_coarse_clock);
-        let at_ns = self.deadlines.borrow().first_ns().into_iter().chain(idle_ns).min()?;
+        let at_ns = self
+            .deadlines
+            .borrow()
+            .first_ns()
+            .into_iter()
+            .chain(idle_ns)
+            .min()?;
         // A time is due when it has passed.
-        Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.device.now_ns())))
+        Some(Duration::from_nanos(
+            at_ns.saturating_add(1).saturating_sub(self.device.now_ns()),
+        ))
     }
 
     /// Called after a reading of the clock. Returns whether the connections should be swept.
@@ -183,7 +216,8 @@ impl<C: Timed> Timers<C> {
         is_due
     }
 
-    /// Makes [`Timers::take_due`] return this connection after `at_ns`, or earlier if it is armed for an earlier time.
+    /// Makes [`Timers::take_due`] return this connection after `at_ns`, or earlier if it is armed
+    /// for an earlier time.
     pub(crate) fn arm(&self, connection: &Rc<C>, at_ns: u64) {
         let timer = connection.timer();
         if timer.get().at_ns <= at_ns {
@@ -192,8 +226,13 @@ impl<C: Timed> Timers<C> {
         let serial = self.last_serial.get() + 1;
         self.last_serial.set(serial);
         timer.set(Timer { at_ns, serial });
-        let armed = Armed { serial, connection: Rc::downgrade(connection) };
-        self.deadlines.borrow_mut().push(at_ns, armed, |armed| armed.live().is_some());
+        let armed = Armed {
+            serial,
+            connection: Rc::downgrade(connection),
+        };
+        self.deadlines
+            .borrow_mut()
+            .push(at_ns, armed, |armed| armed.live().is_some());
         if !self.has_deadlines.replace(true) {
             self.pass_over(self.drains_left.get());
         }
@@ -201,14 +240,21 @@ impl<C: Timed> Timers<C> {
 
     /// Makes [`Timers::take_idle`] return this connection after `at_ns`.
     pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
-        let at_ns = at_ns.checked_next_multiple_of(IDLE_GRID_NS).unwrap_or(NEVER);
-        self.idle.borrow_mut().push(at_ns, Rc::downgrade(connection), |connection| connection.strong_count() > 0);
+        let at_ns = at_ns
+            .checked_next_multiple_of(IDLE_GRID_NS)
+            .unwrap_or(NEVER);
+        self.idle
+            .borrow_mut()
+            .push(at_ns, Rc::downgrade(connection), |connection| {
+                connection.strong_count() > 0
+            });
     }
 
     /// Takes a connection whose check for idleness is due.
     pub(crate) fn take_idle(&self) -> Option<Rc<C>> {
         let mut idle = self.idle.borrow_mut();
-        std::iter::from_fn(|| idle.pop_before(self.now_ns.get())).find_map(|connection| connection.upgrade())
+        std::iter::from_fn(|| idle.pop_before(self.now_ns.get()))
+            .find_map(|connection| connection.upgrade())
     }
 
     /// Takes a connection whose time has passed. It has no timer then.
@@ -249,7 +295,9 @@ mod tests {
 
     /// Returns the number of drains that found nothing and did not read the clock before one did.
     fn drains_without_reading(timers: &Timers<NoConnection>) -> usize {
-        let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
+        let drains = std::iter::repeat_with(|| timers.tick(true))
+            .take_while(|is_time| !is_time)
+            .count();
         timers.read_clock();
         drains
     }
@@ -257,8 +305,18 @@ mod tests {
     #[test]
     fn a_fast_loop_reads_the_clock_seldom_and_a_slow_one_at_every_drain() {
         let now_ns = Arc::new(AtomicU64::new(1));
-        let (fabric, clock) = (FabricSpec::Local(LocalFabric::new()), Clock::Manual(Arc::clone(&now_ns)));
-        let timers = Timers::start(Device::open(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).unwrap());
+        let (fabric, clock) = (
+            FabricSpec::Local(LocalFabric::new()),
+            Clock::Manual(Arc::clone(&now_ns)),
+        );
+        let timers = Timers::start(
+            Device::open(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                clock,
+                ..SoftOptions::default()
+            }))
+            .unwrap(),
+        );
         let fast: Vec<_> = (0..9).map(|_| drains_without_reading(&timers)).collect();
         assert_eq!(fast, [0, 1, 3, 7, 15, 31, 63, 63, 63]);
         let slow = |_| {

@@ -1,7 +1,8 @@
 //! Every byte format of the protocol, as pure functions and plain values.
 //!
-//! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire format"). The golden vectors below were
-//! written from those tables by hand, never from this encoder.
+//! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire
+//! format"). The golden vectors below were written from those tables by hand, never from this
+//! encoder.
 
 /// Every position, batch and message is a multiple of this many bytes.
 pub(crate) const ALIGNMENT: u64 = 32;
@@ -17,16 +18,16 @@ pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
 pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 
-/// Returns the ring bytes of a message with `payload_len` payload bytes: header + payload, rounded up to [`ALIGNMENT`]. Saturates instead
-/// of overflowing.
+/// Returns the ring bytes of a message with `payload_len` payload bytes: header + payload, rounded
+/// up to [`ALIGNMENT`]. Saturates instead of overflowing.
 #[must_use]
 #[inline]
 pub(crate) const fn padded(payload_len: u64) -> u64 {
     payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }
 
-/// Returns the credit, in bytes, that a call with this `response_allowance` (payload bytes) costs: the padded response and the metadata
-/// of the batch that it may have to open (invariant R2).
+/// Returns the credit, in bytes, that a call with this `response_allowance` (payload bytes) costs:
+/// the padded response and the metadata of the batch that it may have to open (invariant R2).
 #[must_use]
 #[inline]
 pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
@@ -42,7 +43,8 @@ pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
-/// Returns the immediate value of a batch that advances the receive ring by `span` bytes (a multiple of [`ALIGNMENT`], at most one ring).
+/// Returns the immediate value of a batch that advances the receive ring by `span` bytes (a
+/// multiple of [`ALIGNMENT`], at most one ring).
 #[must_use]
 pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
@@ -81,19 +83,25 @@ impl Header {
     #[must_use]
     #[inline]
     pub(crate) fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
-        Self { call_id: le_u32(bytes, 0), piggyback: le_u32(bytes, 4), len: le_u32(bytes, 8) }
+        Self {
+            call_id: le_u32(bytes, 0),
+            piggyback: le_u32(bytes, 4),
+            len: le_u32(bytes, 8),
+        }
     }
 }
 
-/// The three flow-control words that one side tells the other. All are cumulative or absolute and never decrease, so repeated, late, or
-/// reordered words of the two channels are harmless (invariant F1).
+/// The three flow-control words that one side tells the other. All are cumulative or absolute and
+/// never decrease, so repeated, late, or reordered words of the two channels are harmless
+/// (invariant F1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowWords {
     /// Position up to which the sender of the words no longer needs its receive ring.
     pub(crate) consumer_pos: u64,
     /// Credit in bytes granted since the connection was made, the initial credit included.
     pub(crate) credit: u64,
-    /// Batches whose receive completion the sender of the words has taken since the connection was made.
+    /// Batches whose receive completion the sender of the words has taken since the connection was
+    /// made.
     pub(crate) batches_received: u64,
 }
 
@@ -140,11 +148,13 @@ pub(crate) struct FlowMetadata {
 pub(crate) struct PublishedRecord {
     /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
-    /// Changes while the owner lives and owes the reader something (invariant K3). With [`RESTS`](Self::RESTS), the owner waits for no
-    /// reply, though it gave up calls: then the lower bits are those of the credit that its calls have spent, in blocks (invariant K6).
+    /// Changes while the owner lives and owes the reader something (invariant K3). With
+    /// [`RESTS`](Self::RESTS), the owner waits for no reply, though it gave up calls: then the
+    /// lower bits are those of the credit that its calls have spent, in blocks (invariant K6).
     pub(crate) heartbeat: u32,
-    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at this moment. `batches_received` itself
-    /// also means that their receives are posted again, and is stored later (invariant K2).
+    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at
+    /// this moment. `batches_received` itself also means that their receives are posted again, and
+    /// is stored later (invariant K2).
     pub(crate) batches_taken: u32,
 }
 
@@ -166,7 +176,11 @@ impl PublishedRecord {
     /// Reads a record. Any bytes are a record; the receiver checks its words.
     #[must_use]
     pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
-        Self { words: decode_words(bytes), heartbeat: le_u32(bytes, 16), batches_taken: le_u32(bytes, 20) }
+        Self {
+            words: decode_words(bytes),
+            heartbeat: le_u32(bytes, 16),
+            batches_taken: le_u32(bytes, 20),
+        }
     }
 }
 
@@ -193,7 +207,11 @@ fn encode_words(words: FlowWords, at_16: u32, at_20: u32) -> [u8; FLOW_METADATA_
 
 #[inline]
 fn decode_words(bytes: &[u8; FLOW_METADATA_SIZE]) -> FlowWords {
-    FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) }
+    FlowWords {
+        consumer_pos: le_u64(bytes, 0),
+        credit: le_u64(bytes, 8),
+        batches_received: le_u64(bytes, 24),
+    }
 }
 
 /// Reserved bytes of a [`FlowMetadata`] are not zero.
@@ -221,7 +239,11 @@ impl FlowMetadata {
         if flags > CLOSING {
             return Err(ReservedNotZero);
         }
-        Ok(Self { words: decode_words(bytes), message_count: le_u32(bytes, 16), is_closing: flags == CLOSING })
+        Ok(Self {
+            words: decode_words(bytes),
+            message_count: le_u32(bytes, 16),
+            is_closing: flags == CLOSING,
+        })
     }
 }
 
@@ -238,7 +260,8 @@ impl CallId {
     /// Maximum number of outstanding calls on one endpoint.
     pub(crate) const MAX_CALLS: u32 = 1 << Self::INDEX_BITS;
 
-    /// Makes the id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo 2,048).
+    /// Makes the id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo
+    /// 2,048).
     #[must_use]
     pub(crate) const fn new(index: u32, generation: u32) -> Self {
         let generation = generation & ((1 << Self::GENERATION_BITS) - 1);
@@ -287,7 +310,8 @@ pub(crate) enum Status {
     Refused,
     /// The responder closes the connection; no handler got the request.
     Closing,
-    /// The handler's reply has so many bytes, which is more than the call allowed: it is not sent. At most [`MAX_TOLD`] bytes are told.
+    /// The handler's reply has so many bytes, which is more than the call allowed: it is not sent.
+    /// At most [`MAX_TOLD`] bytes are told.
     TooLong(u32),
 }
 
@@ -354,9 +378,15 @@ mod tests {
     #[test]
     fn request_header_has_the_documented_bytes() {
         let mut buffer = [STALE; 16];
-        let header = Header { call_id: 0x0123_4567, piggyback: 3, len: 0x0000_0215 };
+        let header = Header {
+            call_id: 0x0123_4567,
+            piggyback: 3,
+            len: 0x0000_0215,
+        };
         buffer[..HEADER_SIZE].copy_from_slice(&header.encode());
-        let golden = [0x67, 0x45, 0x23, 0x01, 0x03, 0, 0, 0, 0x15, 0x02, 0, 0, STALE, STALE, STALE, STALE];
+        let golden = [
+            0x67, 0x45, 0x23, 0x01, 0x03, 0, 0, 0, 0x15, 0x02, 0, 0, STALE, STALE, STALE, STALE,
+        ];
         assert_eq!(buffer, golden);
         let mut back = [0; HEADER_SIZE];
         back.copy_from_slice(&golden[..HEADER_SIZE]);
@@ -367,7 +397,11 @@ mod tests {
     fn flow_metadata_has_the_documented_bytes() {
         let mut buffer = [STALE; 40];
         let metadata = FlowMetadata {
-            words: FlowWords { consumer_pos: 0x0000_0001_0000_0020, credit: 0x4_0000, batches_received: 0x1122_3344_5566_7788 },
+            words: FlowWords {
+                consumer_pos: 0x0000_0001_0000_0020,
+                credit: 0x4_0000,
+                batches_received: 0x1122_3344_5566_7788,
+            },
             message_count: 7,
             is_closing: true,
         };
@@ -390,7 +424,11 @@ mod tests {
     #[test]
     fn published_record_has_the_documented_bytes() {
         let record = PublishedRecord {
-            words: FlowWords { consumer_pos: 0x0000_0001_0000_0020, credit: 0x4_0000, batches_received: 0x1122_3344_5566_7788 },
+            words: FlowWords {
+                consumer_pos: 0x0000_0001_0000_0020,
+                credit: 0x4_0000,
+                batches_received: 0x1122_3344_5566_7788,
+            },
             heartbeat: 0x0102_0304,
             batches_taken: 0x5566_7789,
         };
@@ -409,7 +447,11 @@ mod tests {
     #[test]
     fn wrap_marker_has_the_documented_bytes() {
         let marker = FlowMetadata {
-            words: FlowWords { consumer_pos: 32, credit: 64, batches_received: 1 },
+            words: FlowWords {
+                consumer_pos: 32,
+                credit: 64,
+                batches_received: 1,
+            },
             message_count: WRAP_MESSAGE_COUNT,
             is_closing: false,
         };
@@ -425,7 +467,11 @@ mod tests {
 
     #[test]
     fn metadata_with_reserved_bytes_set_is_refused() {
-        let metadata = FlowMetadata { words: FlowWords::default(), message_count: 1, is_closing: false };
+        let metadata = FlowMetadata {
+            words: FlowWords::default(),
+            message_count: 1,
+            is_closing: false,
+        };
         for at in 20..24 {
             let mut bytes = metadata.encode();
             bytes[at] = STALE;
@@ -483,7 +529,10 @@ mod tests {
             (Status::too_long(0x1234), 0x8000_1234),
             (Status::too_long(usize::MAX), u32::MAX),
         ] {
-            assert_eq!((status.to_wire(), Status::from_wire(word)), (word, Some(status)));
+            assert_eq!(
+                (status.to_wire(), Status::from_wire(word)),
+                (word, Some(status))
+            );
         }
         assert_eq!(Status::from_wire(4), None);
     }

@@ -26,26 +26,32 @@ pub(crate) trait Listed: Timed + Sized {
     /// Takes its oldest request to be received; `None` once it has ended.
     fn take_request(&self) -> Option<Held>;
 
-    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
-    /// waits for the other.
+    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives
+    /// (K1, K3). Returns whether either side waits for the other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
 
-/// Connections and requests that need the owner's attention, now or later. Shared by the context and its connections.
+/// Connections and requests that need the owner's attention, now or later. Shared by the context
+/// and its connections.
 pub(crate) struct Worklist<C> {
     /// The first of the connections that flushes serve, each once; the next is in its [`Listing`].
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
-    /// A flush found that a connection counts polls until its next READ. Such a connection asks for the next flush, too.
+    /// A flush found that a connection counts polls until its next READ. Such a connection asks for
+    /// the next flush, too.
     counts_polls: Cell<bool>,
-    /// Shortest time until one of the connections that flushes left listed has to be served, unless something arrives, in ns.
+    /// Shortest time until one of the connections that flushes left listed has to be served, unless
+    /// something arrives, in ns.
     rest_ns: Cell<Option<u64>>,
-    /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
+    /// Connections that are closed, or whose callback panicked: the next drain continues them. Each
+    /// once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
-    /// Connections whose requests are next for the application, and the number of these: in the order of arrival, over all connections.
+    /// Connections whose requests are next for the application, and the number of these: in the
+    /// order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
-    /// Connections that sweeps check, each once: those listed since the last sweep, and those on which a side waits for the other.
+    /// Connections that sweeps check, each once: those listed since the last sweep, and those on
+    /// which a side waits for the other.
     swept: RefCell<Vec<Rc<C>>>,
     timers: Timers<C>,
 }
@@ -97,7 +103,9 @@ impl<C: Listed> Worklist<C> {
     #[inline]
     pub(crate) fn add_requests(&self, connection: &Rc<C>, count: usize) {
         if count > 0 {
-            self.requests.borrow_mut().push_back((Rc::clone(connection), count));
+            self.requests
+                .borrow_mut()
+                .push_back((Rc::clone(connection), count));
         }
     }
 
@@ -125,19 +133,27 @@ impl<C: Listed> Worklist<C> {
         self.has_listed.get()
     }
 
-    /// Returns whether a connection has counted polls until its next READ in a flush since [`Worklist::forget_counts`].
+    /// Returns whether a connection has counted polls until its next READ in a flush since
+    /// [`Worklist::forget_counts`].
     pub(crate) fn counts_polls(&self) -> bool {
         self.counts_polls.get()
     }
 
-    /// Notes that a flush left a connection listed; `pause_ns` is the time until its next READ, if it counts polls until then.
+    /// Notes that a flush left a connection listed; `pause_ns` is the time until its next READ, if
+    /// it counts polls until then.
     pub(crate) fn note_left(&self, pause_ns: Option<u64>) {
-        self.counts_polls.set(self.counts_polls.get() || pause_ns.is_some());
+        self.counts_polls
+            .set(self.counts_polls.get() || pause_ns.is_some());
         let rest_ns = pause_ns.unwrap_or(0);
-        self.rest_ns.set(Some(self.rest_ns.get().map_or(rest_ns, |other| other.min(rest_ns))));
+        self.rest_ns.set(Some(
+            self.rest_ns
+                .get()
+                .map_or(rest_ns, |other| other.min(rest_ns)),
+        ));
     }
 
-    /// Returns the shortest time until one of the connections that flushes left listed since [`Worklist::forget_counts`] has to be served.
+    /// Returns the shortest time until one of the connections that flushes left listed since
+    /// [`Worklist::forget_counts`] has to be served.
     pub(crate) fn rest(&self) -> Option<Duration> {
         self.rest_ns.get().map(Duration::from_nanos)
     }
@@ -159,7 +175,11 @@ impl<C: Listed> Worklist<C> {
         debug_assert!(!listing.is_listed.get(), "each once");
         listing.is_listed.set(true);
         // A connection that is not listed has no next: there is nothing to drop.
-        std::mem::forget(listing.next.replace(self.first.replace(Some(Rc::clone(connection)))));
+        std::mem::forget(
+            listing
+                .next
+                .replace(self.first.replace(Some(Rc::clone(connection)))),
+        );
         self.has_listed.set(true);
         // Every event that makes one side wait for the other lists the connection.
         if !listing.is_swept.get() {
@@ -174,9 +194,11 @@ impl<C: Listed> Worklist<C> {
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
 
-    /// Sweeps the connections that may need it. They are no more than those in use, out of any number.
+    /// Sweeps the connections that may need it. They are no more than those in use, out of any
+    /// number.
     pub(crate) fn sweep(&self) {
-        // A connection that a sweep lists is among the swept, so none is added meanwhile; and each has another owner until it is retired.
+        // A connection that a sweep lists is among the swept, so none is added meanwhile; and each
+        // has another owner until it is retired.
         self.swept.borrow_mut().retain(|connection| {
             let listing = connection.listing();
             let stays = connection.sweep() || listing.is_listed.get();
@@ -187,15 +209,21 @@ impl<C: Listed> Worklist<C> {
 
     /// Returns whether a connection needs the next sweep.
     pub(crate) fn has_timed(&self) -> bool {
-        self.swept.borrow().iter().any(|connection| connection.is_timed())
+        self.swept
+            .borrow()
+            .iter()
+            .any(|connection| connection.is_timed())
     }
 
-    /// Takes all connections off the list. Gives those to `serve` that asked for it or on which something arrived before the last flush.
-    /// The others stay. The common case is one connection; the code for it is without the loop.
+    /// Takes all connections off the list. Gives those to `serve` that asked for it or on which
+    /// something arrived before the last flush. The others stay. The common case is one connection;
+    /// the code for it is without the loop.
     #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
-        let Some(connection) = self.first.take() else { return };
+        let Some(connection) = self.first.take() else {
+            return;
+        };
         let next = connection.listing().next.take();
         if next.is_some() {
             connection.listing().next.set(next);
@@ -254,7 +282,8 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Returns a connection that a drain has to continue. It stays listed until [`Worklist::finish`].
+    /// Returns a connection that a drain has to continue. It stays listed until
+    /// [`Worklist::finish`].
     pub(crate) fn unfinished(&self) -> Option<Rc<C>> {
         self.unfinished.borrow().last().cloned()
     }
@@ -266,13 +295,22 @@ impl<C: Listed> Worklist<C> {
         connection.listing().is_unfinished.set(false);
     }
 
-    /// Unlinks a retired connection at once, so that its share of the queues is free without waiting for another request.
+    /// Unlinks a retired connection at once, so that its share of the queues is free without
+    /// waiting for another request.
     pub(crate) fn forget(&self, connection: &C) {
-        self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
+        self.requests
+            .borrow_mut()
+            .retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
-            self.swept.borrow_mut().retain(|other| other.qpn() != connection.qpn());
+            self.swept
+                .borrow_mut()
+                .retain(|other| other.qpn() != connection.qpn());
         }
-        let mut next = if connection.listing().is_listed.get() { self.first.take() } else { None };
+        let mut next = if connection.listing().is_listed.get() {
+            self.first.take()
+        } else {
+            None
+        };
         while let Some(listed) = next {
             let listing = listed.listing();
             next = listing.next.take();
@@ -288,7 +326,11 @@ impl<C: Listed> Worklist<C> {
         while let Some(connection) = next {
             next = connection.listing().next.take();
         }
-        drop((self.unfinished.take(), self.requests.take(), self.swept.take()));
+        drop((
+            self.unfinished.take(),
+            self.requests.take(),
+            self.swept.take(),
+        ));
     }
 }
 
@@ -298,8 +340,9 @@ pub(crate) struct Listing<C> {
     is_listed: Cell<bool>,
     /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
-    /// A flush skipped the connection. Most connections on which something arrived have an answer to post a little later, and are served
-    /// with it; the others have their record refreshed a flush later (L5).
+    /// A flush skipped the connection. Most connections on which something arrived have an answer
+    /// to post a little later, and are served with it; the others have their record refreshed a
+    /// flush later (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
     is_swept: Cell<bool>,

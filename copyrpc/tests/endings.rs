@@ -1,5 +1,5 @@
-//! Deadlines, cancelled calls and stalled peers through the driver, both ends in one thread, in virtual time. The rules are tested in
-//! `protocol`.
+//! Deadlines, cancelled calls and stalled peers through the driver, both ends in one thread, in
+//! virtual time. The rules are tested in `protocol`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use copyrpc::{CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome};
+use copyrpc::{
+    CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome,
+};
 use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions, Timing};
 
 const NS: Duration = Duration::from_nanos(1);
@@ -39,30 +41,52 @@ struct Net {
 
 impl Net {
     fn context(&self) -> Context<u64> {
-        let (fabric, clock) = (FabricSpec::Local(self.fabric.clone()), Clock::Manual(Arc::clone(&self.now_ns)));
-        ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).build().unwrap()
+        let (fabric, clock) = (
+            FabricSpec::Local(self.fabric.clone()),
+            Clock::Manual(Arc::clone(&self.now_ns)),
+        );
+        ContextBuilder::new(DeviceSpec::Soft(SoftOptions {
+            fabric,
+            clock,
+            ..SoftOptions::default()
+        }))
+        .build()
+        .unwrap()
     }
 }
 
 impl World {
     fn new(config: EndpointConfig) -> Self {
         let net = Net::default();
-        Self { client: net.context(), server: net.context(), net, config }
+        Self {
+            client: net.context(),
+            server: net.context(),
+            net,
+            config,
+        }
     }
 
     fn pass(&self, time: Duration) {
-        self.net.now_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        self.net
+            .now_ns
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     fn connect(&self, server: &Context<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
-        let (a, b) = (self.client.create_endpoint(&self.config).unwrap(), server.create_endpoint(&self.config).unwrap());
+        let (a, b) = (
+            self.client.create_endpoint(&self.config).unwrap(),
+            server.create_endpoint(&self.config).unwrap(),
+        );
         let (record_a, record_b) = (a.local_info(), b.local_info());
         (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
     }
 }
 
 fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    EndpointConfig {
+        ring_size: 4096,
+        ..EndpointConfig::default()
+    }
 }
 
 /// Steps until `is_done`; everything is executed at once, so few steps do.
@@ -77,7 +101,11 @@ fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
 }
 
 fn collect(ended: &RefCell<Ended>) -> impl FnMut(u64, Outcome<'_>) {
-    |serial, outcome| ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())))
+    |serial, outcome| {
+        ended
+            .borrow_mut()
+            .push((serial, outcome.map(|bytes| bytes.to_vec())))
+    }
 }
 
 fn echo_all(server: &Context<u64>) {
@@ -98,7 +126,9 @@ fn a_call_without_a_reply_ends_with_its_deadline_once_and_its_late_reply_nowhere
     let ended = RefCell::new(Vec::new());
     endpoint.call_within(b"first", 1, 10, LONG).unwrap();
     endpoint.call_within(b"second", 2, 10, SHORT).unwrap();
-    endpoint.call_within(b"third", 3, 10, Duration::MAX).unwrap();
+    endpoint
+        .call_within(b"third", 3, 10, Duration::MAX)
+        .unwrap();
     let poll = || {
         world.client.poll(collect(&ended)).unwrap();
     };
@@ -113,9 +143,19 @@ fn a_call_without_a_reply_ends_with_its_deadline_once_and_its_late_reply_nowhere
             poll();
         },
     );
-    assert_eq!(ended.take(), [(1, Ok(b"first".to_vec())), (3, Ok(b"third".to_vec()))]);
+    assert_eq!(
+        ended.take(),
+        [(1, Ok(b"first".to_vec())), (3, Ok(b"third".to_vec()))]
+    );
     let stats = world.client.stats();
-    assert_eq!((stats.deadlines_exceeded, stats.late_responses, stats.stale_responses), (1, 1, 0));
+    assert_eq!(
+        (
+            stats.deadlines_exceeded,
+            stats.late_responses,
+            stats.stale_responses
+        ),
+        (1, 1, 0)
+    );
 }
 
 /// Nothing leaves then, but time passes.
@@ -129,7 +169,10 @@ fn deadlines_pass_also_in_drains_alone() {
     }
     let mut moved = 0;
     world.pass(SHORT + NS);
-    step_until(|| ended.borrow().len() == 3, || moved += world.client.drain(collect(&ended)).unwrap());
+    step_until(
+        || ended.borrow().len() == 3,
+        || moved += world.client.drain(collect(&ended)).unwrap(),
+    );
     assert_eq!(moved, 3, "an ended call is something that moved");
     assert_eq!(world.client.stats().batches_sent, 0);
 }
@@ -143,7 +186,10 @@ fn a_reply_that_is_there_when_the_deadline_has_passed_wins() {
     world.client.flush_endpoints().unwrap();
     echo_all(&world.server);
     world.pass(2 * SHORT);
-    step_until(|| !ended.borrow().is_empty(), || assert!(world.client.poll(collect(&ended)).is_ok()));
+    step_until(
+        || !ended.borrow().is_empty(),
+        || assert!(world.client.poll(collect(&ended)).is_ok()),
+    );
     assert_eq!(ended.take(), [(1, Ok(b"x".to_vec()))]);
 }
 
@@ -191,7 +237,10 @@ fn a_sleeper_wakes_for_a_deadline_that_has_passed_on_its_devices_clock() {
         done.send(ended.take()).unwrap();
     });
     // A hang ends here.
-    assert_eq!(is_done.recv_timeout(Duration::from_secs(100)), Ok(vec![(1, EXCEEDED)]));
+    assert_eq!(
+        is_done.recv_timeout(Duration::from_secs(100)),
+        Ok(vec![(1, EXCEEDED)])
+    );
 }
 
 #[test]
@@ -208,11 +257,16 @@ fn a_call_may_be_made_and_cancelled_from_the_callback_of_one_that_ran_out_of_tim
             assert!(matches!(outcome, Err(CallFailure::TimedOut)));
             assert_eq!(endpoint.cancel(token), (serial == 0).then_some(100));
             ended.push(serial);
-            endpoint.call_within(b"", serial + 1, 0, Duration::ZERO).unwrap();
+            endpoint
+                .call_within(b"", serial + 1, 0, Duration::ZERO)
+                .unwrap();
         };
         world.pass(NS);
         world.client.poll(on_response).unwrap();
-        assert!(ended.len() <= before + 1, "a call made in a callback has its end in a later poll");
+        assert!(
+            ended.len() <= before + 1,
+            "a call made in a callback has its end in a later poll"
+        );
         polls += 1;
         assert!(polls < 100_000);
     }
@@ -248,25 +302,39 @@ fn a_token_ends_the_call_of_its_own_endpoint_only() {
     let world = World::new(small());
     let (first, _peer) = world.connect(&world.server);
     let (second, _peer) = world.connect(&world.server);
-    let (a, b) = (first.call(b"a", 1, 10).unwrap(), second.call(b"b", 2, 10).unwrap());
+    let (a, b) = (
+        first.call(b"a", 1, 10).unwrap(),
+        second.call(b"b", 2, 10).unwrap(),
+    );
     assert_ne!(a, b);
-    assert_eq!((second.cancel(a), first.cancel(a), first.cancel(a)), (None, Some(1), None));
+    assert_eq!(
+        (second.cancel(a), first.cancel(a), first.cancel(a)),
+        (None, Some(1), None)
+    );
     let ended = RefCell::new(Vec::new());
     let step = || {
         world.client.poll(collect(&ended)).unwrap();
         echo_all(&world.server);
     };
-    step_until(|| world.client.stats().late_responses == 1 && !ended.borrow().is_empty(), step);
+    step_until(
+        || world.client.stats().late_responses == 1 && !ended.borrow().is_empty(),
+        step,
+    );
     assert_eq!(ended.take(), [(2, Ok(b"b".to_vec()))]);
     assert_eq!(second.cancel(b), None);
 }
 
-/// A context that is not polled is a process that is stopped. The other server holds a request for much longer than the timeout.
+/// A context that is not polled is a process that is stopped. The other server holds a request for
+/// much longer than the timeout.
 #[test]
 fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     const STALL: Duration = Duration::from_millis(200);
     const STEP: Duration = Duration::from_millis(1);
-    let config = EndpointConfig { keepalive: Duration::from_millis(5), stall_timeout: STALL, ..small() };
+    let config = EndpointConfig {
+        keepalive: Duration::from_millis(5),
+        stall_timeout: STALL,
+        ..small()
+    };
     let world = World::new(config);
     let stopped = world.net.context();
     let (dead, _peer) = world.connect(&stopped);
@@ -287,7 +355,10 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     step_until(|| ended.borrow().len() == 2, || step(&mut held));
     let took = Duration::from_nanos(world.client.device().now_ns() - start_ns);
     // Connections are looked at every 10 ms.
-    assert!((STALL..STALL + Duration::from_millis(30)).contains(&took), "{took:?}");
+    assert!(
+        (STALL..STALL + Duration::from_millis(30)).contains(&took),
+        "{took:?}"
+    );
     let mut stalled = ended.take();
     stalled.sort_by_key(|(serial, _)| *serial);
     let failure = Err(CallFailure::Closed(CloseReason::PeerStalled));
@@ -295,7 +366,10 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     for _ in 0..4 * STALL.as_millis() / STEP.as_millis() {
         step(&mut held);
     }
-    assert_eq!((alive.closed(), dead.closed()), (None, Some(CloseReason::PeerStalled)));
+    assert_eq!(
+        (alive.closed(), dead.closed()),
+        (None, Some(CloseReason::PeerStalled))
+    );
     held.unwrap().reply(b"at last").unwrap();
     step_until(|| !ended.borrow().is_empty(), || step(&mut None));
     assert_eq!(ended.take(), [(1, Ok(b"at last".to_vec()))]);
@@ -314,11 +388,22 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
 fn a_reply_arrives_though_its_context_is_dropped_as_soon_as_it_was_given() {
     let fabric = LocalFabric::new();
     let context = || {
-        let (fabric, timing) = (FabricSpec::Local(fabric.clone()), Timing::Delay { ns: 1_000_000 });
-        ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, timing, ..SoftOptions::default() })).build::<u64>().unwrap()
+        let (fabric, timing) = (
+            FabricSpec::Local(fabric.clone()),
+            Timing::Delay { ns: 1_000_000 },
+        );
+        ContextBuilder::new(DeviceSpec::Soft(SoftOptions {
+            fabric,
+            timing,
+            ..SoftOptions::default()
+        }))
+        .build::<u64>()
+        .unwrap()
     };
     let (client, server) = (context(), context());
-    let (a, b) = [&client, &server].map(|context| context.create_endpoint(&small()).unwrap()).into();
+    let (a, b) = [&client, &server]
+        .map(|context| context.create_endpoint(&small()).unwrap())
+        .into();
     let (record_a, record_b) = (a.local_info(), b.local_info());
     let (endpoint, _peer) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
     endpoint.call(b"ping", 1, 10).unwrap();
@@ -346,7 +431,11 @@ fn a_context_that_is_dropped_does_not_wait_for_peers_that_take_nothing() {
     endpoint.call(b"ping", 1, 10).unwrap();
     let start = Instant::now();
     drop(world.client);
-    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "it took {:?}",
+        start.elapsed()
+    );
 }
 
 /// Where time is the system's.
@@ -356,6 +445,9 @@ fn within_a_minute<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = attempt() {
             return value;
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing came of it");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "nothing came of it"
+        );
     }
 }

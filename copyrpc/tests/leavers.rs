@@ -1,5 +1,5 @@
-//! A server with default options, and clients in processes of their own that come one after the other and leave in each of four ways. What
-//! they leave behind at the server is nothing.
+//! A server with default options, and clients in processes of their own that come one after the
+//! other and leave in each of four ways. What they leave behind at the server is nothing.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -44,12 +44,20 @@ enum Way {
     Stopped,
 }
 
-const WAYS: [Way; 4] = [Way::Returned, Way::Killed, Way::ContextDropped, Way::Stopped];
+const WAYS: [Way; 4] = [
+    Way::Returned,
+    Way::Killed,
+    Way::ContextDropped,
+    Way::Stopped,
+];
 
 /// Ends that the server may see. The last message of a peer can be lost with its queue pair.
 const fn is_end_of(way: Way, reason: CloseReason) -> bool {
     match way {
-        Way::Returned | Way::ContextDropped => matches!(reason, CloseReason::ClosedByPeer | CloseReason::Disconnected),
+        Way::Returned | Way::ContextDropped => matches!(
+            reason,
+            CloseReason::ClosedByPeer | CloseReason::Disconnected
+        ),
         Way::Killed => matches!(reason, CloseReason::Disconnected),
         Way::Stopped => matches!(reason, CloseReason::PeerStalled),
     }
@@ -59,14 +67,20 @@ const fn is_end_of(way: Way, reason: CloseReason) -> bool {
 fn client(way: Way, dir: &Path, socket: &Path) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(&[way as u8]).unwrap();
-    let context: Context<u64> = ContextBuilder::new(support::spec_in(dir.to_owned())).build().unwrap();
-    let endpoint = context.connect_over(&EndpointConfig::default(), &stream).unwrap();
+    let context: Context<u64> = ContextBuilder::new(support::spec_in(dir.to_owned()))
+        .build()
+        .unwrap();
+    let endpoint = context
+        .connect_over(&EndpointConfig::default(), &stream)
+        .unwrap();
     for serial in 0..3 {
         endpoint.call(b"answered", serial, 32).unwrap();
         let mut is_answered = false;
         while !is_answered {
             context.wait(None).unwrap();
-            context.poll(|_, outcome| is_answered = outcome.unwrap().to_vec() == b"answered").unwrap();
+            context
+                .poll(|_, outcome| is_answered = outcome.unwrap().to_vec() == b"answered")
+                .unwrap();
         }
     }
     match way {
@@ -87,8 +101,8 @@ fn client(way: Way, dir: &Path, socket: &Path) {
     }
 }
 
-/// A process without threads, forked before the server has anything that a child would inherit: it forks the clients, and kills what is left
-/// of them when it is told so or its own parent is gone.
+/// A process without threads, forked before the server has anything that a child would inherit: it
+/// forks the clients, and kills what is left of them when it is told so or its own parent is gone.
 struct Nursery {
     commands: UnixStream,
     process: libc::pid_t,
@@ -100,7 +114,8 @@ const KILL_ALL: u8 = 0xff;
 impl Nursery {
     fn start(dir: &Path, socket: &Path) -> Self {
         let (commands, theirs) = UnixStream::pair().unwrap();
-        // SAFETY: the child uses nothing that another thread of this process may have locked but the allocator, which libc keeps usable.
+        // SAFETY: the child uses nothing that another thread of this process may have locked but
+        // the allocator, which libc keeps usable.
         let process = unsafe { libc::fork() };
         if process == 0 {
             drop(commands);
@@ -137,8 +152,13 @@ impl Nursery {
                         }
                         libc::waitpid(child, &raw mut status, 0)
                     };
-                    let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
-                    let is_right = if matches!(way, Way::Killed | Way::Stopped) { is_killed } else { status == 0 };
+                    let is_killed =
+                        libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+                    let is_right = if matches!(way, Way::Killed | Way::Stopped) {
+                        is_killed
+                    } else {
+                        status == 0
+                    };
                     assert!(waited == child && is_right, "{way:?}: {status:#x}");
                 }
                 commands.write_all(&command).unwrap();
@@ -160,7 +180,13 @@ impl Nursery {
         drop(self.commands);
         let mut status = 0;
         // SAFETY: waitpid(2) of a child.
-        assert_eq!((unsafe { libc::waitpid(self.process, &raw mut status, 0) }, status), (self.process, 0));
+        assert_eq!(
+            (
+                unsafe { libc::waitpid(self.process, &raw mut status, 0) },
+                status
+            ),
+            (self.process, 0)
+        );
     }
 }
 
@@ -177,11 +203,17 @@ struct Usage {
 impl Usage {
     fn now(context: &Context<u64>) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let data = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+        let data = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmData:"))
+            .unwrap();
         Self {
             endpoints: context.endpoints(),
             descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
-            mappings: std::fs::read_to_string("/proc/self/maps").unwrap().lines().count(),
+            mappings: std::fs::read_to_string("/proc/self/maps")
+                .unwrap()
+                .lines()
+                .count(),
             data_kb: data.trim().trim_end_matches(" kB").parse().unwrap(),
         }
     }
@@ -200,8 +232,14 @@ impl Server {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut way = [0];
         stream.read_exact(&mut way).unwrap();
-        let way = WAYS.into_iter().find(|other| *other as u8 == way[0]).unwrap();
-        let endpoint = self.context.connect_over(&EndpointConfig::default(), &stream).unwrap();
+        let way = WAYS
+            .into_iter()
+            .find(|other| *other as u8 == way[0])
+            .unwrap();
+        let endpoint = self
+            .context
+            .connect_over(&EndpointConfig::default(), &stream)
+            .unwrap();
         self.clients.push((way, endpoint, stream));
     }
 
@@ -214,7 +252,9 @@ impl Server {
             let _answered = request.reply(&data);
         }
         self.clients.retain(|(way, endpoint, _)| {
-            let Some(reason) = endpoint.closed() else { return true };
+            let Some(reason) = endpoint.closed() else {
+                return true;
+            };
             assert!(is_end_of(*way, reason), "{way:?}: {reason}");
             *self.ended.entry(*way).or_default() += 1;
             false
@@ -224,19 +264,30 @@ impl Server {
 
 #[test]
 fn clients_that_leave_in_any_way_leave_nothing_at_a_server_with_default_options() {
-    let scale: usize = std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap());
+    let scale: usize =
+        std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap());
     std::thread::spawn(move || {
         std::thread::sleep(WATCHDOG * scale.div_ceil(4) as u32);
         eprintln!("watchdog: a client that left is not noticed");
         std::process::abort();
     });
-    let dir = PathBuf::from(format!("/dev/shm/copyrpc-test-leavers-{}", std::process::id()));
+    let dir = PathBuf::from(format!(
+        "/dev/shm/copyrpc-test-leavers-{}",
+        std::process::id()
+    ));
     let socket = std::env::temp_dir().join(format!("copyrpc-test-leavers-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let listener = UnixListener::bind(&socket).unwrap();
     let mut nursery = Nursery::start(&dir, &socket);
-    let context = ContextBuilder::new(support::spec_in(dir.clone())).build().unwrap();
-    let mut server = Server { context, listener, clients: Vec::new(), ended: BTreeMap::new() };
+    let context = ContextBuilder::new(support::spec_in(dir.clone()))
+        .build()
+        .unwrap();
+    let mut server = Server {
+        context,
+        listener,
+        clients: Vec::new(),
+        ended: BTreeMap::new(),
+    };
     let each = CLIENTS * scale;
     let mut usages = Vec::new();
     for _ in 0..ROUNDS {
@@ -260,14 +311,29 @@ fn clients_that_leave_in_any_way_leave_nothing_at_a_server_with_default_options(
     }
     nursery.end();
     eprintln!("leavers: {:?}, then {usages:?}", server.ended);
-    assert_eq!(server.ended, WAYS.into_iter().map(|way| (way, ROUNDS * each)).collect());
-    let [first, .., last] = usages[..] else { panic!("{ROUNDS} rounds") };
+    assert_eq!(
+        server.ended,
+        WAYS.into_iter().map(|way| (way, ROUNDS * each)).collect()
+    );
+    let [first, .., last] = usages[..] else {
+        panic!("{ROUNDS} rounds")
+    };
     // The allocator may keep some of what was there at once.
     assert!(last.data_kb <= first.data_kb + 1024, "{usages:?}");
-    assert_eq!(last, Usage { data_kb: last.data_kb, ..first });
+    assert_eq!(
+        last,
+        Usage {
+            data_kb: last.data_kb,
+            ..first
+        }
+    );
     drop(server);
     // The next test finds and leaves a clean directory.
-    drop::<Context<()>>(ContextBuilder::new(support::spec_in(dir.clone())).build().unwrap());
+    drop::<Context<()>>(
+        ContextBuilder::new(support::spec_in(dir.clone()))
+            .build()
+            .unwrap(),
+    );
     std::fs::remove_dir(&dir).expect("nothing is left behind");
     std::fs::remove_file(&socket).unwrap();
 }

@@ -1,5 +1,12 @@
-//! Ten thousand endpoints of one context: as many as its shared receive queue has room for, with 2 batches in flight each.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! Ten thousand endpoints of one context: as many as its shared receive queue has room for, with 2
+//! batches in flight each.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 use std::time::{Duration, Instant};
 
@@ -13,33 +20,59 @@ const WATCHDOG: Duration = Duration::from_secs(180);
 #[test]
 fn ten_thousand_endpoints_of_one_context_call_and_are_given_back() {
     limits::watchdog(WATCHDOG);
-    let config = EndpointConfig { ring_size: 4096, raw_operations: 0, batches_in_flight: 2, ..EndpointConfig::default() };
+    let config = EndpointConfig {
+        ring_size: 4096,
+        raw_operations: 0,
+        batches_in_flight: 2,
+        ..EndpointConfig::default()
+    };
     let fabric = LocalFabric::new();
     let build = || -> Context<u32> {
-        let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() });
-        ContextBuilder::new(device).endpoints_with(ENDPOINTS, &config).build().unwrap()
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(fabric.clone()),
+            ..SoftOptions::default()
+        });
+        ContextBuilder::new(device)
+            .endpoints_with(ENDPOINTS, &config)
+            .build()
+            .unwrap()
     };
     let (client, server) = (build(), build());
     for round in 0..2 {
         let connect = |_| {
-            let [a, b] = [&client, &server].map(|context| context.create_endpoint(&config).unwrap());
+            let [a, b] =
+                [&client, &server].map(|context| context.create_endpoint(&config).unwrap());
             let records = (a.local_info(), b.local_info());
-            (a.connect(&records.1).unwrap(), b.connect(&records.0).unwrap())
+            (
+                a.connect(&records.1).unwrap(),
+                b.connect(&records.0).unwrap(),
+            )
         };
         let endpoints: Vec<_> = (0..ENDPOINTS).map(connect).collect();
-        assert_eq!((client.endpoints(), server.endpoints()), (ENDPOINTS as usize, ENDPOINTS as usize));
+        assert_eq!(
+            (client.endpoints(), server.endpoints()),
+            (ENDPOINTS as usize, ENDPOINTS as usize)
+        );
         for (number, (endpoint, _)) in (0..).zip(&endpoints) {
             endpoint.call(&u32::to_le_bytes(number), number, 4).unwrap();
         }
         let (mut is_answered, mut answered) = (vec![false; ENDPOINTS as usize], 0);
         let answer = |context: &Context<u32>| {
-            context.serve(|request, reply| reply.send(&request.to_vec()).unwrap(), |_, _| panic!("the server calls nobody")).unwrap()
+            context
+                .serve(
+                    |request, reply| reply.send(&request.to_vec()).unwrap(),
+                    |_, _| panic!("the server calls nobody"),
+                )
+                .unwrap()
         };
         while answered < ENDPOINTS {
             client
                 .poll(|number, reply| {
                     assert_eq!(reply.unwrap().to_vec(), number.to_le_bytes());
-                    assert!(!std::mem::replace(&mut is_answered[number as usize], true), "{number} twice");
+                    assert!(
+                        !std::mem::replace(&mut is_answered[number as usize], true),
+                        "{number} twice"
+                    );
                     answered += 1;
                 })
                 .unwrap();
@@ -48,7 +81,12 @@ fn ten_thousand_endpoints_of_one_context_call_and_are_given_back() {
         drop(endpoints);
         let since = Instant::now();
         while client.endpoints() + server.endpoints() > 0 {
-            assert!(since.elapsed() < WATCHDOG, "round {round}: {} and {} are left", client.endpoints(), server.endpoints());
+            assert!(
+                since.elapsed() < WATCHDOG,
+                "round {round}: {} and {} are left",
+                client.endpoints(),
+                server.endpoints()
+            );
             client.poll(|_, _| ()).unwrap();
             answer(&server);
         }

@@ -1,5 +1,12 @@
-//! No call allocates once the maximum number has been outstanding: not at the caller, not at the server, not in the device below.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! No call allocates once the maximum number has been outstanding: not at the caller, not at the
+//! server, not in the device below.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 #[path = "../../mlx5/tests/support/counting.rs"]
 mod counting;
@@ -32,15 +39,23 @@ struct Tally {
     ended: u64,
 }
 
-/// Calls until `depth` are made or one is refused, and steps until all have ended; the server answers the requests it holds last first.
+/// Calls until `depth` are made or one is refused, and steps until all have ended; the server
+/// answers the requests it holds last first.
 fn round(pair: &Pair, kind: Kind, depth: usize, bytes: &mut [u8], tally: &mut Tally) {
     let (mut taken, ended) = (0, Cell::new(0));
     for at in 0..depth {
         let (payload, allowance) = (&bytes[..at * 13 % 60], 40);
         let call = match kind {
             Kind::Plain => pair.to_server.call(payload, at as u64, allowance),
-            Kind::Deadline => pair.to_server.call_within(payload, at as u64, allowance, LONG),
-            Kind::GivenUp => pair.to_server.call_within(payload, at as u64, allowance, if at % 2 == 0 { Duration::ZERO } else { LONG }),
+            Kind::Deadline => pair
+                .to_server
+                .call_within(payload, at as u64, allowance, LONG),
+            Kind::GivenUp => pair.to_server.call_within(
+                payload,
+                at as u64,
+                allowance,
+                if at % 2 == 0 { Duration::ZERO } else { LONG },
+            ),
         };
         let Ok(token) = call else {
             tally.refused += 1;
@@ -57,13 +72,17 @@ fn round(pair: &Pair, kind: Kind, depth: usize, bytes: &mut [u8], tally: &mut Ta
         || ended.get() == taken && pair.server.stats().replies == answered,
         || {
             let on_response = |_: u64, outcome: Outcome<'_>| {
-                assert!(matches!(outcome, Ok(_) | Err(CallFailure::TimedOut)), "{outcome:?}");
+                assert!(
+                    matches!(outcome, Ok(_) | Err(CallFailure::TimedOut)),
+                    "{outcome:?}"
+                );
                 ended.set(ended.get() + 1);
             };
             pair.client.poll(on_response).unwrap();
             pair.server.poll_quietly();
             let mut held = [const { None }; 64];
-            held.iter_mut().for_each(|place| *place = pair.server.recv());
+            held.iter_mut()
+                .for_each(|place| *place = pair.server.recv());
             for request in held.into_iter().rev().flatten() {
                 let len = request.data().copy_to(&mut bytes[64..104]);
                 request.reply(&bytes[64..64 + len.min(40)]).unwrap();
@@ -82,19 +101,31 @@ fn calls_of_rounds(config: &EndpointConfig, kind: Kind, depth: usize) -> (u64, T
         round(&pair, kind, depth, &mut bytes, &mut tally);
     }
     tally = Tally::default();
-    let calls = calls_of(|| (0..1_000).for_each(|_| round(&pair, kind, depth, &mut bytes, &mut tally)));
+    let calls =
+        calls_of(|| (0..1_000).for_each(|_| round(&pair, kind, depth, &mut bytes, &mut tally)));
     (calls, tally, pair)
 }
 
 #[test]
 fn calls_and_replies_allocate_nothing_at_any_depth_with_and_without_deadlines() {
-    assert_eq!(calls_of(|| drop(std::hint::black_box(Box::new(1)))), 2, "the counter counts");
-    let large = EndpointConfig { ring_size: 64 << 10, ..small() };
+    assert_eq!(
+        calls_of(|| drop(std::hint::black_box(Box::new(1)))),
+        2,
+        "the counter counts"
+    );
+    let large = EndpointConfig {
+        ring_size: 64 << 10,
+        ..small()
+    };
     for kind in [Kind::Plain, Kind::Deadline, Kind::GivenUp] {
         for depth in [1, 64] {
             let (calls, tally, pair) = calls_of_rounds(&large, kind, depth);
             assert_eq!(calls, 0, "{kind:?}, depth {depth}");
-            assert_eq!((tally.taken, tally.ended, tally.refused), (1_000 * depth as u64, 1_000 * depth as u64, 0), "{kind:?}");
+            assert_eq!(
+                (tally.taken, tally.ended, tally.refused),
+                (1_000 * depth as u64, 1_000 * depth as u64, 0),
+                "{kind:?}"
+            );
             assert!(pair.client.stats().wraps > 0);
         }
     }
@@ -107,6 +138,9 @@ fn wraps_refusals_and_reads_allocate_nothing() {
         let (calls, tally, pair) = calls_of_rounds(&small(), kind, 64);
         assert_eq!(calls, 0, "{kind:?}");
         let stats = pair.client.stats();
-        assert!(tally.refused >= 1_000 && stats.wraps > 100 && stats.reads > 300, "{tally:?} {stats:?}");
+        assert!(
+            tally.refused >= 1_000 && stats.wraps > 100 && stats.reads > 300,
+            "{tally:?} {stats:?}"
+        );
     }
 }

@@ -1,5 +1,11 @@
 //! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use copyrpc::parts::Reassembler;
 use copyrpc::{
-    CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig,
-    ExchangeRecord, Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
+    CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder,
+    EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError, Refusal, Server,
+    ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -31,14 +38,18 @@ const _: () = {
 };
 
 fn upper_case(server: &mut Server) {
-    server.serve(|request| request.to_vec().to_ascii_uppercase()).unwrap();
+    server
+        .serve(|request| request.to_vec().to_ascii_uppercase())
+        .unwrap();
 }
 
 #[test]
 fn clients_at_once_get_each_their_own_replies() {
     let net = Net::new();
     let served = net.serve(&any_port(), |server| {
-        server.serve(|request| request.to_vec().into_iter().rev().collect::<Vec<_>>()).unwrap();
+        server
+            .serve(|request| request.to_vec().into_iter().rev().collect::<Vec<_>>())
+            .unwrap();
         assert_eq!(server.stats().replies, 12 * 100);
     });
     let clients: Vec<_> = (0..12u8)
@@ -47,14 +58,18 @@ fn clients_at_once_get_each_their_own_replies() {
             thread::spawn(move || {
                 let mut client = net.client(address);
                 for call in 0..100usize {
-                    let request: Vec<u8> = (0..call * 37 % client.max_reply()).map(|i| number ^ i as u8).collect();
+                    let request: Vec<u8> = (0..call * 37 % client.max_reply())
+                        .map(|i| number ^ i as u8)
+                        .collect();
                     let reply: Vec<u8> = request.iter().rev().copied().collect();
                     assert_eq!(client.call(&request).unwrap(), reply);
                 }
             })
         })
         .collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    clients
+        .into_iter()
+        .for_each(|client| client.join().unwrap());
     served.end();
 }
 
@@ -62,10 +77,17 @@ fn clients_at_once_get_each_their_own_replies() {
 fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     let net = Net::new();
     let address = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
-    let options = ClientOptions { connect_timeout: Duration::from_millis(100), ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_millis(100),
+        ..net.client_options()
+    };
     let start = Instant::now();
     let error = Client::with_options(address, &options).unwrap_err();
-    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
+    assert!(
+        matches!(error, ClientError::Unreachable { .. })
+            && error.to_string().contains(&address.to_string()),
+        "{error}"
+    );
     assert!(start.elapsed() >= options.connect_timeout);
     let client = thread::spawn({
         let net = net.clone();
@@ -76,7 +98,11 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert_eq!(client.join().unwrap(), b"EARLY");
     served.end();
     let error = Client::with_options("no port here", &options).unwrap_err();
-    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains("at no port here:"), "{error}");
+    assert!(
+        matches!(error, ClientError::Unreachable { .. })
+            && error.to_string().contains("at no port here:"),
+        "{error}"
+    );
 }
 
 /// It answers with fewer bytes than a record, and then waits for more, or hangs up.
@@ -95,8 +121,13 @@ fn another_program_at_the_address_is_named_by_what_it_says() {
                 assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "the client goes");
             }
         });
-        let error = Client::with_options(address, &net.client_options()).unwrap_err().to_string();
-        assert!(error.contains(r#"not a copyrpc exchange record, but "HTTP/1.1""#), "{error}");
+        let error = Client::with_options(address, &net.client_options())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(r#"not a copyrpc exchange record, but "HTTP/1.1""#),
+            "{error}"
+        );
         other.join().unwrap();
     }
 }
@@ -107,8 +138,16 @@ fn an_address_that_is_taken_is_named() {
     let served = net.serve(&any_port(), upper_case);
     let address = served.address.to_string();
     let refused = Server::with_options(&address, &net.server_options()).unwrap_err();
-    assert!(matches!(&refused, ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse), "{refused}");
-    assert!(refused.to_string().starts_with(&format!("listening at {address}: ")), "{refused}");
+    assert!(
+        matches!(&refused, ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse),
+        "{refused}"
+    );
+    assert!(
+        refused
+            .to_string()
+            .starts_with(&format!("listening at {address}: ")),
+        "{refused}"
+    );
     served.end();
 }
 
@@ -121,7 +160,10 @@ fn a_call_ends_in_its_time_also_while_it_connects_again() {
     assert_eq!(client.call(b"here").unwrap(), b"HERE");
     let address = served.end();
     let (start, time) = (Instant::now(), Duration::from_millis(100));
-    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::NotSent)));
+    assert!(matches!(
+        client.call_within(b"gone", time),
+        Err(ClientError::NotSent)
+    ));
     assert!(start.elapsed() >= time);
     let served = net.serve(&address.to_string(), upper_case);
     assert_eq!(client.call(b"back").unwrap(), b"BACK");
@@ -153,8 +195,14 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let listener = TcpListener::bind(any_port()).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
-    let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
-    assert!(matches!(Client::with_options(address, &options), Err(ClientError::Connect(ConnectError::Channel(_)))));
+    let options = ClientOptions {
+        connect_timeout: Duration::from_millis(200),
+        ..net.client_options()
+    };
+    assert!(matches!(
+        Client::with_options(address, &options),
+        Err(ClientError::Connect(ConnectError::Channel(_)))
+    ));
 }
 
 #[test]
@@ -170,14 +218,21 @@ fn a_client_of_a_server_that_went_connects_to_the_next_one() {
     // It may learn of the end by this call, or before it.
     let first = client.call(b"again");
     assert!(
-        matches!(&first, Ok(reply) if reply == b"AGAIN") || matches!(first, Err(ClientError::Closed(CloseReason::Disconnected))),
+        matches!(&first, Ok(reply) if reply == b"AGAIN")
+            || matches!(first, Err(ClientError::Closed(CloseReason::Disconnected))),
         "{first:?}"
     );
     assert_eq!(client.call(b"and again").unwrap(), b"AND AGAIN");
     let address = served.end();
-    let options = ClientOptions { connect_timeout: Duration::from_millis(50), ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_millis(50),
+        ..net.client_options()
+    };
     let gone = Client::with_options(address, &options);
-    assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
+    assert!(
+        matches!(gone, Err(ClientError::Unreachable { .. })),
+        "{gone:?}"
+    );
 }
 
 #[test]
@@ -215,7 +270,10 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
 #[test]
 fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
-    let (is_released, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let (is_released, taken) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(Mutex::new(Vec::new())),
+    );
     let served = net.serve(&any_port(), {
         let (is_released, taken) = (Arc::clone(&is_released), Arc::clone(&taken));
         move |server| {
@@ -233,7 +291,10 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
             }
         }
     });
-    let options = ClientOptions { connect_timeout: Duration::from_secs(20), ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_secs(20),
+        ..net.client_options()
+    };
     let mut client = Client::with_options(served.address, &options).unwrap();
     let mut sent = Vec::new();
     for _ in 0..3 {
@@ -247,18 +308,31 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
             }
             given_up += 1;
         };
-        assert!(matches!(error, ClientError::NoCredit { given_up: n } if n == given_up && n > 0), "{error:?}, {given_up}");
+        assert!(
+            matches!(error, ClientError::NoCredit { given_up: n } if n == given_up && n > 0),
+            "{error:?}, {given_up}"
+        );
         assert!(error.is_retryable() && !error.may_have_executed());
         sent.push(b"answered".to_vec());
         assert_eq!(client.call(b"answered").unwrap(), b"at once");
     }
     // A call without a time waits no longer than for a connection.
     drop(client);
-    let options = ClientOptions { connect_timeout: SHORT, max_reply: Some(net.client(served.address).max_reply() * 4), ..options };
+    let options = ClientOptions {
+        connect_timeout: SHORT,
+        max_reply: Some(net.client(served.address).max_reply() * 4),
+        ..options
+    };
     let mut client = Client::with_options(served.address, &options).unwrap();
-    assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+    assert!(matches!(
+        client.call_within(b"held", SHORT),
+        Err(ClientError::TimedOut)
+    ));
     sent.push(b"held".to_vec());
-    assert!(matches!(client.call(b"not sent"), Err(ClientError::NoCredit { given_up: 1 })));
+    assert!(matches!(
+        client.call(b"not sent"),
+        Err(ClientError::NoCredit { given_up: 1 })
+    ));
     is_released.store(true, Ordering::Relaxed);
     served.end();
     assert_eq!(*taken.lock().unwrap(), sent);
@@ -275,7 +349,11 @@ fn a_client_whose_ring_is_kept_full_by_a_call_that_it_gave_up_says_so_and_connec
             while let Some(request) = server.recv() {
                 let request_is = |text: &[u8]| request.data().to_vec() == text;
                 is_over |= request_is(b"the last");
-                if request_is(b"held") { held.push(request) } else { request.reply(b"answered").unwrap() }
+                if request_is(b"held") {
+                    held.push(request)
+                } else {
+                    request.reply(b"answered").unwrap()
+                }
             }
         }
         server.stop_handle().stop();
@@ -285,7 +363,10 @@ fn a_client_whose_ring_is_kept_full_by_a_call_that_it_gave_up_says_so_and_connec
     let mut client = net.client(served.address);
     let large = vec![0; client.max_request() / 4];
     for _ in 0..3 {
-        assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+        assert!(matches!(
+            client.call_within(b"held", SHORT),
+            Err(ClientError::TimedOut)
+        ));
         let mut answered = 0;
         let error = loop {
             match client.call_within(&large, Duration::from_millis(200)) {
@@ -293,7 +374,10 @@ fn a_client_whose_ring_is_kept_full_by_a_call_that_it_gave_up_says_so_and_connec
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, ClientError::NoCredit { given_up: 1 }), "{error:?}");
+        assert!(
+            matches!(error, ClientError::NoCredit { given_up: 1 }),
+            "{error:?}"
+        );
         assert!(answered > 0, "there was room at first");
     }
     assert_eq!(client.call(b"the last").unwrap(), b"answered");
@@ -317,7 +401,9 @@ fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
                 }
                 request.reply(b"answer").unwrap();
                 answered += 1;
-                assert!(answered < 2 * PUSHES || (pushed, endpoint.outstanding_calls()) == (PUSHES, 0));
+                assert!(
+                    answered < 2 * PUSHES || (pushed, endpoint.outstanding_calls()) == (PUSHES, 0)
+                );
             }
         }
         stop.stop();
@@ -328,7 +414,10 @@ fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
         assert_eq!(client.call(b"hello").unwrap(), b"answer");
     }
     let stats = client.stats();
-    assert!(stats.insufficient_credit == 0 && stats.replies as usize == PUSHES, "{stats:?}");
+    assert!(
+        stats.insufficient_credit == 0 && stats.replies as usize == PUSHES,
+        "{stats:?}"
+    );
     served.end();
 }
 
@@ -349,7 +438,10 @@ fn a_server_that_calls_without_end_keeps_no_call_from_its_timeout() {
         }
     });
     let mut client = net.client(served.address);
-    assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+    assert!(matches!(
+        client.call_within(b"held", SHORT),
+        Err(ClientError::TimedOut)
+    ));
     assert!(client.stats().replies > 64, "it was called");
     drop(client);
     served.end();
@@ -367,7 +459,11 @@ impl Read for WithoutEnd<'_> {
 impl Write for WithoutEnd<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.1 += bytes.len();
-        if self.1 > EXCHANGE_RECORD_SIZE { Ok(bytes.len()) } else { self.0.write(bytes) }
+        if self.1 > EXCHANGE_RECORD_SIZE {
+            Ok(bytes.len())
+        } else {
+            self.0.write(bytes)
+        }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -375,8 +471,8 @@ impl Write for WithoutEnd<'_> {
     }
 }
 
-/// The client knows that the server is connected, and the server does not know that of the client, when it stops. The drop of such a
-/// connection would leave the fate of the client's calls open.
+/// The client knows that the server is connected, and the server does not know that of the client,
+/// when it stops. The drop of such a connection would leave the fate of the client's calls open.
 #[test]
 fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
     let net = Net::new();
@@ -390,11 +486,22 @@ fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
             .unwrap();
     });
     let endpoint = net.client_options().endpoint;
-    let context = ContextBuilder::new(net.device()).endpoints_with(1, &endpoint).build::<u32>().unwrap();
+    let context = ContextBuilder::new(net.device())
+        .endpoints_with(1, &endpoint)
+        .build::<u32>()
+        .unwrap();
     let mut stream = TcpStream::connect(served.address).unwrap();
-    let client = context.connect_over(&endpoint, WithoutEnd(&stream, 0)).unwrap();
+    let client = context
+        .connect_over(&endpoint, WithoutEnd(&stream, 0))
+        .unwrap();
     let mut ends = Vec::new();
-    let mut poll = || context.poll(|number, outcome: Outcome<'_>| ends.push((number, outcome.map(|bytes| bytes.to_vec())))).unwrap();
+    let mut poll = || {
+        context
+            .poll(|number, outcome: Outcome<'_>| {
+                ends.push((number, outcome.map(|bytes| bytes.to_vec())))
+            })
+            .unwrap()
+    };
     client.call(b"first", 1, 8).unwrap();
     while client.outstanding_calls() > 0 {
         poll();
@@ -406,11 +513,14 @@ fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
     while client.outstanding_calls() > 0 {
         poll();
     }
-    let [(1, Ok(first)), (2, second)] = &ends[..] else { panic!("{ends:?}") };
+    let [(1, Ok(first)), (2, second)] = &ends[..] else {
+        panic!("{ends:?}")
+    };
     assert_eq!(first, b"first");
     // The server may have taken it before its end.
     assert!(
-        matches!(second, Ok(reply) if reply == b"second") || matches!(second, Err(CallFailure::Closed(CloseReason::ClosedByPeer))),
+        matches!(second, Ok(reply) if reply == b"second")
+            || matches!(second, Err(CallFailure::Closed(CloseReason::ClosedByPeer))),
         "{ends:?}"
     );
 }
@@ -437,7 +547,10 @@ fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_
         assert!(held.is_wanted());
         held.reply(b"at last").unwrap();
     });
-    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: SHORT,
+        ..net.client_options()
+    };
     let mut later = Client::with_options(served.address, &options).unwrap();
     let client = thread::spawn({
         let (net, address) = (net.clone(), served.address);
@@ -445,7 +558,10 @@ fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_
     });
     closed.recv().unwrap();
     let refused = later.call(b"later").unwrap_err();
-    assert!(refused.is_retryable() && !refused.may_have_executed(), "{refused:?}");
+    assert!(
+        refused.is_retryable() && !refused.may_have_executed(),
+        "{refused:?}"
+    );
     go.send(()).unwrap();
     assert_eq!(client.join().unwrap(), b"at last");
     let address = served.end();
@@ -460,8 +576,16 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
     const CLIENTS: usize = 8;
     const CALLS: usize = 100;
     let net = Net::new();
-    let endpoint = EndpointConfig { batches_in_flight: CALLS as u32 + 1, ring_size: 64 << 10, ..EndpointConfig::default() };
-    let options = ServerOptions { clients: CLIENTS as u32, endpoint: endpoint.clone(), ..net.server_options() };
+    let endpoint = EndpointConfig {
+        batches_in_flight: CALLS as u32 + 1,
+        ring_size: 64 << 10,
+        ..EndpointConfig::default()
+    };
+    let options = ServerOptions {
+        clients: CLIENTS as u32,
+        endpoint: endpoint.clone(),
+        ..net.server_options()
+    };
     let (arrive, arrived) = std::sync::mpsc::channel::<()>();
     let served = local::serve(&any_port(), options, move |server| {
         while server.clients() < CLIENTS {
@@ -472,8 +596,13 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
         server.serve(|request| request.to_vec()).unwrap();
     });
     let clients = [(); CLIENTS].map(|()| {
-        let context = ContextBuilder::new(net.device()).endpoints_with(1, &endpoint).build::<usize>().unwrap();
-        let client = context.connect_over(&endpoint, TcpStream::connect(served.address).unwrap()).unwrap();
+        let context = ContextBuilder::new(net.device())
+            .endpoints_with(1, &endpoint)
+            .build::<usize>()
+            .unwrap();
+        let client = context
+            .connect_over(&endpoint, TcpStream::connect(served.address).unwrap())
+            .unwrap();
         (client, context)
     });
     for (client, context) in &clients {
@@ -483,7 +612,9 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
         }
         // The device has sent all of them.
         (0..100).for_each(|_| {
-            context.poll(|_, _| unreachable!("nobody answers yet")).unwrap();
+            context
+                .poll(|_, _| unreachable!("nobody answers yet"))
+                .unwrap();
         });
         assert_eq!(client.stats().batches_sent as usize, CALLS);
     }
@@ -491,7 +622,10 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
     for (client, context) in &clients {
         while client.outstanding_calls() > 0 {
             let on_response = |number: usize, outcome: Outcome<'_>| {
-                assert_eq!(outcome.map(|bytes| bytes.to_vec()), Ok(number.to_le_bytes().to_vec()));
+                assert_eq!(
+                    outcome.map(|bytes| bytes.to_vec()),
+                    Ok(number.to_le_bytes().to_vec())
+                );
             };
             context.poll(on_response).unwrap();
         }
@@ -504,18 +638,37 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
 
     let net = Net::new();
-    let options = ServerOptions { clients: 2, ..net.server_options() };
+    let options = ServerOptions {
+        clients: 2,
+        ..net.server_options()
+    };
     let served = local::serve(&any_port(), options, upper_case);
     let address = served.address;
-    let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
-    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 128], &[0xff; 4096], b"x", b""] {
+    let silent: Vec<_> = (0..50)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0; 128],
+        &[0xff; 4096],
+        b"x",
+        b"",
+    ] {
         let mut stranger = TcpStream::connect(address).unwrap();
-        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // The connection ends, by a reset where bytes were left unread, which may come before all are sent.
-        let sent = stranger.write_all(bytes).and_then(|()| stranger.shutdown(std::net::Shutdown::Write));
+        stranger
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        // The connection ends, by a reset where bytes were left unread, which may come before all
+        // are sent.
+        let sent = stranger
+            .write_all(bytes)
+            .and_then(|()| stranger.shutdown(std::net::Shutdown::Write));
         match sent.and_then(|()| stranger.read_to_end(&mut Vec::new())) {
             Ok(said) => assert!(matches!(said, 0 | EXCHANGE_RECORD_SIZE), "{said}"),
-            Err(error) => assert!(matches!(error.kind(), ConnectionReset | BrokenPipe | NotConnected), "{error}"),
+            Err(error) => assert!(
+                matches!(error.kind(), ConnectionReset | BrokenPipe | NotConnected),
+                "{error}"
+            ),
         }
     }
     let start = Instant::now();
@@ -523,7 +676,10 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
     for client in &mut clients {
         assert_eq!(client.call(b"somebody").unwrap(), b"SOMEBODY");
     }
-    assert!(start.elapsed() < Duration::from_secs(4), "nobody was waited for");
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "nobody was waited for"
+    );
     drop(silent);
     served.end();
 }
@@ -531,13 +687,24 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
 #[test]
 fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     let net = Net::new();
-    let options = ServerOptions { clients: 3, ..net.server_options() };
+    let options = ServerOptions {
+        clients: 3,
+        ..net.server_options()
+    };
     let served = local::serve(&any_port(), options, upper_case);
     let address = served.address;
     let mut clients: Vec<_> = (0..3).map(|_| net.client(address)).collect();
     let start = Instant::now();
-    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
-    assert_eq!(Client::with_options(address, &options).unwrap_err().to_string(), full());
+    let options = ClientOptions {
+        connect_timeout: SHORT,
+        ..net.client_options()
+    };
+    assert_eq!(
+        Client::with_options(address, &options)
+            .unwrap_err()
+            .to_string(),
+        full()
+    );
     assert!(start.elapsed() >= SHORT, "a place may become free");
     // One waits when another one leaves.
     let waiting = {
@@ -554,19 +721,33 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 /// Time for which a client tries that is to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// It is stopped before, so that it does not answer the call. Its socket alone tells: no keep-alive finds it in this time.
+/// It is stopped before, so that it does not answer the call. Its socket alone tells: no keep-alive
+/// finds it in this time.
 #[test]
 fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
     limits::watchdog(WATCHDOG);
     let (mut server, address) = start_server(&any_port());
-    let endpoint = EndpointConfig { keepalive: Duration::from_secs(3_600), ..lifelines_alone() };
-    let mut client = Client::with_options(&*address, &ClientOptions { endpoint, ..ClientOptions::default() }).unwrap();
+    let endpoint = EndpointConfig {
+        keepalive: Duration::from_secs(3_600),
+        ..lifelines_alone()
+    };
+    let mut client = Client::with_options(
+        &*address,
+        &ClientOptions {
+            endpoint,
+            ..ClientOptions::default()
+        },
+    )
+    .unwrap();
     assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
     let process = server.id() as libc::pid_t;
     // SAFETY: a child that was not waited for, and no status. The wait is over when it is stopped.
     unsafe {
         assert_eq!(libc::kill(process, libc::SIGSTOP), 0);
-        assert_eq!(libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED), process);
+        assert_eq!(
+            libc::waitpid(process, std::ptr::null_mut(), libc::WUNTRACED),
+            process
+        );
     }
     let killer = thread::spawn(move || {
         thread::sleep(Duration::from_millis(20));
@@ -574,7 +755,10 @@ fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
         server.wait().unwrap();
     });
     let error = client.call(b"ping").unwrap_err();
-    assert!(matches!(error, ClientError::Closed(CloseReason::Disconnected)), "{error}");
+    assert!(
+        matches!(error, ClientError::Closed(CloseReason::Disconnected)),
+        "{error}"
+    );
     killer.join().unwrap();
 }
 
@@ -584,17 +768,26 @@ fn full() -> String {
 
 /// No keep-alive finds the dead.
 fn lifelines_alone() -> EndpointConfig {
-    EndpointConfig { idle_keepalive: None, ..EndpointConfig::default() }
+    EndpointConfig {
+        idle_keepalive: None,
+        ..EndpointConfig::default()
+    }
 }
 
 #[test]
 fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
     limits::watchdog(WATCHDOG);
-    let options = ServerOptions { clients: LEAVING as u32, endpoint: lifelines_alone(), ..ServerOptions::default() };
+    let options = ServerOptions {
+        clients: LEAVING as u32,
+        endpoint: lifelines_alone(),
+        ..ServerOptions::default()
+    };
     let served = local::serve(&any_port(), options, upper_case);
     for round in 0..3 {
         let mut leaving = Command::new(std::env::current_exe().unwrap());
-        leaving.args(["--ignored", "--exact", "leaving_process"]).env("COPYRPC_TEST_ADDRESS", served.address.to_string());
+        leaving
+            .args(["--ignored", "--exact", "leaving_process"])
+            .env("COPYRPC_TEST_ADDRESS", served.address.to_string());
         let status = leaving.stdout(Stdio::null()).status().unwrap();
         assert!(status.success(), "round {round}: {status}");
     }
@@ -604,7 +797,11 @@ fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
 #[test]
 fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_needs_its_place() {
     let net = Net::new();
-    let options = ServerOptions { clients: 1, endpoint: lifelines_alone(), ..net.server_options() };
+    let options = ServerOptions {
+        clients: 1,
+        endpoint: lifelines_alone(),
+        ..net.server_options()
+    };
     let served = local::serve(&any_port(), options, upper_case);
     let context = ContextBuilder::new(net.device()).build::<()>().unwrap();
     let stream = TcpStream::connect(served.address).unwrap();
@@ -614,19 +811,39 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_n
         let mut reply = None;
         endpoint.call(b"alive", (), 64).unwrap();
         while reply.is_none() {
-            context.poll(|(), outcome| reply = Some(outcome.map(|bytes| bytes.to_vec()))).unwrap();
+            context
+                .poll(|(), outcome| reply = Some(outcome.map(|bytes| bytes.to_vec())))
+                .unwrap();
         }
         assert_eq!(reply.unwrap().unwrap(), b"ALIVE");
     };
     ask();
-    let options = ClientOptions { connect_timeout: SHORT, endpoint: lifelines_alone(), ..net.client_options() };
-    assert_eq!(Client::with_options(served.address, &options).unwrap_err().to_string(), full());
+    let options = ClientOptions {
+        connect_timeout: SHORT,
+        endpoint: lifelines_alone(),
+        ..net.client_options()
+    };
+    assert_eq!(
+        Client::with_options(served.address, &options)
+            .unwrap_err()
+            .to_string(),
+        full()
+    );
     ask();
     // Its death closes no socket.
     endpoint.abort();
     context.poll(|(), _| ()).unwrap();
-    let options = ClientOptions { connect_timeout: WATCHDOG, ..options };
-    assert_eq!(Client::with_options(served.address, &options).unwrap().call(b"room").unwrap(), b"ROOM");
+    let options = ClientOptions {
+        connect_timeout: WATCHDOG,
+        ..options
+    };
+    assert_eq!(
+        Client::with_options(served.address, &options)
+            .unwrap()
+            .call(b"room")
+            .unwrap(),
+        b"ROOM"
+    );
     served.end();
 }
 
@@ -634,11 +851,27 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_n
 fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_do() {
     let net = Net::new();
     let server = |clients, batches_in_flight| {
-        let endpoint = EndpointConfig { batches_in_flight, ..EndpointConfig::default() };
-        Server::with_options(any_port(), &ServerOptions { clients, endpoint, ..net.server_options() }).map(drop)
+        let endpoint = EndpointConfig {
+            batches_in_flight,
+            ..EndpointConfig::default()
+        };
+        Server::with_options(
+            any_port(),
+            &ServerOptions {
+                clients,
+                endpoint,
+                ..net.server_options()
+            },
+        )
+        .map(drop)
     };
     let said = server(1_100, 32).unwrap_err().to_string();
-    assert!(said.starts_with("1100 endpoints with 32 batches in flight each: the device has receives for 682 of them"), "{said}");
+    assert!(
+        said.starts_with(
+            "1100 endpoints with 32 batches in flight each: the device has receives for 682 of them"
+        ),
+        "{said}"
+    );
     assert!(said.contains("batches_in_flight"), "{said}");
     server(682, 32).unwrap();
     server(1_100, 16).unwrap();
@@ -648,10 +881,16 @@ fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_d
 fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     const CLIENTS: usize = 8;
     let net = Net::new();
-    let options = ServerOptions { clients: 3, ..net.server_options() };
+    let options = ServerOptions {
+        clients: 3,
+        ..net.server_options()
+    };
     let served = local::serve(&any_port(), options, upper_case);
     let (address, all) = (served.address, Barrier::new(CLIENTS));
-    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: SHORT,
+        ..net.client_options()
+    };
     let connect = || {
         let client = Client::with_options(address, &options);
         // No client leaves before the last one has tried.
@@ -660,7 +899,10 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     };
     let outcomes: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(connect)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     let refused: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
     assert_eq!(refused, vec![full(); CLIENTS - 3]);
@@ -671,26 +913,57 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
 fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let net = Net::new();
     let served = net.serve(&any_port(), |server| {
-        server.serve(|request| vec![7; u32::from_le_bytes(request.to_vec()[..4].try_into().unwrap()) as usize]).unwrap();
+        server
+            .serve(|request| {
+                vec![7; u32::from_le_bytes(request.to_vec()[..4].try_into().unwrap()) as usize]
+            })
+            .unwrap();
     });
     let mut client = net.client(served.address);
     let longest = client.max_reply();
-    let mut reply_of = |bytes: usize| client.call(&(bytes as u32).to_le_bytes()).map(|reply| reply.len());
+    let mut reply_of = |bytes: usize| {
+        client
+            .call(&(bytes as u32).to_le_bytes())
+            .map(|reply| reply.len())
+    };
     assert_eq!(reply_of(longest).unwrap(), longest);
     // Also if the credit, which has blocks, has room for more.
     for extra in (1..64).chain([100_000]) {
         let error = reply_of(longest + extra).unwrap_err();
-        assert!(matches!(error, ClientError::ReplyTooLong { len, max } if (len, max) == (longest + extra, longest)), "{error}");
-        assert!(error.may_have_executed() && !error.is_retryable(), "its handler ran");
+        assert!(
+            matches!(error, ClientError::ReplyTooLong { len, max } if (len, max) == (longest + extra, longest)),
+            "{error}"
+        );
+        assert!(
+            error.may_have_executed() && !error.is_retryable(),
+            "its handler ran"
+        );
     }
     assert_eq!(reply_of(0).unwrap(), 0);
     let max = client.max_request();
     let refused = client.call(&vec![0; max + 1]);
-    assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");
+    assert!(
+        matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max),
+        "{refused:?}"
+    );
     assert_eq!(client.call(&vec![0; max]).unwrap(), b"");
-    let more = |max_reply| Client::with_options(served.address, &ClientOptions { max_reply: Some(max_reply), ..net.client_options() });
+    let more = |max_reply| {
+        Client::with_options(
+            served.address,
+            &ClientOptions {
+                max_reply: Some(max_reply),
+                ..net.client_options()
+            },
+        )
+    };
     let refused = more(usize::MAX).err().unwrap();
-    let ClientError::MaxReply { wanted: usize::MAX, max } = refused else { panic!("{refused:?}") };
+    let ClientError::MaxReply {
+        wanted: usize::MAX,
+        max,
+    } = refused
+    else {
+        panic!("{refused:?}")
+    };
     assert!(refused.to_string().contains("max_reply"), "{refused}");
     assert_eq!(more(max).unwrap().max_reply(), max);
     assert!(matches!(more(max + 1), Err(ClientError::MaxReply { .. })));
@@ -698,10 +971,17 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
+fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own()
+ {
     let net = Net::new();
-    let served = net.serve(&any_port(), |server| server.serve(|request| numbers::answer(&mut Sums, &request.to_vec())).unwrap());
-    methods::check(net.client(served.address), |error| matches!(error, ClientError::TimedOut));
+    let served = net.serve(&any_port(), |server| {
+        server
+            .serve(|request| numbers::answer(&mut Sums, &request.to_vec()))
+            .unwrap()
+    });
+    methods::check(net.client(served.address), |error| {
+        matches!(error, ClientError::TimedOut)
+    });
     served.end();
 }
 
@@ -710,7 +990,9 @@ fn payloads_above_a_message_are_one_call() {
     let net = Net::new();
     let served = net.serve(&any_port(), |server| {
         let mut parts = Reassembler::new(4 << 20, 8 << 20);
-        server.serve(|part| parts.answer(&part.to_vec(), |whole| numbers::answer(&mut Sums, &whole))).unwrap();
+        server
+            .serve(|part| parts.answer(&part.to_vec(), |whole| numbers::answer(&mut Sums, &whole)))
+            .unwrap();
         assert_eq!(parts.held(), 0);
     });
     let client = net.client(served.address);
@@ -723,17 +1005,24 @@ fn payloads_above_a_message_are_one_call() {
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn client_process() {
-    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else {
+        return;
+    };
     limits::watchdog(WATCHDOG);
     let mut client = Client::connect(&*address).unwrap();
     for number in 0u64.. {
         let request = format!("call {number} of {}", std::process::id());
-        assert_eq!(client.call(request.as_bytes()).unwrap(), request.to_ascii_uppercase().as_bytes());
+        assert_eq!(
+            client.call(request.as_bytes()).unwrap(),
+            request.to_ascii_uppercase().as_bytes()
+        );
     }
 }
 
 fn descriptors_of(process: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+    std::fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .count()
 }
 
 #[test]
@@ -744,19 +1033,26 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
     let before = descriptors_of(server.id());
     let start = || {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "client_process"]).env("COPYRPC_TEST_ADDRESS", &address);
+        command
+            .args(["--ignored", "--exact", "client_process"])
+            .env("COPYRPC_TEST_ADDRESS", &address);
         command.stdout(Stdio::null()).spawn().unwrap()
     };
     let mut clients: Vec<Child> = (0..4).map(|_| start()).collect();
     let mut bystander = Client::connect(&*address).unwrap();
     let mut seed = u64::from(std::process::id());
     for _ in 0..20 * scale {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         thread::sleep(Duration::from_millis(seed >> 33 & 63));
         let victim = (seed >> 40) as usize % clients.len();
         let signal = |signal| {
             // SAFETY: a child that was not waited for.
-            assert_eq!(unsafe { libc::kill(clients[victim].id() as libc::pid_t, signal) }, 0);
+            assert_eq!(
+                unsafe { libc::kill(clients[victim].id() as libc::pid_t, signal) },
+                0
+            );
         };
         if seed >> 50 & 1 == 0 {
             signal(libc::SIGSTOP);
@@ -771,7 +1067,10 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
         }
     }
     for client in &mut clients {
-        assert!(client.try_wait().unwrap().is_none(), "a client that was not killed goes on");
+        assert!(
+            client.try_wait().unwrap().is_none(),
+            "a client that was not killed goes on"
+        );
         client.kill().unwrap();
         client.wait().unwrap();
     }
@@ -785,10 +1084,17 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn leaving_process() {
-    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else {
+        return;
+    };
     limits::watchdog(WATCHDOG);
-    let clients: Vec<_> = (0..LEAVING).map(|_| thread_client(address.clone())).collect();
-    let clients: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    let clients: Vec<_> = (0..LEAVING)
+        .map(|_| thread_client(address.clone()))
+        .collect();
+    let clients: Vec<_> = clients
+        .into_iter()
+        .map(|client| client.join().unwrap())
+        .collect();
     // No destructor runs.
     std::process::exit(i32::from(clients.len() != LEAVING));
 }
@@ -799,7 +1105,10 @@ const LEAVING: usize = 20;
 /// A client that was answered, which its thread never drops.
 fn thread_client(address: String) -> JoinHandle<()> {
     thread::spawn(move || {
-        let options = ClientOptions { endpoint: EndpointConfig::default(), ..ClientOptions::default() };
+        let options = ClientOptions {
+            endpoint: EndpointConfig::default(),
+            ..ClientOptions::default()
+        };
         let mut client = Client::with_options(&*address, &options).unwrap();
         assert_eq!(client.call(b"once").unwrap(), b"ONCE");
         std::mem::forget(client);
@@ -814,15 +1123,21 @@ fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
     let before = (descriptors_of(server.id()), memory_of(server.id()));
     for _ in 0..5 * scale {
         let mut leaving = Command::new(std::env::current_exe().unwrap());
-        leaving.args(["--ignored", "--exact", "leaving_process"]).env("COPYRPC_TEST_ADDRESS", &address);
+        leaving
+            .args(["--ignored", "--exact", "leaving_process"])
+            .env("COPYRPC_TEST_ADDRESS", &address);
         let status = leaving.stdout(Stdio::null()).status().unwrap();
         assert!(status.success(), "{status}");
     }
     given_back(server.id(), before.0);
-    // Pages that were touched once stay with the server's arena, for as many clients as were there at once.
+    // Pages that were touched once stay with the server's arena, for as many clients as were there
+    // at once.
     let (kib, room) = (memory_of(server.id()) - before.1, 3 * LEAVING * 2_048);
     assert!(kib < room, "{kib} KiB more than before, of {room}");
-    assert_eq!(Client::connect(&*address).unwrap().call(b"still").unwrap(), b"STILL");
+    assert_eq!(
+        Client::connect(&*address).unwrap().call(b"still").unwrap(),
+        b"STILL"
+    );
     server.kill().unwrap();
     server.wait().unwrap();
 }
@@ -830,7 +1145,10 @@ fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
 /// Resident, KiB.
 fn memory_of(process: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
@@ -838,12 +1156,17 @@ fn memory_of(process: u32) -> usize {
 fn given_back(process: u32, before: usize) {
     let start = Instant::now();
     while descriptors_of(process) > before {
-        assert!(start.elapsed() < Duration::from_secs(20), "{} descriptors, {before} before", descriptors_of(process));
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{} descriptors, {before} before",
+            descriptors_of(process)
+        );
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Records of a stranger's are half, garbage, of another version, and none; its connections stay open.
+/// Records of a stranger's are half, garbage, of another version, and none; its connections stay
+/// open.
 #[test]
 fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     const STRANGERS: usize = 1_000;
@@ -858,7 +1181,9 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     }
     let (mut server, address) = start_server(&any_port());
     let before = descriptors_of(server.id());
-    let mut strangers: Vec<_> = (0..STRANGERS).map(|_| TcpStream::connect(&*address).unwrap()).collect();
+    let mut strangers: Vec<_> = (0..STRANGERS)
+        .map(|_| TcpStream::connect(&*address).unwrap())
+        .collect();
     for (number, stranger) in strangers.iter_mut().enumerate() {
         let bytes = match number % 4 {
             0 => Vec::new(),
@@ -870,16 +1195,27 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
         let _ = stranger.write_all(&bytes);
     }
     // Not so long as one of them may take.
-    let options = ClientOptions { connect_timeout: Duration::from_secs(4), ..ClientOptions::default() };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_secs(4),
+        ..ClientOptions::default()
+    };
     let mut client = Client::with_options(&*address, &options).unwrap();
     assert_eq!(client.call(b"meanwhile").unwrap(), b"MEANWHILE");
     let start = Instant::now();
-    // A message that is no record, or a record of another version, is answered with a record that has this one's version and a refusal.
+    // A message that is no record, or a record of another version, is answered with a record that
+    // has this one's version and a refusal.
     for stranger in strangers.iter_mut().skip(2).step_by(4) {
-        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stranger
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         let mut answer = [0; EXCHANGE_RECORD_SIZE];
-        stranger.read_exact(&mut answer).unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
-        assert!(matches!(ExchangeRecord::decode(&answer), Err(ConnectError::Record(RecordError::Refused(_)))));
+        stranger
+            .read_exact(&mut answer)
+            .unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
+        assert!(matches!(
+            ExchangeRecord::decode(&answer),
+            Err(ConnectError::Record(RecordError::Refused(_)))
+        ));
     }
     // It was connected before the strangers are gone.
     drop(client);
@@ -893,7 +1229,9 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn server_process() {
-    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else {
+        return;
+    };
     limits::watchdog(WATCHDOG);
     let mut server = Server::bind(address).unwrap();
     println!("\nat {}", server.local_addr().unwrap());
@@ -908,7 +1246,9 @@ fn start_server(address: &str) -> (Child, String) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let address = lines.find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned)).unwrap();
+    let address = lines
+        .find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned))
+        .unwrap();
     (child, address)
 }
 
@@ -922,8 +1262,14 @@ fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_nex
         server.kill().unwrap();
         server.wait().unwrap();
         let error = client.call(b"ping").unwrap_err();
-        let is_reason = matches!(error, ClientError::Closed(CloseReason::Disconnected | CloseReason::PeerStalled));
-        assert!(is_reason || matches!(error, ClientError::Unreachable { .. }), "{error}");
+        let is_reason = matches!(
+            error,
+            ClientError::Closed(CloseReason::Disconnected | CloseReason::PeerStalled)
+        );
+        assert!(
+            is_reason || matches!(error, ClientError::Unreachable { .. }),
+            "{error}"
+        );
         (server, _) = start_server(&address);
     }
     assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");

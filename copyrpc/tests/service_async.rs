@@ -1,5 +1,13 @@
-//! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many tasks, given up, late, and without a server.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many
+//! tasks, given up, late, and without a server.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -13,8 +21,9 @@ use std::time::{Duration, Instant};
 use copyrpc::methods::MethodError;
 use copyrpc::parts::Reassembler;
 use copyrpc::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, ConnectError, Ending, EndpointConfig, Events, Peer,
-    RecordError, Refusal, Secret, ServerOptions, ServerRequest, StopHandle,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, ConnectError, Ending,
+    EndpointConfig, Events, Peer, RecordError, Refusal, Secret, ServerOptions, ServerRequest,
+    StopHandle,
 };
 #[path = "support/local.rs"]
 mod local;
@@ -37,11 +46,15 @@ const _: () = {
 };
 
 async fn start(net: &Net, address: &str) -> AsyncServer {
-    AsyncServer::with_options(address.to_owned(), &net.server_options()).await.unwrap()
+    AsyncServer::with_options(address.to_owned(), &net.server_options())
+        .await
+        .unwrap()
 }
 
 async fn connect(net: &Net, address: SocketAddr) -> AsyncClient {
-    AsyncClient::with_options(address, &net.client_options()).await.unwrap()
+    AsyncClient::with_options(address, &net.client_options())
+        .await
+        .unwrap()
 }
 
 fn start_call(client: &AsyncClient, request: &[u8]) -> Pin<Box<AsyncCall>> {
@@ -86,7 +99,9 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
             calls.spawn(async move {
                 for call in 0..20u32 {
                     // Together more than a ring holds.
-                    let request: Vec<u8> = (0..(task * 131 + call * 37) % 2_000).map(|i| (task ^ call ^ i) as u8).collect();
+                    let request: Vec<u8> = (0..(task * 131 + call * 37) % 2_000)
+                        .map(|i| (task ^ call ^ i) as u8)
+                        .collect();
                     assert_eq!(client.call(&*request).await.unwrap(), reversed(&request));
                 }
             });
@@ -95,7 +110,12 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
             ended.unwrap();
         }
         // They are told at the latest when the threads sleep.
-        while clients.iter().map(|client| client.stats().calls).sum::<u64>() < u64::from(TASKS) * 20 {
+        while clients
+            .iter()
+            .map(|client| client.stats().calls)
+            .sum::<u64>()
+            < u64::from(TASKS) * 20
+        {
             tokio::task::yield_now().await;
         }
         stop.stop();
@@ -103,7 +123,8 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     });
 }
 
-/// The calls of a burst find their client's thread and the server's asleep, and bring messages of all sizes.
+/// The calls of a burst find their client's thread and the server's asleep, and bring messages of
+/// all sizes.
 #[test]
 fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
     const TASKS: usize = 60;
@@ -117,7 +138,11 @@ fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
                 request.reply(reply);
             }
         });
-        let clients = [connect(&net, address).await, connect(&net, address).await, connect(&net, address).await];
+        let clients = [
+            connect(&net, address).await,
+            connect(&net, address).await,
+            connect(&net, address).await,
+        ];
         for round in 0..20 * limits::scale_of("COPYRPC_TEST_SCALE") as usize {
             thread::sleep(Duration::from_millis(3));
             let used = &clients[..1 + 2 * (round % 2)];
@@ -126,8 +151,11 @@ fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
                 let client = used[task % used.len()].clone();
                 calls.spawn(async move {
                     for call in 0..3 {
-                        let len = (round * 131 + task * 577 + call * 61) % (client.max_reply().min(client.max_request()) + 1);
-                        let request: Vec<u8> = (0..len).map(|nth| (nth ^ task ^ call ^ round) as u8).collect();
+                        let len = (round * 131 + task * 577 + call * 61)
+                            % (client.max_reply().min(client.max_request()) + 1);
+                        let request: Vec<u8> = (0..len)
+                            .map(|nth| (nth ^ task ^ call ^ round) as u8)
+                            .collect();
                         assert_eq!(client.call(&*request).await.unwrap(), reversed(&request));
                     }
                 });
@@ -176,20 +204,37 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
     };
     assert_eq!(end(&client, |request| request.reply(*b"y")).unwrap(), b"y");
     assert!(matches!(end(&client, drop), Err(ClientError::Dropped)));
-    assert!(matches!(end(&client, ServerRequest::refuse), Err(ClientError::Refused)));
+    assert!(matches!(
+        end(&client, ServerRequest::refuse),
+        Err(ClientError::Refused)
+    ));
     let too_long = end(&client, |request| request.reply(vec![0; 1 << 20])).unwrap_err();
-    assert!(matches!(too_long, ClientError::ReplyTooLong { len, max } if (len, max) == (1 << 20, client.max_reply())), "{too_long}");
+    assert!(
+        matches!(too_long, ClientError::ReplyTooLong { len, max } if (len, max) == (1 << 20, client.max_reply())),
+        "{too_long}"
+    );
     let long = vec![0; client.max_request() + 1];
-    assert!(matches!(block_on(client.call(long)), Err(ClientError::TooLarge { len, max }) if len == max + 1));
-    assert!(matches!(block_on(client.call_within(b"x", Duration::ZERO)), Err(ClientError::NotSent)));
+    assert!(
+        matches!(block_on(client.call(long)), Err(ClientError::TooLarge { len, max }) if len == max + 1)
+    );
+    assert!(matches!(
+        block_on(client.call_within(b"x", Duration::ZERO)),
+        Err(ClientError::NotSent)
+    ));
     loop {
         let late = block_on(client.call_within(b"late", Duration::from_millis(20))).unwrap_err();
-        assert!(matches!(late, ClientError::TimedOut | ClientError::NotSent), "{late}");
+        assert!(
+            matches!(late, ClientError::TimedOut | ClientError::NotSent),
+            "{late}"
+        );
         let next = start_call(&client, b"next");
         let mut received = block_on(server.recv()).unwrap().unwrap();
         // It was not sent if the client's thread had no turn in its time.
         let is_late = received.data() == b"late";
-        assert!(!is_late || matches!(late, ClientError::TimedOut), "it was sent: {late}");
+        assert!(
+            !is_late || matches!(late, ClientError::TimedOut),
+            "it was sent: {late}"
+        );
         if is_late {
             received.reply(*b"nobody gets it");
             received = block_on(server.recv()).unwrap().unwrap();
@@ -229,17 +274,28 @@ fn by_default_63_calls_of_a_client_are_under_way_at_once() {
     let net = Net::new();
     let (server_options, client_options) = (net.server_options(), net.client_options());
     block_on(async {
-        let options = ServerOptions { endpoint: EndpointConfig::default(), ..server_options };
-        let server = AsyncServer::with_options(any_port(), &options).await.unwrap();
-        let options = ClientOptions { endpoint: EndpointConfig::default(), ..client_options };
-        let client = AsyncClient::with_options(server.local_addr(), &options).await.unwrap();
+        let options = ServerOptions {
+            endpoint: EndpointConfig::default(),
+            ..server_options
+        };
+        let server = AsyncServer::with_options(any_port(), &options)
+            .await
+            .unwrap();
+        let options = ClientOptions {
+            endpoint: EndpointConfig::default(),
+            ..client_options
+        };
+        let client = AsyncClient::with_options(server.local_addr(), &options)
+            .await
+            .unwrap();
         assert_eq!(client.max_reply(), 4096);
         let calls: Vec<_> = (0..63).map(|_| start_call(&client, b"")).collect();
         let mut held = Vec::new();
         while held.len() < calls.len() {
             held.push(server.recv().await.unwrap().unwrap());
         }
-        held.into_iter().for_each(|request| request.reply([7; 4096]));
+        held.into_iter()
+            .for_each(|request| request.reply([7; 4096]));
         for call in calls {
             assert_eq!(call.await.unwrap(), [7; 4096]);
         }
@@ -247,18 +303,32 @@ fn by_default_63_calls_of_a_client_are_under_way_at_once() {
 }
 
 #[test]
-fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received_waits_for_another_server() {
+fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received_waits_for_another_server()
+ {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
-    let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_millis(200),
+        ..net.client_options()
+    };
     let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
-    let [first, second] = [&b"held"[..], b"not received"].map(|request| start_call(&client, request));
+    let [first, second] =
+        [&b"held"[..], b"not received"].map(|request| start_call(&client, request));
     let held = block_on(server.recv()).unwrap().unwrap();
     drop(server);
     let first = block_on(first).unwrap_err();
-    assert!(matches!(first, ClientError::Dropped) && first.may_have_executed(), "{first:?}");
+    assert!(
+        matches!(first, ClientError::Dropped) && first.may_have_executed(),
+        "{first:?}"
+    );
     let second = block_on(second).unwrap_err();
-    assert!(matches!(second, ClientError::Unreachable { .. } | ClientError::Connect(_)) && second.is_retryable(), "{second:?}");
+    assert!(
+        matches!(
+            second,
+            ClientError::Unreachable { .. } | ClientError::Connect(_)
+        ) && second.is_retryable(),
+        "{second:?}"
+    );
     held.reply(*b"too late");
 }
 
@@ -272,7 +342,9 @@ fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
         let request = block_on(server.recv()).unwrap().unwrap();
         let mut drain = Box::pin(server.drain(limit));
         if unanswered == 0 {
-            assert!(block_on(std::future::poll_fn(|task| Poll::Ready(drain.as_mut().poll(task).is_pending()))));
+            assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
+                drain.as_mut().poll(task).is_pending()
+            ))));
             request.reply(*b"at last");
             assert_eq!(block_on(drain), 0);
             assert_eq!(server.stats().replies, 1);
@@ -287,14 +359,21 @@ fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
     }
 }
 
-/// The callers of one request and then of another give up: by their time, and by their end. The credit of the first comes back.
+/// The callers of one request and then of another give up: by their time, and by their end. The
+/// credit of the first comes back.
 #[test]
 fn a_handler_whose_caller_gave_up_is_dropped() {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
-    let options = ClientOptions { max_reply: Some(12_000), ..net.client_options() };
+    let options = ClientOptions {
+        max_reply: Some(12_000),
+        ..net.client_options()
+    };
     let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
-    let methods = numbers::AsyncClient { caller: client.clone(), timeout: Some(Duration::from_millis(50)) };
+    let methods = numbers::AsyncClient {
+        caller: client.clone(),
+        timeout: Some(Duration::from_millis(50)),
+    };
     // The credit is for one such reply.
     for _ in 0..3 {
         thread::scope(|scope| {
@@ -306,12 +385,24 @@ fn a_handler_whose_caller_gave_up_is_dropped() {
                     }
                 };
                 // A client that was suspended finds the server's answer first.
-                assert!(matches!(late, MethodError::Call(ClientError::TimedOut | ClientError::Dropped)), "{late:?}");
+                assert!(
+                    matches!(
+                        late,
+                        MethodError::Call(ClientError::TimedOut | ClientError::Dropped)
+                    ),
+                    "{late:?}"
+                );
                 assert!(late.may_have_executed());
             });
             let request = block_on(server.recv()).unwrap().unwrap();
-            assert!(request.is_wanted() && request.deadline().unwrap() <= Instant::now() + Duration::from_millis(50));
-            assert!(block_on(request.while_wanted(request.deadline(), std::future::pending::<()>())).is_none());
+            assert!(
+                request.is_wanted()
+                    && request.deadline().unwrap() <= Instant::now() + Duration::from_millis(50)
+            );
+            assert!(
+                block_on(request.while_wanted(request.deadline(), std::future::pending::<()>()))
+                    .is_none()
+            );
             assert!(request.deadline().unwrap() <= Instant::now());
         });
     }
@@ -342,7 +433,8 @@ fn an_answer_to_a_client_that_has_gone_reaches_no_other() {
     assert_eq!(block_on(call).unwrap(), b"answer");
 }
 
-/// The first server of the list stops while a task has a request, and while others wait to be received.
+/// The first server of the list stops while a task has a request, and while others wait to be
+/// received.
 #[test]
 fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     const WAITING: usize = 10;
@@ -350,14 +442,20 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     let first = block_on(start(&net, &any_port()));
     let second = block_on(start(&net, &any_port()));
     let addresses = [first.local_addr(), second.local_addr()];
-    let options = ClientOptions { max_reply: Some(64), ..net.client_options() };
+    let options = ClientOptions {
+        max_reply: Some(64),
+        ..net.client_options()
+    };
     let client = block_on(AsyncClient::with_options(ListOf(addresses), &options)).unwrap();
     let mut held = start_call(&client, b"held");
     let request = block_on(first.recv()).unwrap().unwrap();
     let waiting: Vec<_> = (0..WAITING).map(|_| start_call(&client, b"?")).collect();
     // They have arrived when this one has: the others were sent before it.
     let mut sync = Client::with_options(addresses[0], &net.client_options()).unwrap();
-    assert!(matches!(sync.call_within(b"?", Duration::from_millis(200)), Err(ClientError::TimedOut | ClientError::NotSent)));
+    assert!(matches!(
+        sync.call_within(b"?", Duration::from_millis(200)),
+        Err(ClientError::TimedOut | ClientError::NotSent)
+    ));
     first.stop_handle().stop();
     assert!(block_on(first.recv()).unwrap().is_none());
     let serving = serve_at(second);
@@ -367,7 +465,9 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     assert_eq!(block_on(client.call(b"later")).unwrap(), b"here");
     // It listens no more, so another one may take its address.
     let third = block_on(start(&net, &addresses[0].to_string()));
-    assert!(block_on(std::future::poll_fn(|task| Poll::Ready(held.as_mut().poll(task).is_pending()))));
+    assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
+        held.as_mut().poll(task).is_pending()
+    ))));
     request.reply(*b"at last");
     assert_eq!(block_on(held).unwrap(), b"at last");
     drop((first, third, client));
@@ -391,7 +491,8 @@ fn serve_at(server: AsyncServer) -> (StopHandle, thread::JoinHandle<()>) {
     (server.stop_handle(), serve(server))
 }
 
-/// The events name the client that requests name, with the reason of its end; a stranger and a client without the secret are refused by name.
+/// The events name the client that requests name, with the reason of its end; a stranger and a
+/// client without the secret are refused by name.
 #[test]
 fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     let net = Net::new();
@@ -408,8 +509,14 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     };
     block_on(async {
         let secret = Some(Secret::from(*b"shared"));
-        let options = ServerOptions { events, secret: secret.clone(), ..net.server_options() };
-        let server = AsyncServer::with_options(any_port(), &options).await.unwrap();
+        let options = ServerOptions {
+            events,
+            secret: secret.clone(),
+            ..net.server_options()
+        };
+        let server = AsyncServer::with_options(any_port(), &options)
+            .await
+            .unwrap();
         let address = server.local_addr();
         let peer_of = async |client: &AsyncClient| -> Peer {
             let call = start_call(client, b"who");
@@ -419,32 +526,59 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
             call.await.unwrap();
             peer
         };
-        let with = |secret: Option<Secret>| ClientOptions { secret, ..net.client_options() };
-        let client = AsyncClient::with_options(address, &with(secret.clone())).await.unwrap();
+        let with = |secret: Option<Secret>| ClientOptions {
+            secret,
+            ..net.client_options()
+        };
+        let client = AsyncClient::with_options(address, &with(secret.clone()))
+            .await
+            .unwrap();
         let peer = peer_of(&client).await;
-        assert_eq!((until(1), peer_of(&client).await), (format!("{peer} has connected"), peer));
+        assert_eq!(
+            (until(1), peer_of(&client).await),
+            (format!("{peer} has connected"), peer)
+        );
         assert!(peer.address.ip().is_loopback() && peer.address != address);
-        let second = AsyncClient::with_options(address, &with(secret)).await.unwrap();
+        let second = AsyncClient::with_options(address, &with(secret))
+            .await
+            .unwrap();
         assert_ne!(peer_of(&second).await.number, peer.number);
         until(2);
-        for (secret, refusal) in [(None, Refusal::Secret), (Some(Secret::from(*b"other")), Refusal::WrongSecret)] {
-            let refused = AsyncClient::with_options(address, &with(secret)).await.unwrap_err();
-            let ClientError::Connect(ConnectError::Record(RecordError::Refused(told))) = refused else { panic!("{refused}") };
+        for (secret, refusal) in [
+            (None, Refusal::Secret),
+            (Some(Secret::from(*b"other")), Refusal::WrongSecret),
+        ] {
+            let refused = AsyncClient::with_options(address, &with(secret))
+                .await
+                .unwrap_err();
+            let ClientError::Connect(ConnectError::Record(RecordError::Refused(told))) = refused
+            else {
+                panic!("{refused}")
+            };
             assert_eq!(told, refusal);
             assert!(until(3).ends_with(&format!("was refused: {refusal}")));
             heard.lock().unwrap().truncate(2);
         }
         drop(client);
         let left = until(3);
-        assert!(left.starts_with(&format!("{peer} is disconnected: ")), "{left}");
+        assert!(
+            left.starts_with(&format!("{peer} is disconnected: ")),
+            "{left}"
+        );
         drop(server);
         assert_eq!(heard.lock().unwrap().len(), 4, "the second is told of too");
         drop(second);
     });
     let without = net.serve(&any_port(), |server| server.serve(|_| []).unwrap());
-    let options = ClientOptions { secret: Some(Secret::from(*b"shared")), ..net.client_options() };
+    let options = ClientOptions {
+        secret: Some(Secret::from(*b"shared")),
+        ..net.client_options()
+    };
     let refused = Client::with_options(without.address, &options).unwrap_err();
-    assert_eq!(refused.to_string(), format!("refused by the peer: {}", Refusal::NoSecret));
+    assert_eq!(
+        refused.to_string(),
+        format!("refused by the peer: {}", Refusal::NoSecret)
+    );
     without.end();
 }
 
@@ -453,13 +587,21 @@ fn requests_that_nobody_receives_fill_their_rings_and_not_the_memory_of_the_serv
     const CALLS: usize = 100;
     const SIZE: usize = 1_900;
     let net = Net::new();
-    let options = ServerOptions { max_buffered: 5 * SIZE, ..net.server_options() };
+    let options = ServerOptions {
+        max_buffered: 5 * SIZE,
+        ..net.server_options()
+    };
     let server = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     // Credit for more calls than these.
-    let options = ClientOptions { max_reply: Some(0), ..net.client_options() };
+    let options = ClientOptions {
+        max_reply: Some(0),
+        ..net.client_options()
+    };
     let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
     for _ in 0..2 {
-        let calls: Vec<_> = (0..CALLS).map(|_| start_call(&client, &[7; SIZE])).collect();
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| start_call(&client, &[7; SIZE]))
+            .collect();
         let late = block_on(client.call_within(b"no room", Duration::from_millis(300)));
         assert!(matches!(late, Err(ClientError::NotSent)), "{late:?}");
         for _ in 0..CALLS {
@@ -490,7 +632,11 @@ fn clients_whose_credit_is_kept_by_calls_that_were_given_up_connect_again() {
             other => break other.unwrap_err(),
         }
     };
-    assert!(matches!(error, ClientError::NoCredit { given_up } if given_up == held.len()), "{error}, {}", held.len());
+    assert!(
+        matches!(error, ClientError::NoCredit { given_up } if given_up == held.len()),
+        "{error}, {}",
+        held.len()
+    );
     let next = start_call(&client, b"next");
     let request = block_on(server.recv()).unwrap().unwrap();
     assert_eq!(request.data(), b"next");
@@ -540,7 +686,11 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
     for _ in 0..3 {
         let mut calls: Vec<_> = (0..40).map(|_| Box::pin(client.call(&*request))).collect();
         block_on(std::future::poll_fn(|task| {
-            assert!(calls.iter_mut().all(|call| call.as_mut().poll(task).is_pending()));
+            assert!(
+                calls
+                    .iter_mut()
+                    .all(|call| call.as_mut().poll(task).is_pending())
+            );
             Poll::Ready(())
         }));
         let first = block_on(server.recv()).unwrap().unwrap();
@@ -569,17 +719,30 @@ fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     let server = block_on(start(&net, &any_port()));
     let client = block_on(connect(&net, server.local_addr()));
     // The server does not answer, and these are more than the ring holds.
-    let mut patient: Vec<_> = (0..100).map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2))).collect();
+    let mut patient: Vec<_> = (0..100)
+        .map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2)))
+        .collect();
     block_on(std::future::poll_fn(|task| {
-        assert!(patient.iter_mut().all(|call| call.as_mut().poll(task).is_pending()));
+        assert!(
+            patient
+                .iter_mut()
+                .all(|call| call.as_mut().poll(task).is_pending())
+        );
         Poll::Ready(())
     }));
-    assert!(matches!(block_on(client.call_within(b"?", Duration::from_millis(20))), Err(ClientError::NotSent)));
+    assert!(matches!(
+        block_on(client.call_within(b"?", Duration::from_millis(20))),
+        Err(ClientError::NotSent)
+    ));
 }
 
-/// Calls until the client knows that its server has gone. A call that was under way then ends as it may.
+/// Calls until the client knows that its server has gone. A call that was under way then ends as it
+/// may.
 fn until_gone(client: &AsyncClient) {
-    while !matches!(block_on(client.call_within(b"?", Duration::from_millis(1))), Err(ClientError::NotSent)) {}
+    while !matches!(
+        block_on(client.call_within(b"?", Duration::from_millis(1))),
+        Err(ClientError::NotSent)
+    ) {}
 }
 
 /// Answers "here", in a thread of its own, until the server is stopped.
@@ -621,7 +784,8 @@ fn a_server_that_comes_back_is_connected_to_again() {
     drop(call);
 }
 
-/// Connecting again takes forever, by the options. One that was made meanwhile, and one without a time, behave as they should, too.
+/// Connecting again takes forever, by the options. One that was made meanwhile, and one without a
+/// time, behave as they should, too.
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();
@@ -646,8 +810,14 @@ fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let meanwhile = call(Some(50));
     let first = first.join().unwrap();
     assert!(matches!(first, Err(ClientError::NotSent)), "{first:?}");
-    assert!(matches!(meanwhile.join().unwrap(), Err(ClientError::NotSent)));
-    assert!(matches!(block_on(client.call_within(b"?", Duration::from_millis(20))), Err(ClientError::NotSent)));
+    assert!(matches!(
+        meanwhile.join().unwrap(),
+        Err(ClientError::NotSent)
+    ));
+    assert!(matches!(
+        block_on(client.call_within(b"?", Duration::from_millis(20))),
+        Err(ClientError::NotSent)
+    ));
     let server = block_on(start(&net, &address.to_string()));
     let (stop, serving) = (server.stop_handle(), serve(server));
     assert_eq!(patient.join().unwrap().unwrap(), b"here");
@@ -666,8 +836,14 @@ fn a_connection_that_nobody_waits_for_is_given_up() {
         Poll::Ready(())
     }));
     drop(connecting);
-    let none = ClientOptions { connect_timeout: Duration::from_millis(50), ..net.client_options() };
-    assert!(matches!(block_on(AsyncClient::with_options(address, &none)), Err(ClientError::Unreachable { .. })));
+    let none = ClientOptions {
+        connect_timeout: Duration::from_millis(50),
+        ..net.client_options()
+    };
+    assert!(matches!(
+        block_on(AsyncClient::with_options(address, &none)),
+        Err(ClientError::Unreachable { .. })
+    ));
     let bound = TcpListener::bind(any_port()).unwrap();
     let taken = block_on(AsyncServer::bind(bound.local_addr().unwrap()));
     assert!(taken.unwrap_err().to_string().contains("listening"));
@@ -690,7 +866,10 @@ fn idle_process() {
     });
     block_on(client.call(b"ping")).unwrap();
     // Another server holds back a request, for which nobody asks.
-    let options = ServerOptions { max_buffered: 0, ..net.server_options() };
+    let options = ServerOptions {
+        max_buffered: 0,
+        ..net.server_options()
+    };
     let full = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     let waiting = block_on(connect(&net, full.local_addr()));
     let _calls = [(); 2].map(|()| start_call(&waiting, b"not received"));
@@ -699,7 +878,11 @@ fn idle_process() {
     while since.elapsed() < Duration::from_secs(1) {
         thread::sleep(Duration::from_millis(100));
     }
-    println!("\nbusy for {} of {} us", (processor_time() - before).as_micros(), since.elapsed().as_micros());
+    println!(
+        "\nbusy for {} of {} us",
+        (processor_time() - before).as_micros(),
+        since.elapsed().as_micros()
+    );
     block_on(call.as_mut()).unwrap();
     drop((call, client, answering));
     std::process::exit(0);
@@ -709,7 +892,10 @@ fn processor_time() -> Duration {
     // SAFETY: a plain structure of numbers, which the call fills.
     let time = unsafe {
         let mut time: libc::timespec = std::mem::zeroed();
-        assert_eq!(libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time), 0);
+        assert_eq!(
+            libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time),
+            0
+        );
         time
     };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -719,10 +905,18 @@ fn processor_time() -> Duration {
 fn who_has_nothing_to_do_keeps_no_core_busy() {
     limits::watchdog(WATCHDOG);
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--ignored", "--exact", "--nocapture", "idle_process"]).env("COPYRPC_TEST_IDLE", "1");
+    child
+        .args(["--ignored", "--exact", "--nocapture", "idle_process"])
+        .env("COPYRPC_TEST_IDLE", "1");
     let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
-    let line = output.lines().find_map(|line| line.strip_prefix("busy for ")).expect(&output);
-    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let line = output
+        .lines()
+        .find_map(|line| line.strip_prefix("busy for "))
+        .expect(&output);
+    let numbers: Vec<u64> = line
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
     assert!(numbers[0] * 5 < numbers[1], "{line}");
 }
 
@@ -737,7 +931,10 @@ fn methods_that_are_futures_end_as_blocking_ones_do() {
             request.reply(reply);
         }
     });
-    block_on(methods::check_async(block_on(connect(&net, address)), |error| matches!(error, ClientError::NotSent)));
+    block_on(methods::check_async(
+        block_on(connect(&net, address)),
+        |error| matches!(error, ClientError::NotSent),
+    ));
     stop.stop();
     serving.join().unwrap();
 }
@@ -752,7 +949,9 @@ fn payloads_above_a_message_are_one_future() {
         while let Some(request) = block_on(server.recv()).unwrap() {
             let reply = match parts.receive(request.data()) {
                 Err(reply) => reply,
-                Ok((whole, bytes)) => parts.reply(whole, block_on(numbers::answer_async(&Sums, &bytes))),
+                Ok((whole, bytes)) => {
+                    parts.reply(whole, block_on(numbers::answer_async(&Sums, &bytes)))
+                }
             };
             request.reply(reply);
         }
@@ -760,7 +959,11 @@ fn payloads_above_a_message_are_one_future() {
     });
     let client = block_on(connect(&net, address));
     let (max_request, max_reply) = (client.max_request(), client.max_reply());
-    block_on(methods::check_async_in_parts(client, max_request, max_reply));
+    block_on(methods::check_async_in_parts(
+        client,
+        max_request,
+        max_reply,
+    ));
     stop.stop();
     serving.join().unwrap();
 }

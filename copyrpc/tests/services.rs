@@ -1,10 +1,18 @@
-//! Services as users run them: many tasks with deadlines, requests that are held, refused, dropped, answered at too great length, and calls
-//! from the server, while the server is suspended, killed, and ended by SIGTERM with a successor at its address.
+//! Services as users run them: many tasks with deadlines, requests that are held, refused, dropped,
+//! answered at too great length, and calls from the server, while the server is suspended, killed,
+//! and ended by SIGTERM with a successor at its address.
 //!
-//! A server appends the number of each request to a log before it answers. So the end of each call can be held against the truth: a call
-//! that "was not sent" was never executed, a reply belongs to its request, and no call is executed twice. After the storm every client gets
-//! an answer again.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! A server appends the number of each request to a log before it answers. So the end of each call
+//! can be held against the truth: a call that "was not sent" was never executed, a reply belongs to
+//! its request, and no call is executed twice. After the storm every client gets an answer again.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +24,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::{
-    AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, RecvHandle, Server, ServerOptions, ServerRequest,
+    AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, RecvHandle,
+    Server, ServerOptions, ServerRequest,
 };
 use fastrand::Rng;
 use shm_testing::executor::block_on;
@@ -25,7 +34,8 @@ use shm_testing::limits::{self, any_port};
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// Longer than any reply that a client takes.
 const TOO_LONG: usize = 70 << 10;
-/// Time in which every client has to get an answer after the storm; a client that is stuck gets none.
+/// Time in which every client has to get an answer after the storm; a client that is stuck gets
+/// none.
 const CALM: Duration = Duration::from_secs(40);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +52,15 @@ enum Kind {
     Push,
 }
 
-const KINDS: [Kind; 7] = [Kind::Answer, Kind::Hold, Kind::Keep, Kind::Refuse, Kind::Drop, Kind::TooLong, Kind::Push];
+const KINDS: [Kind; 7] = [
+    Kind::Answer,
+    Kind::Hold,
+    Kind::Keep,
+    Kind::Refuse,
+    Kind::Drop,
+    Kind::TooLong,
+    Kind::Push,
+];
 const PUSHES: usize = 40;
 
 /// A request: its number, what the server does with it, and for how long the server holds it.
@@ -64,7 +82,11 @@ impl Task {
             50..80 => Kind::Hold,
             percent => KINDS[3 + (percent % 4) as usize],
         };
-        Self { number, kind, hold_ms: rng.u8(..) }
+        Self {
+            number,
+            kind,
+            hold_ms: rng.u8(..),
+        }
     }
 
     fn encode(self, size: usize) -> Vec<u8> {
@@ -76,8 +98,17 @@ impl Task {
 
     fn decode(bytes: &[u8]) -> Self {
         let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        assert!(bytes[Self::BYTES..].iter().all(|&byte| byte == number as u8), "the request {number} arrived whole");
-        Self { number, kind: KINDS[usize::from(bytes[8])], hold_ms: bytes[9] }
+        assert!(
+            bytes[Self::BYTES..]
+                .iter()
+                .all(|&byte| byte == number as u8),
+            "the request {number} arrived whole"
+        );
+        Self {
+            number,
+            kind: KINDS[usize::from(bytes[8])],
+            hold_ms: bytes[9],
+        }
     }
 
     fn hold(self) -> Duration {
@@ -91,7 +122,10 @@ impl Task {
     fn reply(self) -> Vec<u8> {
         match self.kind {
             Kind::TooLong => vec![0; TOO_LONG],
-            _ => self.number.to_be_bytes().repeat(1 + self.number as usize % 50),
+            _ => self
+                .number
+                .to_be_bytes()
+                .repeat(1 + self.number as usize % 50),
         }
     }
 }
@@ -124,7 +158,11 @@ impl Log {
 
 fn endpoint() -> EndpointConfig {
     // Suspensions are longer than this at times.
-    EndpointConfig { stall_timeout: Duration::from_millis(400), keepalive: Duration::from_millis(50), ..EndpointConfig::default() }
+    EndpointConfig {
+        stall_timeout: Duration::from_millis(400),
+        keepalive: Duration::from_millis(50),
+        ..EndpointConfig::default()
+    }
 }
 
 static IS_TERMINATED: AtomicBool = AtomicBool::new(false);
@@ -137,23 +175,42 @@ extern "C" fn terminate(_: libc::c_int) {
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn service_process() {
-    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else { return };
+    let Ok(address) = std::env::var("COPYRPC_TEST_ADDRESS") else {
+        return;
+    };
     limits::watchdog(WATCHDOG * (1 + limits::scale_of("COPYRPC_TEST_SCALE")));
     // SAFETY: the handler stores to an atomic.
-    unsafe { libc::signal(libc::SIGTERM, terminate as extern "C" fn(libc::c_int) as libc::sighandler_t) };
-    let options = ServerOptions { endpoint: endpoint(), ..ServerOptions::default() };
-    if std::env::var_os("COPYRPC_TEST_ASYNC").is_some() { serve_async(&address, &options) } else { serve_in_steps(&address, &options) }
+    unsafe {
+        libc::signal(
+            libc::SIGTERM,
+            terminate as extern "C" fn(libc::c_int) as libc::sighandler_t,
+        )
+    };
+    let options = ServerOptions {
+        endpoint: endpoint(),
+        ..ServerOptions::default()
+    };
+    if std::env::var_os("COPYRPC_TEST_ASYNC").is_some() {
+        serve_async(&address, &options)
+    } else {
+        serve_in_steps(&address, &options)
+    }
 }
 
 /// Calls `bind` until the predecessor has left the address.
-fn bind<S, E: std::fmt::Display>(mut bind: impl FnMut() -> Result<S, E>, at: impl Fn(&S) -> std::net::SocketAddr) -> S {
+fn bind<S, E: std::fmt::Display>(
+    mut bind: impl FnMut() -> Result<S, E>,
+    at: impl Fn(&S) -> std::net::SocketAddr,
+) -> S {
     loop {
         match bind() {
             Ok(server) => {
                 println!("\nat {}", at(&server));
                 return server;
             }
-            Err(error) if error.to_string().contains("in use") => thread::sleep(Duration::from_millis(5)),
+            Err(error) if error.to_string().contains("in use") => {
+                thread::sleep(Duration::from_millis(5))
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -165,13 +222,18 @@ type Held<R> = Vec<(Instant, Task, R)>;
 /// Takes what is due; at the end of the server, all.
 fn take_due<R>(held: &mut Held<R>) -> Held<R> {
     let (now, is_over) = (Instant::now(), IS_TERMINATED.load(Relaxed));
-    let (due, later) = std::mem::take(held).into_iter().partition(|(due, ..)| is_over || *due <= now);
+    let (due, later) = std::mem::take(held)
+        .into_iter()
+        .partition(|(due, ..)| is_over || *due <= now);
     *held = later;
     due
 }
 
 fn serve_in_steps(address: &str, options: &ServerOptions) {
-    let mut server = bind(|| Server::with_options(address, options), |server| server.local_addr().unwrap());
+    let mut server = bind(
+        || Server::with_options(address, options),
+        |server| server.local_addr().unwrap(),
+    );
     let (mut log, mut held) = (Log::open(), Held::new());
     while !IS_TERMINATED.load(Relaxed) {
         server.step().unwrap();
@@ -183,9 +245,12 @@ fn serve_in_steps(address: &str, options: &ServerOptions) {
             }
             held.push((Instant::now() + task.hold(), task, request));
         }
-        take_due(&mut held).into_iter().for_each(|(_, task, request)| answer(task, request));
+        take_due(&mut held)
+            .into_iter()
+            .for_each(|(_, task, request)| answer(task, request));
     }
-    held.into_iter().for_each(|(_, task, request)| answer(task, request));
+    held.into_iter()
+        .for_each(|(_, task, request)| answer(task, request));
 }
 
 fn answer(task: Task, request: RecvHandle<()>) {
@@ -193,7 +258,8 @@ fn answer(task: Task, request: RecvHandle<()>) {
         Kind::Refuse => _ = request.refuse(),
         Kind::Drop => drop(request),
         _ => {
-            if let Err(copyrpc::ReplyError::TooLarge { request, .. }) = request.reply(&task.reply()) {
+            if let Err(copyrpc::ReplyError::TooLarge { request, .. }) = request.reply(&task.reply())
+            {
                 let _ = request.refuse();
             }
         }
@@ -201,9 +267,15 @@ fn answer(task: Task, request: RecvHandle<()>) {
 }
 
 fn serve_async(address: &str, options: &ServerOptions) {
-    let server = bind(|| block_on(AsyncServer::with_options(address.to_owned(), options)), AsyncServer::local_addr);
+    let server = bind(
+        || block_on(AsyncServer::with_options(address.to_owned(), options)),
+        AsyncServer::local_addr,
+    );
     let (stop, mut log) = (server.stop_handle(), Log::open());
-    let (held, is_over) = (Mutex::new(Held::<ServerRequest>::new()), AtomicBool::new(false));
+    let (held, is_over) = (
+        Mutex::new(Held::<ServerRequest>::new()),
+        AtomicBool::new(false),
+    );
     thread::scope(|scope| {
         scope.spawn(|| {
             while !(is_over.load(Relaxed) && held.lock().unwrap().is_empty()) {
@@ -223,7 +295,9 @@ fn serve_async(address: &str, options: &ServerOptions) {
         });
         while let Some(request) = block_on(server.recv()).unwrap() {
             let task = log.take(request.data());
-            held.lock().unwrap().push((Instant::now() + task.hold(), task, request));
+            held.lock()
+                .unwrap()
+                .push((Instant::now() + task.hold(), task, request));
         }
         is_over.store(true, Relaxed);
     });
@@ -241,20 +315,32 @@ impl Service {
     fn start(address: &str, log: &Path, is_async: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "--nocapture", "service_process"]);
-        command.env("COPYRPC_TEST_ADDRESS", address).env("COPYRPC_TEST_LOG", log);
+        command
+            .env("COPYRPC_TEST_ADDRESS", address)
+            .env("COPYRPC_TEST_LOG", log);
         if is_async {
             command.env("COPYRPC_TEST_ASYNC", "1");
         }
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
-        let address =
-            output.by_ref().lines().find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned)).expect("a server binds");
-        Self { process, _output: output, address }
+        let address = output
+            .by_ref()
+            .lines()
+            .find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned))
+            .expect("a server binds");
+        Self {
+            process,
+            _output: output,
+            address,
+        }
     }
 
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(self.process.id() as libc::pid_t, signal) }, 0);
+        assert_eq!(
+            unsafe { libc::kill(self.process.id() as libc::pid_t, signal) },
+            0
+        );
     }
 
     fn end(mut self, signal: libc::c_int) {
@@ -287,16 +373,35 @@ struct Calls {
 }
 
 impl Calls {
-    /// Returns the next call of a client, its bytes and its time, or `None` after the client's first answer in the calm, and after a wrong
-    /// reply to any client.
-    fn next(&self, last: Option<&(Task, bool)>, rng: &mut Rng) -> Option<(Task, Vec<u8>, Duration)> {
+    /// Returns the next call of a client, its bytes and its time, or `None` after the client's
+    /// first answer in the calm, and after a wrong reply to any client.
+    fn next(
+        &self,
+        last: Option<&(Task, bool)>,
+        rng: &mut Rng,
+    ) -> Option<(Task, Vec<u8>, Duration)> {
         let is_calm = self.is_calm.load(Relaxed);
-        if self.wrong.get().is_some() || is_calm && last.is_some_and(|(task, is_answered)| task.kind == Kind::Answer && *is_answered) {
+        if self.wrong.get().is_some()
+            || is_calm
+                && last.is_some_and(|(task, is_answered)| task.kind == Kind::Answer && *is_answered)
+        {
             return None;
         }
         let number = self.next.fetch_add(1, Relaxed);
-        let task = if is_calm { Task { number, kind: Kind::Answer, hold_ms: 0 } } else { Task::random(number, self.kept, rng) };
-        let time = if is_calm { Duration::from_secs(2) } else { Duration::from_millis(rng.u64(5..150)) };
+        let task = if is_calm {
+            Task {
+                number,
+                kind: Kind::Answer,
+                hold_ms: 0,
+            }
+        } else {
+            Task::random(number, self.kept, rng)
+        };
+        let time = if is_calm {
+            Duration::from_secs(2)
+        } else {
+            Duration::from_millis(rng.u64(5..150))
+        };
         Some((task, task.encode(rng.usize(..2_000)), time))
     }
 
@@ -304,7 +409,10 @@ impl Calls {
         if let Ok(reply) = &outcome {
             if *reply != task.reply() {
                 let (number, front) = (task.number, &reply[..reply.len().min(8)]);
-                let _first = self.wrong.set(format!("the call {number} got a reply of {} bytes that begins with {front:?}", reply.len()));
+                let _first = self.wrong.set(format!(
+                    "the call {number} got a reply of {} bytes that begins with {front:?}",
+                    reply.len()
+                ));
             }
             self.answered.fetch_add(1, Relaxed);
         }
@@ -313,16 +421,29 @@ impl Calls {
         (task, is_answered)
     }
 
-    /// Fails after a wrong reply, and if the server has ended by itself. Otherwise waits for a moment.
+    /// Fails after a wrong reply, and if the server has ended by itself. Otherwise waits for a
+    /// moment.
     fn check(&self, seed: u64, service: &mut Service) {
-        assert!(self.wrong.get().is_none(), "SERVICES_SEED={seed}: {:?}", self.wrong);
-        assert_eq!(service.process.try_wait().unwrap(), None, "SERVICES_SEED={seed}: the server ended by itself");
+        assert!(
+            self.wrong.get().is_none(),
+            "SERVICES_SEED={seed}: {:?}",
+            self.wrong
+        );
+        assert_eq!(
+            service.process.try_wait().unwrap(),
+            None,
+            "SERVICES_SEED={seed}: the server ended by itself"
+        );
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 fn client_options() -> ClientOptions {
-    ClientOptions { endpoint: endpoint(), connect_timeout: CALM, ..ClientOptions::default() }
+    ClientOptions {
+        endpoint: endpoint(),
+        connect_timeout: CALM,
+        ..ClientOptions::default()
+    }
 }
 
 fn call_in_turn(address: &str, calls: &Calls, mut rng: Rng) {
@@ -357,7 +478,13 @@ fn world(seed: u64, counts: &Counts) {
     let log = Scratch::new(seed);
     let is_async = rng.bool();
     let mut service = Service::start(&any_port(), &log.0, is_async);
-    let (address, calls) = (service.address.clone(), Arc::new(Calls { kept: rng.u32(..40), ..Calls::default() }));
+    let (address, calls) = (
+        service.address.clone(),
+        Arc::new(Calls {
+            kept: rng.u32(..40),
+            ..Calls::default()
+        }),
+    );
     let clients: Vec<_> = (0..BLOCKING)
         .map(|_| {
             let address = address.clone();
@@ -371,11 +498,23 @@ fn world(seed: u64, counts: &Counts) {
         let calls = Arc::clone(&calls);
         let mut rng = rng.fork();
         move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .build()
+                .unwrap();
             runtime.block_on(async {
-                let client = AsyncClient::with_options(address, &client_options()).await.unwrap();
-                let tasks: Vec<_> =
-                    (0..TASKS).map(|_| tokio::spawn(call_beside_others(client.clone(), Arc::clone(&calls), rng.fork()))).collect();
+                let client = AsyncClient::with_options(address, &client_options())
+                    .await
+                    .unwrap();
+                let tasks: Vec<_> = (0..TASKS)
+                    .map(|_| {
+                        tokio::spawn(call_beside_others(
+                            client.clone(),
+                            Arc::clone(&calls),
+                            rng.fork(),
+                        ))
+                    })
+                    .collect();
                 for task in tasks {
                     task.await.unwrap();
                 }
@@ -391,8 +530,13 @@ fn world(seed: u64, counts: &Counts) {
             0 | 1 => {
                 counts.stops.fetch_add(1, Relaxed);
                 service.signal(libc::SIGSTOP);
-                // Shorter than the clients' timeouts, and longer than the time after which they give the server up.
-                thread::sleep(Duration::from_millis(if rng.bool() { rng.u64(1..100) } else { rng.u64(500..900) }));
+                // Shorter than the clients' timeouts, and longer than the time after which they
+                // give the server up.
+                thread::sleep(Duration::from_millis(if rng.bool() {
+                    rng.u64(1..100)
+                } else {
+                    rng.u64(500..900)
+                }));
                 service.signal(libc::SIGCONT);
             }
             2 => {
@@ -434,10 +578,16 @@ fn world(seed: u64, counts: &Counts) {
             Err(ClientError::Refused | ClientError::ReplyTooLong { .. }) => (1, 1),
             Err(error) => (0, u32::from(error.may_have_executed())),
         };
-        assert!((least..=most).contains(&times), "SERVICES_SEED={seed}: {outcome:?} of {:?}, executed {times} times", task.kind);
+        assert!(
+            (least..=most).contains(&times),
+            "SERVICES_SEED={seed}: {outcome:?} of {:?}, executed {times} times",
+            task.kind
+        );
     }
     counts.calls.fetch_add(made, Relaxed);
-    counts.answered.fetch_add(calls.answered.load(Relaxed), Relaxed);
+    counts
+        .answered
+        .fetch_add(calls.answered.load(Relaxed), Relaxed);
 }
 
 /// A file of a world, removed at its end.
@@ -445,7 +595,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(seed: u64) -> Self {
-        let path = std::env::temp_dir().join(format!("copyrpc-services-{}-{seed}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("copyrpc-services-{}-{seed}", std::process::id()));
         File::create_new(&path).unwrap();
         Self(path)
     }
@@ -457,31 +608,46 @@ impl Drop for Scratch {
     }
 }
 
-/// `SERVICES_SEED` repeats one world; `COPYRPC_TEST_FIRST_SEED` and `COPYRPC_TEST_SCALE` choose others, and more.
+/// `SERVICES_SEED` repeats one world; `COPYRPC_TEST_FIRST_SEED` and `COPYRPC_TEST_SCALE` choose
+/// others, and more.
 #[test]
 fn services_that_hold_pause_die_and_are_replaced_end_every_call_truly_and_serve_everybody_after() {
     const SIDE_BY_SIDE: u64 = 4;
     let scale = limits::scale_of("COPYRPC_TEST_SCALE");
     limits::watchdog(WATCHDOG * (1 + scale));
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().unwrap())
+    };
     let counts = Counts::default();
     if let Some(seed) = number("SERVICES_SEED") {
         world(seed, &counts);
     } else {
-        let (first, seeds) = (number("COPYRPC_TEST_FIRST_SEED").unwrap_or(1), 20 * u64::from(scale));
+        let (first, seeds) = (
+            number("COPYRPC_TEST_FIRST_SEED").unwrap_or(1),
+            20 * u64::from(scale),
+        );
         let next = AtomicU64::new(first);
         thread::scope(|scope| {
             for _ in 0..SIDE_BY_SIDE {
                 scope.spawn(|| {
-                    while let Some(seed) = Some(next.fetch_add(1, Relaxed)).filter(|&seed| seed < first + seeds) {
+                    while let Some(seed) =
+                        Some(next.fetch_add(1, Relaxed)).filter(|&seed| seed < first + seeds)
+                    {
                         world(seed, &counts);
                     }
                 });
             }
         });
     }
-    let [stops, kills, terminations, answered] =
-        [&counts.stops, &counts.kills, &counts.terminations, &counts.answered].map(|count| count.load(Relaxed));
+    let [stops, kills, terminations, answered] = [
+        &counts.stops,
+        &counts.kills,
+        &counts.terminations,
+        &counts.answered,
+    ]
+    .map(|count| count.load(Relaxed));
     println!(
         "services: {stops} stops, {kills} kills, {terminations} terminations; {} calls made, {answered} calls answered",
         counts.calls.load(Relaxed)

@@ -1,5 +1,12 @@
-//! Peers that do not poll for longer than the stall timeout: only one that is stopped while it owes something is given up.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+//! Peers that do not poll for longer than the stall timeout: only one that is stopped while it owes
+//! something is given up.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 #[path = "support/local.rs"]
 mod local;
@@ -17,11 +24,22 @@ const LONG: Duration = Duration::from_millis(1_200);
 
 fn options(net: &Net) -> (ServerOptions, ClientOptions) {
     let (server, client) = (net.server_options(), net.client_options());
-    let endpoint = EndpointConfig { keepalive: STALL / 10, stall_timeout: STALL, ..client.endpoint.clone() };
-    (ServerOptions { endpoint: endpoint.clone(), ..server }, ClientOptions { endpoint, ..client })
+    let endpoint = EndpointConfig {
+        keepalive: STALL / 10,
+        stall_timeout: STALL,
+        ..client.endpoint.clone()
+    };
+    (
+        ServerOptions {
+            endpoint: endpoint.clone(),
+            ..server
+        },
+        ClientOptions { endpoint, ..client },
+    )
 }
 
-/// A client that calls whenever its user wants does not poll between calls. The reply that came too late lies in its ring meanwhile.
+/// A client that calls whenever its user wants does not poll between calls. The reply that came too
+/// late lies in its ring meanwhile.
 #[test]
 fn a_client_that_pauses_after_a_call_that_timed_out_keeps_its_connection() {
     let net = Net::new();
@@ -36,7 +54,10 @@ fn a_client_that_pauses_after_a_call_that_timed_out_keeps_its_connection() {
     });
     let mut client = copyrpc::Client::with_options(served.address, &options).unwrap();
     for _ in 0..2 {
-        assert!(matches!(client.call_within(&[200], Duration::from_millis(50)), Err(ClientError::TimedOut)));
+        assert!(matches!(
+            client.call_within(&[200], Duration::from_millis(50)),
+            Err(ClientError::TimedOut)
+        ));
         thread::sleep(LONG);
         client.call(&[0]).unwrap();
     }
@@ -68,7 +89,8 @@ fn a_handler_longer_than_the_stall_timeout_cuts_off_no_client() {
     served.end();
 }
 
-/// It has run a handler, and runs none when it stops polling. The end of `Server::serve` would tell its clients to go.
+/// It has run a handler, and runs none when it stops polling. The end of `Server::serve` would tell
+/// its clients to go.
 #[test]
 fn a_server_that_stops_between_its_handlers_is_given_up() {
     let net = Net::new();
@@ -87,8 +109,13 @@ fn a_server_that_stops_between_its_handlers_is_given_up() {
     client.call(b"").unwrap();
     freeze.send(()).unwrap();
     // Requests that arrive before the server stops are answered.
-    let error = std::iter::from_fn(|| Some(client.call(b""))).find_map(Result::err).unwrap();
-    assert!(matches!(error, ClientError::Closed(CloseReason::PeerStalled)), "{error}");
+    let error = std::iter::from_fn(|| Some(client.call(b"")))
+        .find_map(Result::err)
+        .unwrap();
+    assert!(
+        matches!(error, ClientError::Closed(CloseReason::PeerStalled)),
+        "{error}"
+    );
     drop(go_on);
     served.end();
 }

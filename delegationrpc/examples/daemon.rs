@@ -1,4 +1,5 @@
-//! A daemon thread and two clients on one ring: `cargo run --release -p delegationrpc --example daemon`.
+//! A daemon thread and two clients on one ring:
+//! `cargo run --release -p delegationrpc --example daemon`.
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::time::Duration;
@@ -12,10 +13,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut server = Server::<u64, u64>::bind(&name)?;
     let stop = server.stop_handle();
     let daemon = std::thread::spawn(move || server.serve(|number| number * number));
-    let mut clients = [Client::<u64, u64, ()>::connect(&name)?, Client::connect(&name)?];
+    let mut clients = [
+        Client::<u64, u64, ()>::connect(&name)?,
+        Client::connect(&name)?,
+    ];
     for number in 1..=4 {
         for client in &mut clients {
-            println!("client {}: {number} squared is {}", client.id(), client.ask(number, PATIENCE)?);
+            println!(
+                "client {}: {number} squared is {}",
+                client.id(),
+                client.ask(number, PATIENCE)?
+            );
         }
     }
     stop.stop();

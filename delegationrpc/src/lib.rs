@@ -1,6 +1,7 @@
-//! The threads and processes of one host call one [`Server`] through shared memory. Requests and answers lie in lanes of each [`Client`]'s
-//! own; a client that begins to call puts its name into one ring, so the server polls one word, whatever the number of clients, and then
-//! the lanes of the calling clients.
+//! The threads and processes of one host call one [`Server`] through shared memory. Requests and
+//! answers lie in lanes of each [`Client`]'s own; a client that begins to call puts its name into
+//! one ring, so the server polls one word, whatever the number of clients, and then the lanes of
+//! the calling clients.
 //!
 //! ```
 //! use delegationrpc::{Client, Server};
@@ -20,40 +21,52 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `server.serve(|number| number * number)` does the server's part, for handlers that answer at once, and `client.ask(12, timeout)` the
-//! client's, for those who want one answer. Both are those of [`ipc`], with a [`Ring`] for what announces clients, and so are what they
-//! promise and how they fail: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the directory and the sizes,
-//! [`ipc::Server::bind_with`] the size of the ring too.
+//! `server.serve(|number| number * number)` does the server's part, for handlers that answer at
+//! once, and `client.ask(12, timeout)` the client's, for those who want one answer. Both are those
+//! of [`ipc`], with a [`Ring`] for what announces clients, and so are what they promise and how
+//! they fail: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the directory and the
+//! sizes, [`ipc::Server::bind_with`] the size of the ring too.
 //!
-//! - **A call** writes its payload into a slot of the client's own and is made with one store. A client that the server does not poll,
-//!   because it has made no call for about a millisecond, announces itself besides, by one CAS of one word. Nothing shared is ever
-//!   half-done: a client stopped or killed at any instruction has made its call or has not, has announced itself or has not, and delays no
-//!   other client.
-//! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken up in the order of their names in the
-//!   ring, and then served in rotation.
-//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`],
-//!   with [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by [`ipc::Client::cancel`] (it keeps its
-//!   place until its late reply is there, which is discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
-//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most about a millisecond of polling later. A token is the duty to answer: it can travel as the user data of another call,
-//!   [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and dropping it, on any thread, ends the call in the server's next
-//!   poll or wait.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request. The
-//!   ring limits no client: a client that finds it full is found by the server later, by a millisecond for every 64 clients at most
+//! - **A call** writes its payload into a slot of the client's own and is made with one store. A
+//!   client that the server does not poll, because it has made no call for about a millisecond,
+//!   announces itself besides, by one CAS of one word. Nothing shared is ever half-done: a client
+//!   stopped or killed at any instruction has made its call or has not, has announced itself or has
+//!   not, and delays no other client.
+//! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken
+//!   up in the order of their names in the ring, and then served in rotation.
+//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
+//!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
+//!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
+//!   [`ipc::Client::cancel`] (it keeps its place until its late reply is there, which is
+//!   discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
+//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most
+//!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
+//!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
+//!   dropping it, on any thread, ends the call in the server's next poll or wait.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
+//!   [`CallError::Full`], which returns the request. The ring limits no client: a client that finds
+//!   it full is found by the server later, by a millisecond for every 64 clients at most
 //!   ([`ring_depth_for`] gives one that is never full).
-//! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client that is gone are discarded.
-//! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes, alignments and application tag both ends
-//!   compare when they connect. A payload up to 48 B shares one cache line with its sequence number and tag.
-//! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the
-//!   other end one load per message while no thread sleeps; [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread
-//!   that polls several things sleeps on all of them at once with [`sleep::wait`].
-//! - **Errors of the handler** are part of the reply type: a refusal carries no more than [`CallFailed::Refused`]. Data that no payload
-//!   type holds travel by [`ipc::bytes`], in parts, or in a file whose name is the payload.
+//! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client
+//!   that is gone are discarded.
+//! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes,
+//!   alignments and application tag both ends compare when they connect. A payload up to 48 B
+//!   shares one cache line with its sequence number and tag.
+//! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there
+//!   is something to poll for, and cost the other end one load per message while no thread sleeps;
+//!   [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls
+//!   several things sleeps on all of them at once with [`sleep::wait`].
+//! - **Errors of the handler** are part of the reply type: a refusal carries no more than
+//!   [`CallFailed::Refused`]. Data that no payload type holds travel by [`ipc::bytes`], in parts,
+//!   or in a file whose name is the payload.
 //!
-//! **Which to choose**: a call costs the same instructions in both, a server's poll that finds nothing about a fifth less in `ipc`, whose
-//! bits also take the least memory. Take `ipc`, which has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients
-//! begin to call: then this. Compared with the bits of `ipc`, in the same lanes: clients that begin to call are taken up as they came
-//! instead of in the order of their numbers, for 8 B of region per word of the ring and 128 B (4,544 B against 4,416 B with one client at
-//! depth 32, 33,728 B against 33,536 B with 8).
+//! **Which to choose**: a call costs the same instructions in both, a server's poll that finds
+//! nothing about a fifth less in `ipc`, whose bits also take the least memory. Take `ipc`, which
+//! has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients begin to
+//! call: then this. Compared with the bits of `ipc`, in the same lanes: clients that begin to call
+//! are taken up as they came instead of in the order of their numbers, for 8 B of region per word
+//! of the ring and 128 B (4,544 B against 4,416 B with one client at depth 32, 33,728 B against
+//! 33,536 B with 8).
 //!
 //! # The region
 //!
@@ -69,10 +82,12 @@
 //! | then | S(Req) x max_clients x resp_depth | request lanes: sequence @0, tag @8, payload @16 of each slot | the client |
 //! | then | S(Resp) x max_clients x resp_depth | response lanes, likewise | server |
 //!
-//! `S(T)` is 16 + the size of `T`, rounded up to 64. The invariants and the argument for each are in `docs/shm-protocols.md`.
+//! `S(T)` is 16 + the size of `T`, rounded up to 64. The invariants and the argument for each are
+//! in `docs/shm-protocols.md`.
 //!
 //! # The files
-//! - `ring`: the words that all clients share, in which they announce themselves; its invariants. The rest is [`ipc`].
+//! - `ring`: the words that all clients share, in which they announce themselves; its invariants.
+//!   The rest is [`ipc`].
 
 // The code of the README compiles and runs, too.
 #[cfg(doctest)]
@@ -81,13 +96,17 @@ struct Readme;
 
 mod ring;
 
-pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token, sleep};
+pub use ipc::{
+    self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token, sleep,
+};
 pub use ring::{Ring, ring_depth_for};
 
-/// A server of many clients in one thread, with announcements through one ring: an [`ipc::Server`] with a [`Ring`].
+/// A server of many clients in one thread, with announcements through one ring: an [`ipc::Server`]
+/// with a [`Ring`].
 pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
-/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call, which comes back with its reply.
+/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call,
+/// which comes back with its reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;
 
 /// A client of a [`Server`] whose calls are futures: an [`ipc::AsyncClient`] with a [`Ring`].

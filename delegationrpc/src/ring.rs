@@ -1,9 +1,12 @@
-//! The ring: one word per position, written by all clients, emptied by the server. A word names a client that has begun to call.
+//! The ring: one word per position, written by all clients, emptied by the server. A word names a
+//! client that has begun to call.
 //!
-//! A request lies complete in the client's own lane *before* the client is announced here, by one CAS of one word. So nothing in the ring
-//! is ever half-done: a client stopped or killed at any instruction has announced itself or has not, and no one else waits for it. While
-//! the server polls the client's lane anyway, which is as long as it finds something there, nothing is announced: the flag `armed` of the
-//! client's entry says so ([`shm::ready`], R1). The client lowers the flag before it announces itself, so that it does so once.
+//! A request lies complete in the client's own lane *before* the client is announced here, by one
+//! CAS of one word. So nothing in the ring is ever half-done: a client stopped or killed at any
+//! instruction has announced itself or has not, and no one else waits for it. While the server
+//! polls the client's lane anyway, which is as long as it finds something there, nothing is
+//! announced: the flag `armed` of the client's entry says so ([`shm::ready`], R1). The client
+//! lowers the flag before it announces itself, so that it does so once.
 //!
 //! | word | transition | by | pairing |
 //! |---|---|---|---|
@@ -13,14 +16,16 @@
 //! | `tail` | up | the server, store | **D3**: Release / Acquire: everything below was taken |
 //!
 //! Invariants, `lap(p) = p / depth` (`docs/shm-protocols.md` has them all):
-//! - **I1** Positions are announced without gaps: a client announces `p` only after it saw `p - 1` announced or taken in the lap before, or
-//!   started at `tail` and saw every position from there to `p`. So the server, going up, misses none.
-//! - **I2** `head` and `tail` are only hints to a client: whatever they hold (a stopped client may store an old `head` much later, a broken
-//!   one anything), I1 holds, because the words decide.
+//! - **I1** Positions are announced without gaps: a client announces `p` only after it saw `p - 1`
+//!   announced or taken in the lap before, or started at `tail` and saw every position from there
+//!   to `p`. So the server, going up, misses none.
+//! - **I2** `head` and `tail` are only hints to a client: whatever they hold (a stopped client may
+//!   store an old `head` much later, a broken one anything), I1 holds, because the words decide.
 //! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
-//! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the server as it comes by
-//!   ([`Ring::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
-//!   when it goes round the entries (R4, [`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
+//! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the
+//!   server as it comes by ([`Ring::keep_order`]). An announcement that is lost to it, or that
+//!   found the ring full, leaves the flag down, which the server finds when it goes round the
+//!   entries (R4, [`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
 
 use std::ptr::NonNull;
 
@@ -73,12 +78,14 @@ fn see(word: u64, lap: u64) -> Seen {
 /// Maximum number of words of a ring.
 const RING_DEPTH_MAX: usize = 1 << 27;
 const LINE: usize = 64;
-/// The region's header takes 128 bytes. Behind it `head` lies @128 and `tail` @192, each alone on its line, and the words begin @256.
+/// The region's header takes 128 bytes. Behind it `head` lies @128 and `tail` @192, each alone on
+/// its line, and the words begin @256.
 const WORDS: usize = 2 * LINE;
 
 const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
 
-/// The ring of names of a server and its clients, in their region. A name says that the client has begun to call.
+/// The ring of names of a server and its clients, in their region. A name says that the client has
+/// begun to call.
 #[derive(Debug)]
 pub struct Ring {
     head: NonNull<AtomicU64>,
@@ -114,7 +121,11 @@ impl Ring {
     #[inline(always)]
     fn word(&self, position: u64) -> &AtomicU64 {
         // SAFETY: contract of `new`; there are `depth` words, a power of two.
-        unsafe { self.words.add((position & (self.depth - 1)) as usize).as_ref() }
+        unsafe {
+            self.words
+                .add((position & (self.depth - 1)) as usize)
+                .as_ref()
+        }
     }
 
     #[inline(always)]
@@ -135,9 +146,12 @@ impl Ring {
     /// Announces `client` at the first free position. Its request must be published.
     fn push(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head().load(Ordering::Relaxed);
-        // I1: the position before it must be announced or taken, or the hint is wrong. (That of position 0 is as free in lap 0 as if it
-        // had been taken in the lap before.)
-        if matches!(self.look(position.wrapping_sub(1)).1, Seen::Free | Seen::Earlier) {
+        // I1: the position before it must be announced or taken, or the hint is wrong. (That of
+        // position 0 is as free in lap 0 as if it had been taken in the lap before.)
+        if matches!(
+            self.look(position.wrapping_sub(1)).1,
+            Seen::Free | Seen::Earlier
+        ) {
             // D3
             position = self.tail().load(Ordering::Acquire);
         }
@@ -146,22 +160,34 @@ impl Ring {
             match self.look(position) {
                 (seen, Seen::Free) => {
                     let ours = full(self.lap(position), client);
-                    // D1; on failure another client was faster, and the next read of the word decides.
-                    if self.word(position).compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed).is_ok() {
-                        self.head().store(position.wrapping_add(1), Ordering::Relaxed);
+                    // D1; on failure another client was faster, and the next read of the word
+                    // decides.
+                    if self
+                        .word(position)
+                        .compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed)
+                        .is_ok()
+                    {
+                        self.head()
+                            .store(position.wrapping_add(1), Ordering::Relaxed);
                         return Ok(());
                     }
                 }
                 (_, Seen::Full(_)) => position = position.wrapping_add(1),
                 (_, Seen::Later) => {
-                    // The server went past it. It frees words before it moves `tail`, so `tail` may be behind for a moment, and then the
-                    // next position is the one; otherwise the hint was old, or wrong.
+                    // The server went past it. It frees words before it moves `tail`, so `tail` may
+                    // be behind for a moment, and then the next position is the one; otherwise the
+                    // hint was old, or wrong.
                     let tail = self.tail().load(Ordering::Acquire);
                     let is_near = position.wrapping_sub(tail) < self.depth;
-                    position = if is_near { position.wrapping_add(1) } else { tail };
+                    position = if is_near {
+                        position.wrapping_add(1)
+                    } else {
+                        tail
+                    };
                 }
                 (_, Seen::Earlier) => {
-                    // Full; unless a broken client has led `head` astray and left a gap, which is the next the server waits for (I1).
+                    // Full; unless a broken client has led `head` astray and left a gap, which is
+                    // the next the server waits for (I1).
                     let tail = self.tail().load(Ordering::Acquire);
                     if tail == position || self.look(tail).1 != Seen::Free {
                         return Err(Full);
@@ -176,10 +202,12 @@ impl Ring {
 
 /// The server's side.
 impl Ring {
-    /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
-    /// that of the lap before.
+    /// Takes the next announced client. At most a ring's worth can be taken and not released: the
+    /// word of a further position still is that of the lap before.
     fn take(&mut self) -> Option<usize> {
-        let (_, Seen::Full(client)) = self.look(self.next) else { return None };
+        let (_, Seen::Full(client)) = self.look(self.next) else {
+            return None;
+        };
         self.next = self.next.wrapping_add(1);
         Some(client)
     }
@@ -192,20 +220,27 @@ impl Ring {
         while self.released != self.next {
             let next_lap = self.lap(self.released).wrapping_add(1);
             // D2
-            self.word(self.released).store(free(next_lap), Ordering::Release);
+            self.word(self.released)
+                .store(free(next_lap), Ordering::Release);
             self.released = self.released.wrapping_add(1);
         }
         // D3
         self.tail().store(self.released, Ordering::Release);
     }
 
-    /// Repairs damage that only a broken client causes, so that the others can go on: the next word, `tail`, and a gap before the word that
-    /// many places `ahead`. For when everything taken is released.
+    /// Repairs damage that only a broken client causes, so that the others can go on: the next
+    /// word, `tail`, and a gap before the word that many places `ahead`. For when everything taken
+    /// is released.
     fn keep_order(&mut self, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
             // Whether it succeeds or the word has changed meanwhile: a later poll checks again.
             let free = free(self.lap(self.next));
-            let _ = self.word(self.next).compare_exchange(garbage, free, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = self.word(self.next).compare_exchange(
+                garbage,
+                free,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
         }
         if self.tail().load(Ordering::Relaxed) != self.released {
             self.tail().store(self.released, Ordering::Release);
@@ -213,8 +248,9 @@ impl Ring {
         self.close_gap(ahead);
     }
 
-    /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a
-    /// client announce itself too far ahead. (Seeing it announced makes everything before it visible.)
+    /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none,
+    /// unless garbage in the words made a client announce itself too far ahead. (Seeing it
+    /// announced makes everything before it visible.)
     fn close_gap(&mut self, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
         if self.next != self.released || !matches!(self.look(announced).1, Seen::Full(_)) {
@@ -224,7 +260,11 @@ impl Ring {
             let lap = self.lap(self.next);
             let (skipped, taken) = (free(lap), free(lap.wrapping_add(1)));
             // D2; it fails where the position is announced after all.
-            if self.word(self.next).compare_exchange(skipped, taken, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            if self
+                .word(self.next)
+                .compare_exchange(skipped, taken, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
                 break;
             }
             self.next = self.next.wrapping_add(1);
@@ -266,29 +306,45 @@ impl Announce for Ring {
 
     fn bytes(_: usize, words: usize) -> Result<usize, ParameterError> {
         let is_legal = words.is_power_of_two() && words <= RING_DEPTH_MAX;
-        if is_legal { Ok(WORDS + (8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
+        if is_legal {
+            Ok(WORDS + (8 * words).next_multiple_of(LINE))
+        } else {
+            Err(ParameterError::Words(words))
+        }
     }
 
     unsafe fn new(base: NonNull<u8>, _: usize, words: usize) -> Self {
         // SAFETY: contract of this function: the two hints and the words lie behind `base`.
         let (tail, first) = unsafe { (base.add(LINE).cast(), base.add(WORDS).cast()) };
-        Self { head: base.cast(), tail, words: first, depth: words as u64, next: 0, released: 0, probes: 0 }
+        Self {
+            head: base.cast(),
+            tail,
+            words: first,
+            depth: words as u64,
+            next: 0,
+            released: 0,
+            probes: 0,
+        }
     }
 
     fn announce(&self, client: usize, armed: &AtomicU32) {
-        // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
+        // Once is enough. If this client is stopped here, or the ring is full, the server finds the
+        // flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
         // A full ring does not matter: see above.
         let _ = self.push(client);
     }
 }
 
-/// Returns the depth of a ring that is never full: two words for each client, which has one name there, and two if it was stopped while
-/// it announced itself; a power of two, and a line at least. A smaller ring works too: a client that finds it full is served later, by a
-/// millisecond for every 64 clients at most.
+/// Returns the depth of a ring that is never full: two words for each client, which has one name
+/// there, and two if it was stopped while it announced itself; a power of two, and a line at least.
+/// A smaller ring works too: a client that finds it full is served later, by a millisecond for
+/// every 64 clients at most.
 #[must_use]
 pub fn ring_depth_for(max_clients: usize) -> usize {
-    (2 * max_clients.min(CLIENTS_MAX)).next_power_of_two().max(LINE / 8)
+    (2 * max_clients.min(CLIENTS_MAX))
+        .next_power_of_two()
+        .max(LINE / 8)
 }
 
 #[cfg(test)]

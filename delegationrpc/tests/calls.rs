@@ -1,9 +1,18 @@
 //! Properties of delegationrpc: parameters, tokens, the shared ring, and broken clients.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use delegationrpc::ipc::{ParameterError, ReplyError};
-use delegationrpc::{AsyncClient, CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd, ring_depth_for};
+use delegationrpc::{
+    AsyncClient, CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd,
+    ring_depth_for,
+};
 use shm::region::{OpenError, Region};
 use shm_testing::executor::Begun;
 use shm_testing::helpers::{PATIENCE, Scratch, wait_for};
@@ -26,14 +35,35 @@ fn bad_parameters_and_mismatches_are_named() {
     let scratch = Scratch::new("dlg-bad");
     let dir = scratch.dir();
     let create = |clients, ring, depth| S::bind_with(&dir, "s", ring, clients, depth, 1).map(drop);
-    assert!(matches!(create(0, 8, 8), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
-    assert!(matches!(create(1, 7, 8), Err(CreateError::Parameter(ParameterError::Words(7)))));
-    assert!(matches!(create(1, 8, 0), Err(CreateError::Parameter(ParameterError::Depth(0)))));
-    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    assert!(matches!(
+        create(0, 8, 8),
+        Err(CreateError::Parameter(ParameterError::MaxClients(0)))
+    ));
+    assert!(matches!(
+        create(1, 7, 8),
+        Err(CreateError::Parameter(ParameterError::Words(7)))
+    ));
+    assert!(matches!(
+        create(1, 8, 0),
+        Err(CreateError::Parameter(ParameterError::Depth(0)))
+    ));
+    assert!(matches!(
+        C::connect_in(&dir, "s", 1),
+        Err(ConnectError::Region(OpenError::NotFound { .. }))
+    ));
     let _server = S::bind_with(&dir, "s", 8, 1, 8, 1).unwrap();
-    assert!(matches!(create(1, 8, 8), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
-    assert!(matches!(C::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(Client::<u32, u64, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Types { .. })));
+    assert!(matches!(
+        create(1, 8, 8),
+        Err(CreateError::Region(shm::region::CreateError::Exists { .. }))
+    ));
+    assert!(matches!(
+        C::connect_in(&dir, "s", 2),
+        Err(ConnectError::Types { .. })
+    ));
+    assert!(matches!(
+        Client::<u32, u64, ()>::connect_in(&dir, "s", 1),
+        Err(ConnectError::Types { .. })
+    ));
 }
 
 #[test]
@@ -53,10 +83,22 @@ fn damaged_header_is_refused() {
         error
     };
     assert!(matches!(attempt(0, 0), ConnectError::Version { .. }));
-    assert!(matches!(attempt(8, 9), ConnectError::Version { version: 9, .. }));
-    assert!(matches!(attempt(12, 0), ConnectError::Damaged(ParameterError::MaxClients(0))));
-    assert!(matches!(attempt(16, 6), ConnectError::Damaged(ParameterError::Words(6))));
-    assert!(matches!(attempt(20, u32::MAX), ConnectError::Damaged(ParameterError::Depth(_))));
+    assert!(matches!(
+        attempt(8, 9),
+        ConnectError::Version { version: 9, .. }
+    ));
+    assert!(matches!(
+        attempt(12, 0),
+        ConnectError::Damaged(ParameterError::MaxClients(0))
+    ));
+    assert!(matches!(
+        attempt(16, 6),
+        ConnectError::Damaged(ParameterError::Words(6))
+    ));
+    assert!(matches!(
+        attempt(20, u32::MAX),
+        ConnectError::Damaged(ParameterError::Depth(_))
+    ));
     assert!(matches!(attempt(20, 1024), ConnectError::Truncated { .. }));
     connect(&scratch);
 }
@@ -70,17 +112,30 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
     client.call(1, 1).unwrap();
     server.poll();
     let (token, _) = server.recv().unwrap();
-    assert_eq!(other.reply(token, 10), Err(ReplyError::ForeignToken { client: 0 }));
+    assert_eq!(
+        other.reply(token, 10),
+        Err(ReplyError::ForeignToken { client: 0 })
+    );
     assert_eq!(client.poll(no_reply), Ok(0));
     server.poll();
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))), Ok(1));
+    assert_eq!(
+        client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))),
+        Ok(1)
+    );
     client.call(2, 2).unwrap();
     server.poll();
     let (token, _) = server.recv().unwrap();
     server.reply(token, 20).unwrap();
     server.poll();
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
-    assert_eq!(client.poll(no_reply), Ok(0), "an answered call was rejected besides");
+    assert_eq!(
+        client.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))),
+        Ok(1)
+    );
+    assert_eq!(
+        client.poll(no_reply),
+        Ok(0),
+        "an answered call was rejected besides"
+    );
 }
 
 #[test]
@@ -93,16 +148,23 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
         server.poll();
         let (token, _) = server.recv().unwrap();
         let dropper = std::thread::spawn(move || drop(token));
-        // If it was dropped before the sleep, the wait has rejected the request, and found nothing else.
+        // If it was dropped before the sleep, the wait has rejected the request, and found nothing
+        // else.
         let mut ended = vec![];
         wait_for("a dropped token ends no call", || {
             server.wait(Some(PATIENCE / 100));
-            client.poll(|user, reply| ended.push((user, reply))).unwrap() > 0
+            client
+                .poll(|user, reply| ended.push((user, reply)))
+                .unwrap()
+                > 0
         });
         dropper.join().unwrap();
         assert_eq!(ended, [(round, Err(CallFailed::Dropped))]);
         assert_eq!(client.poll(no_reply), Ok(0));
-        assert!(!server.wait(Some(std::time::Duration::from_millis(1))), "it is rejected once");
+        assert!(
+            !server.wait(Some(std::time::Duration::from_millis(1))),
+            "it is rejected once"
+        );
     }
 }
 
@@ -113,17 +175,29 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
     let receive = |server: &mut S, client: &mut C, request| {
         client.call(request, request).unwrap();
         server.poll();
-        server.recv().expect("a request that may be made was refused").0
+        server
+            .recv()
+            .expect("a request that may be made was refused")
+            .0
     };
     let mut first = connect(&scratch);
-    let (late, later) = (receive(&mut server, &mut first, 1), receive(&mut server, &mut first, 2));
+    let (late, later) = (
+        receive(&mut server, &mut first, 1),
+        receive(&mut server, &mut first, 2),
+    );
     drop(first);
     server.poll();
     let mut next = connect(&scratch);
-    let tokens = [receive(&mut server, &mut next, 3), receive(&mut server, &mut next, 4)];
+    let tokens = [
+        receive(&mut server, &mut next, 3),
+        receive(&mut server, &mut next, 4),
+    ];
     drop(late);
     server.poll();
-    assert!(matches!(server.reply(later, 9), Err(ReplyError::ClientGone { client: 0 })));
+    assert!(matches!(
+        server.reply(later, 9),
+        Err(ReplyError::ClientGone { client: 0 })
+    ));
     assert_eq!(next.poll(no_reply), Ok(0));
     for (token, answer) in tokens.into_iter().zip([30, 40]) {
         server.reply(token, answer).unwrap();
@@ -134,7 +208,13 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
     let last = receive(&mut server, &mut next, 5);
     drop(server);
     drop(last);
-    assert_eq!(next.poll(|_, reply| assert_eq!(reply, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))), Err(SessionEnd::PeerGone));
+    assert_eq!(
+        next.poll(|_, reply| assert_eq!(
+            reply,
+            Err(CallFailed::Disconnected(SessionEnd::PeerGone))
+        )),
+        Err(SessionEnd::PeerGone)
+    );
 }
 
 #[test]
@@ -157,7 +237,10 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
             served.iter().all(|&served| served)
         });
         for client in &mut all {
-            assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (round, Ok(round)))), Ok(1));
+            assert_eq!(
+                client.poll(|user, reply| assert_eq!((user, reply), (round, Ok(round)))),
+                Ok(1)
+            );
         }
         // Long enough for the clients to be left alone again, and to a server that sleeps too.
         assert!(!server.wait(Some(std::time::Duration::from_millis(5))));
@@ -172,7 +255,11 @@ fn clients_announce_themselves_once() {
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let words = region.view().array_at::<u64>(256, 8).unwrap().as_ptr();
     // SAFETY: in bounds, and only this thread is running.
-    let full = || (0..8).filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0).count();
+    let full = || {
+        (0..8)
+            .filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0)
+            .count()
+    };
     a.call(1, 1).unwrap();
     a.call(2, 2).unwrap();
     assert_eq!(full(), 1);
@@ -196,7 +283,15 @@ fn clients_announce_themselves_once() {
 fn default_ring_is_never_full() {
     let scratch = Scratch::new("dlg-default");
     let (clients, depth) = (40, 32);
-    let mut server = S::bind_with(&scratch.dir(), "s", ring_depth_for(clients), clients, depth, 1).unwrap();
+    let mut server = S::bind_with(
+        &scratch.dir(),
+        "s",
+        ring_depth_for(clients),
+        clients,
+        depth,
+        1,
+    )
+    .unwrap();
     let mut all: Vec<C> = (0..clients).map(|_| connect(&scratch)).collect();
     for client in &mut all {
         for n in 0..depth as u64 {
@@ -204,9 +299,15 @@ fn default_ring_is_never_full() {
         }
     }
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    let words = region.view().array_at::<u64>(256, ring_depth_for(clients)).unwrap().as_ptr();
+    let words = region
+        .view()
+        .array_at::<u64>(256, ring_depth_for(clients))
+        .unwrap()
+        .as_ptr();
     // SAFETY: in bounds, and only this thread is running.
-    let announced = (0..clients).filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0).count();
+    let announced = (0..clients)
+        .filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0)
+        .count();
     assert_eq!(announced, clients);
     let mut served = 0;
     while server.poll() > 0 {
@@ -223,21 +324,49 @@ fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
     bad.call(1, 1).unwrap();
     bad.call(9, 9).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    // Behind the ring and three entries: a slot is sequence, tag, payload. The second call gets the first's tag.
-    let slots = region.view().array_at::<u64>(256 + 64 + 3 * 64 + 4 * 64, 16).unwrap().as_ptr();
+    // Behind the ring and three entries: a slot is sequence, tag, payload. The second call gets the
+    // first's tag.
+    let slots = region
+        .view()
+        .array_at::<u64>(256 + 64 + 3 * 64 + 4 * 64, 16)
+        .unwrap()
+        .as_ptr();
     // SAFETY: in bounds, and only this thread is running.
-    unsafe { slots.add(8 + 1).write_volatile(slots.add(1).read_volatile()) };
+    unsafe {
+        slots
+            .add(8 + 1)
+            .write_volatile(slots.add(1).read_volatile())
+    };
     good.call(2, 2).unwrap();
     server.poll();
     let mut entries: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-    assert_eq!(entries.iter().map(|(_, request)| *request).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(
+        entries
+            .iter()
+            .map(|(_, request)| *request)
+            .collect::<Vec<_>>(),
+        [1, 2]
+    );
     server.reply(entries.remove(1).0, 3).unwrap();
-    assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))), Ok(1));
+    assert_eq!(
+        good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(3)))),
+        Ok(1)
+    );
     let mut failed = vec![];
-    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Evicted));
+    assert_eq!(
+        bad.poll(|user, reply| failed.push((user, reply))),
+        Err(SessionEnd::Evicted)
+    );
     let ended = Err(CallFailed::Disconnected(SessionEnd::Evicted));
     assert_eq!(failed, [(1, ended), (9, ended)]);
-    assert!(matches!(bad.call(5, 6), Err(CallError::Disconnected { request: 5, user_data: 6, .. })));
+    assert!(matches!(
+        bad.call(5, 6),
+        Err(CallError::Disconnected {
+            request: 5,
+            user_data: 6,
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -254,9 +383,17 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
         let words = region.view().len() / 8;
         for _ in 0..50 {
             for _ in 0..random.usize(..20) {
-                let at = if random.bool() { random.usize(16..ring_end) } else { random.usize(slots..words) };
+                let at = if random.bool() {
+                    random.usize(16..ring_end)
+                } else {
+                    random.usize(slots..words)
+                };
                 let word = region.view().at::<u64>(8 * at).unwrap();
-                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) << 13 | random.u64(..2) << 12 | random.u64(..9) };
+                let noise = if random.bool() {
+                    random.u64(..)
+                } else {
+                    random.u64(..6) << 13 | random.u64(..2) << 12 | random.u64(..9)
+                };
                 // SAFETY: in bounds, and only this thread is running.
                 unsafe { word.as_ptr().write_volatile(noise) };
             }
@@ -267,8 +404,8 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
             }
             let _ = client.poll(|_, _| {});
         }
-        // The noise may have cost these clients their entries, and calls announced into it may be lost; what it must not do is to stop the
-        // server for the clients that come later.
+        // The noise may have cost these clients their entries, and calls announced into it may be
+        // lost; what it must not do is to stop the server for the clients that come later.
         drop((client, witness));
         let served = (0..10).any(|_| {
             server.poll();
@@ -298,11 +435,22 @@ fn calls_as_futures_get_their_own_replies_and_a_dropped_one_gives_its_slot_back(
     let stop = server.stop_handle();
     std::thread::scope(|scope| {
         scope.spawn(move || server.serve(|number| 10 * number));
-        let client = Begun::new(AsyncClient::<u64, u64>::connect_in(&scratch.dir(), "s", 1, PATIENCE)).end().unwrap();
+        let client = Begun::new(AsyncClient::<u64, u64>::connect_in(
+            &scratch.dir(),
+            "s",
+            1,
+            PATIENCE,
+        ))
+        .end()
+        .unwrap();
         for _ in 0..50 {
-            let mut calls: Vec<_> = (0..8_u64).map(|number| (number, Begun::new(client.call(number)))).collect();
+            let mut calls: Vec<_> = (0..8_u64)
+                .map(|number| (number, Begun::new(client.call(number))))
+                .collect();
             drop(calls.drain(2..6));
-            calls.into_iter().for_each(|(number, call)| assert_eq!(call.end(), Ok(10 * number)));
+            calls
+                .into_iter()
+                .for_each(|(number, call)| assert_eq!(call.end(), Ok(10 * number)));
         }
         stop.stop();
     });

@@ -1,5 +1,6 @@
-//! Calls of one node to another, one at a time and several; alone, and among idle ones. `cargo bench -p copyrpc-flux --bench calls`; beside
-//! its rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
+//! Calls of one node to another, one at a time and several; alone, and among idle ones.
+//! `cargo bench -p copyrpc-flux --bench calls`; beside its rivals, `scripts/peers shm` measures;
+//! `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/bench/criterion/calls.rs"]
@@ -15,7 +16,13 @@ fn bench(c: &mut Criterion) {
     for nodes in [2, 8] {
         let network = Network::new(nodes, Config::default()).unwrap();
         let name = format!("flux of {nodes} nodes");
-        calls::bench_calls(c, &name, &[1, 8, 64, 256], || Ok(network.answerer), || Ok(network.caller));
+        calls::bench_calls(
+            c,
+            &name,
+            &[1, 8, 64, 256],
+            || Ok(network.answerer),
+            || Ok(network.caller),
+        );
     }
 }
 

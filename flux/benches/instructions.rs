@@ -1,4 +1,5 @@
-//! The program whose instructions `scripts/instructions` counts: the nodes of a network in one thread, calls and replies of 32 bytes.
+//! The program whose instructions `scripts/instructions` counts: the nodes of a network in one
+//! thread, calls and replies of 32 bytes.
 //!
 //! Bounds are about a fiftieth above what was counted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
@@ -18,35 +19,136 @@ const DEPTH: usize = 64;
 /// Many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
-const fn operation(name: &'static str, bound: u32, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
-    Operation { name, bound: Some(bound), counts: COUNTS, collect, what, run }
+const fn operation(
+    name: &'static str,
+    bound: u32,
+    collect: &'static str,
+    what: &'static str,
+    run: fn(u64),
+) -> Operation {
+    Operation {
+        name,
+        bound: Some(bound),
+        counts: COUNTS,
+        collect,
+        what,
+        run,
+    }
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 345, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
-        Pair::new(2).calls(calls, 1)
-    }),
-    operation("flux_rpc_depth64", 216, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
-    operation("flux_rpc_depth64_of_8", 216, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
-        Pair::new(8).calls(calls, DEPTH)
-    }),
-    operation("flux_serve_depth1", 257, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
-    operation("flux_serve_depth64", 137, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
-        Pair::new(2).served(calls, DEPTH)
-    }),
-    operation("flux_lanes_depth1", 99, "all", "the lanes of flux_serve_depth1 alone: no table, flags or rotation", |calls| {
-        Bare::new().calls(calls, 1)
-    }),
-    operation("flux_lanes_depth64", 70, "all", "the lanes of flux_serve_depth64 alone", |calls| Bare::new().calls(calls, DEPTH)),
-    operation("flux_table_depth1", 132, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, 1)),
-    operation("flux_table_depth64", 102, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
-    operation("flux_call", 47, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 121, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
-    operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::recv", parts),
-    operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
-    operation("flux_poll_reply", 124, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
-    operation("flux_poll_empty", 25, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
-    operation("flux_poll_empty_of_8", 27, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
+    operation(
+        "flux_rpc_depth1",
+        345,
+        "all",
+        "flux: one call and its reply, both sides, one at a time",
+        |calls| Pair::new(2).calls(calls, 1),
+    ),
+    operation(
+        "flux_rpc_depth64",
+        216,
+        "all",
+        "flux: the same, 64 at a time",
+        |calls| Pair::new(2).calls(calls, DEPTH),
+    ),
+    operation(
+        "flux_rpc_depth64_of_8",
+        216,
+        "all",
+        "flux: as flux_rpc_depth64, among 6 idle nodes",
+        |calls| Pair::new(8).calls(calls, DEPTH),
+    ),
+    operation(
+        "flux_serve_depth1",
+        257,
+        "all",
+        "flux: as flux_rpc_depth1, answered by Node::step",
+        |calls| Pair::new(2).served(calls, 1),
+    ),
+    operation(
+        "flux_serve_depth64",
+        137,
+        "all",
+        "flux: as flux_rpc_depth64, answered by Node::step",
+        |calls| Pair::new(2).served(calls, DEPTH),
+    ),
+    operation(
+        "flux_lanes_depth1",
+        99,
+        "all",
+        "the lanes of flux_serve_depth1 alone: no table, flags or rotation",
+        |calls| Bare::new().calls(calls, 1),
+    ),
+    operation(
+        "flux_lanes_depth64",
+        70,
+        "all",
+        "the lanes of flux_serve_depth64 alone",
+        |calls| Bare::new().calls(calls, DEPTH),
+    ),
+    operation(
+        "flux_table_depth1",
+        132,
+        "all",
+        "those lanes, and the table of calls",
+        |calls| Bare::new().named(calls, 1),
+    ),
+    operation(
+        "flux_table_depth64",
+        102,
+        "all",
+        "those lanes, and the table of calls",
+        |calls| Bare::new().named(calls, DEPTH),
+    ),
+    operation(
+        "flux_call",
+        47,
+        "in part_call",
+        "flux, of flux_rpc_depth1: Node::call",
+        parts,
+    ),
+    operation(
+        "flux_poll_call",
+        121,
+        "in part_poll_call",
+        "flux, of flux_rpc_depth1: Node::poll that finds a call",
+        parts,
+    ),
+    operation(
+        "flux_recv",
+        33,
+        "in part_recv",
+        "flux, of flux_rpc_depth1: Node::recv",
+        parts,
+    ),
+    operation(
+        "flux_reply",
+        48,
+        "in part_reply",
+        "flux, of flux_rpc_depth1: Node::reply",
+        parts,
+    ),
+    operation(
+        "flux_poll_reply",
+        124,
+        "in part_poll_reply",
+        "flux, of flux_rpc_depth1: Node::poll that finds a reply",
+        parts,
+    ),
+    operation(
+        "flux_poll_empty",
+        25,
+        "all",
+        "flux: Node::poll that finds nothing, two nodes",
+        |polls| Pair::new(2).empty_polls(polls),
+    ),
+    operation(
+        "flux_poll_empty_of_8",
+        27,
+        "all",
+        "flux: the same with 8 nodes",
+        |polls| Pair::new(8).empty_polls(polls),
+    ),
 ];
 
 /// Two nodes of which one calls, and idle ones.
@@ -60,7 +162,11 @@ impl Pair {
     fn new(nodes: usize) -> Self {
         let mut nodes = network(nodes, Config::default()).unwrap();
         let (answerer, caller) = (nodes.remove(1), nodes.remove(0));
-        Self { caller, answerer, _idle: nodes }
+        Self {
+            caller,
+            answerer,
+            _idle: nodes,
+        }
     }
 
     fn calls(&mut self, calls: u64, depth: usize) {
@@ -93,7 +199,9 @@ impl Pair {
             }
             let mut answered = 0;
             while answered < depth {
-                answered += self.answerer.step(|_, _| (), |_, request| *black_box(request));
+                answered += self
+                    .answerer
+                    .step(|_, _| (), |_, request| *black_box(request));
             }
             let mut missing = depth;
             while missing > 0 {
@@ -108,9 +216,10 @@ impl Pair {
     }
 }
 
-/// The minimum of a call of flux: a message there and one back, through the same lanes, lines, stores and loads, and a table of the calls
-/// that wait for a reply. The rest of the crate's cost pays for its promises: who is called, whether it lives, sleeps or polls another
-/// lane, bounded passes over many, rejections, deadlines, lines fetched ahead.
+/// The minimum of a call of flux: a message there and one back, through the same lanes, lines,
+/// stores and loads, and a table of the calls that wait for a reply. The rest of the crate's cost
+/// pays for its promises: who is called, whether it lives, sleeps or polls another lane, bounded
+/// passes over many, rejections, deadlines, lines fetched ahead.
 struct Bare {
     there: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
     back: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
@@ -120,18 +229,30 @@ struct Bare {
 impl Bare {
     fn new() -> Self {
         let lane = || {
-            let slots = NonNull::from(Box::leak((0..1024).map(|_| Slot::<Tagged<Payload>>::empty()).collect::<Box<[_]>>())).cast();
-            // SAFETY: 1,024 slots that are never freed, with these two ends; each call is taken before the next round of calls.
+            let slots = NonNull::from(Box::leak(
+                (0..1024)
+                    .map(|_| Slot::<Tagged<Payload>>::empty())
+                    .collect::<Box<[_]>>(),
+            ))
+            .cast();
+            // SAFETY: 1,024 slots that are never freed, with these two ends; each call is taken
+            // before the next round of calls.
             unsafe { (LaneTx::new(slots, 1024, 0), LaneRx::new(slots, 1024, 0)) }
         };
-        Self { there: lane(), back: lane(), table: Calls::new(DEPTH) }
+        Self {
+            there: lane(),
+            back: lane(),
+            table: Calls::new(DEPTH),
+        }
     }
 
     /// Answers what has come.
     #[inline(always)]
     fn answer(&mut self) {
         while let Some((tag, request)) = self.there.1.pop_tagged() {
-            self.back.0.publish_tagged(tag, *black_box(&request.read()), Ahead::Nothing);
+            self.back
+                .0
+                .publish_tagged(tag, *black_box(&request.read()), Ahead::Nothing);
         }
     }
 
@@ -139,7 +260,9 @@ impl Bare {
         let mut ended = 0;
         for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
-                self.there.0.publish_tagged(slot.into(), black_box([0x5a; 4]), Ahead::Nothing);
+                self.there
+                    .0
+                    .publish_tagged(slot.into(), black_box([0x5a; 4]), Ahead::Nothing);
             }
             self.answer();
             while let Some((slot, reply)) = self.back.1.pop_tagged() {
@@ -154,7 +277,9 @@ impl Bare {
         for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
                 let tag = self.table.insert(slot).unwrap();
-                self.there.0.publish_tagged(tag.pack(0), black_box([0x5a; 4]), Ahead::Nothing);
+                self.there
+                    .0
+                    .publish_tagged(tag.pack(0), black_box([0x5a; 4]), Ahead::Nothing);
             }
             self.answer();
             while let Some((tag, reply)) = self.back.1.pop_tagged() {
@@ -167,7 +292,8 @@ impl Bare {
     }
 }
 
-/// A caller with its reply: it looks whether there is one, and has the payload in memory of its own.
+/// A caller with its reply: it looks whether there is one, and has the payload in memory of its
+/// own.
 fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);
@@ -178,7 +304,11 @@ fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
 
 /// The calls of `flux_rpc_depth1`, each function in a frame of its own.
 fn parts(calls: u64) {
-    let Pair { mut caller, mut answerer, _idle } = Pair::new(2);
+    let Pair {
+        mut caller,
+        mut answerer,
+        _idle,
+    } = Pair::new(2);
     for _ in 0..calls {
         part_call(&mut caller, black_box([0x5a; 4]));
         assert_eq!(part_poll_call(&mut answerer), 1);

@@ -12,7 +12,9 @@ fn main() -> Result<(), flux::ConfigError> {
                 // The other node is there, and one call is not too many.
                 let _ = node.call(next, node.index(), ());
                 while answered + replied < 2 {
-                    node.poll(|(), reply| (replied, _) = (1, println!("node {next} answered {reply:?}")));
+                    node.poll(|(), reply| {
+                        (replied, _) = (1, println!("node {next} answered {reply:?}"))
+                    });
                     while let Some((_, token, number)) = node.recv() {
                         answered += 1;
                         let _ = node.reply(token, number * number);

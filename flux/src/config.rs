@@ -12,8 +12,9 @@ const CAPACITY_MAX: usize = 4 * IN_FLIGHT_MAX;
 /// Sizes of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Slots of a lane; there is one for each ordered pair of nodes, for requests and replies alike. A power of two above
-    /// `2 x in_flight`, at most 262,144. A slot is 16 B and the payload, rounded up to 64 B.
+    /// Slots of a lane; there is one for each ordered pair of nodes, for requests and replies
+    /// alike. A power of two above `2 x in_flight`, at most 262,144. A slot is 16 B and the
+    /// payload, rounded up to 64 B.
     pub capacity: usize,
     /// Unanswered calls of one node to one other, at most 65,536.
     pub in_flight: usize,
@@ -22,22 +23,34 @@ pub struct Config {
 impl Default for Config {
     /// 1024 slots, 256 calls in flight.
     fn default() -> Self {
-        Self { capacity: 1024, in_flight: 256 }
+        Self {
+            capacity: 1024,
+            in_flight: 256,
+        }
     }
 }
 
 impl Config {
     pub(crate) fn check(self, nodes: usize) -> Result<(), ConfigError> {
-        let Self { capacity, in_flight } = self;
+        let Self {
+            capacity,
+            in_flight,
+        } = self;
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(ConfigError::Nodes(nodes));
         }
         if !(1..=IN_FLIGHT_MAX).contains(&in_flight) {
-            return Err(ConfigError::InFlight { in_flight, max: IN_FLIGHT_MAX });
+            return Err(ConfigError::InFlight {
+                in_flight,
+                max: IN_FLIGHT_MAX,
+            });
         }
         // M2 of `node`.
         if !capacity.is_power_of_two() || capacity <= 2 * in_flight || capacity > CAPACITY_MAX {
-            return Err(ConfigError::Capacity { capacity, in_flight });
+            return Err(ConfigError::Capacity {
+                capacity,
+                in_flight,
+            });
         }
         Ok(())
     }

@@ -28,7 +28,9 @@ pub enum CallError<T, U> {
         to: usize,
     },
     /// There is no such other node. Permanent.
-    #[error("node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself")]
+    #[error(
+        "node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself"
+    )]
     NoSuchNode {
         /// The payload.
         payload: T,
@@ -53,7 +55,8 @@ impl<T, U> std::fmt::Debug for CallError<T, U> {
     }
 }
 
-/// Another node received the call of this token. Both come back; dropping the token rejects the call.
+/// Another node received the call of this token. Both come back; dropping the token rejects the
+/// call.
 #[derive(thiserror::Error)]
 #[error("this call was received by another node")]
 pub struct ForeignToken<T> {
@@ -66,6 +69,8 @@ pub struct ForeignToken<T> {
 // By hand, so that payloads need not be printable.
 impl<T> std::fmt::Debug for ForeignToken<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ForeignToken").field("token", &self.token).finish_non_exhaustive()
+        f.debug_struct("ForeignToken")
+            .field("token", &self.token)
+            .finish_non_exhaustive()
     }
 }

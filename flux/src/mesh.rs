@@ -1,4 +1,5 @@
-//! The memory that the nodes of one network share: a lane per ordered pair, and the words that wake an idle node.
+//! The memory that the nodes of one network share: a lane per ordered pair, and the words that wake
+//! an idle node.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -36,8 +37,8 @@ struct Inbound {
     /// By sender: the flag that asks for a ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
-    /// Received calls whose tokens were dropped. They are announced by the node's own index in `armed` and `ready`, since it does not call
-    /// itself.
+    /// Received calls whose tokens were dropped. They are announced by the node's own index in
+    /// `armed` and `ready`, since it does not call itself.
     dropped: Dropped<Received>,
     /// The node was dropped.
     closed: AtomicBool,
@@ -45,8 +46,9 @@ struct Inbound {
     sleep: CachePadded<Sleep>,
 }
 
-/// Words of one array on lines of their own. They are read with every message and rarely written, so they must not share a line with other
-/// words that are written. (Loom's atomics are larger, and have no lines.)
+/// Words of one array on lines of their own. They are read with every message and rarely written,
+/// so they must not share a line with other words that are written. (Loom's atomics are larger, and
+/// have no lines.)
 #[cfg_attr(not(loom), repr(C, align(64)))]
 #[cfg_attr(loom, repr(C))]
 struct Line<W>([W; WORDS_PER_LINE]);
@@ -58,7 +60,9 @@ const _: () = assert!(size_of::<Line<AtomicU64>>() == 64 && size_of::<Line<Atomi
 
 /// Makes the lines for `words` words.
 fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
-    (0..words.div_ceil(WORDS_PER_LINE)).map(|_| Line(std::array::from_fn(|_| word()))).collect()
+    (0..words.div_ceil(WORDS_PER_LINE))
+        .map(|_| Line(std::array::from_fn(|_| word())))
+        .collect()
 }
 
 /// The words of another node that are read with every message to it. They live as long as the mesh.
@@ -75,7 +79,8 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Notifies the node of a published message, if it does not poll the lane. Returns whether it was found dropped.
+    /// Notifies the node of a published message, if it does not poll the lane. Returns whether it
+    /// was found dropped.
     ///
     /// # Safety
     /// The mesh is there.
@@ -123,7 +128,8 @@ pub(crate) struct Mesh<T> {
     pub(crate) number: u64,
 }
 
-/// Asks the node that received a call to reject it; does nothing if the network is gone. Called from any thread.
+/// Asks the node that received a call to reject it; does nothing if the network is gone. Called
+/// from any thread.
 #[cold]
 pub(crate) fn reject(network: u64, received: Received) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
@@ -145,7 +151,11 @@ unsafe impl<T: Send> Send for Mesh<T> {}
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
         // A node does not call itself: that lane has the minimum length.
-        let lane = |from: usize, to: usize| (0..if from == to { 1 } else { capacity }).map(|_| Slot::empty()).collect();
+        let lane = |from: usize, to: usize| {
+            (0..if from == to { 1 } else { capacity })
+                .map(|_| Slot::empty())
+                .collect()
+        };
         let inbound = |_| Inbound {
             armed: lines(nodes, || AtomicU32::new(ARMED)),
             ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
@@ -153,9 +163,17 @@ impl<T> Mesh<T> {
             closed: AtomicBool::new(false),
             sleep: CachePadded::default(),
         };
-        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect() });
+        let signals = Arc::new(Signals {
+            nodes: (0..nodes).map(inbound).collect(),
+        });
         let number = NETWORKS.add(Arc::downgrade(&signals));
-        Self { lanes: (0..nodes).map(|to| (0..nodes).map(|from| lane(from, to)).collect()).collect(), signals, number }
+        Self {
+            lanes: (0..nodes)
+                .map(|to| (0..nodes).map(|from| lane(from, to)).collect())
+                .collect(),
+            signals,
+            number,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -176,7 +194,12 @@ impl<T> Mesh<T> {
 impl Signals {
     #[inline(always)]
     pub(crate) fn armed(&self, from: usize, to: usize) -> Option<&AtomicU32> {
-        self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
+        self.nodes
+            .get(to)?
+            .armed
+            .get(from / WORDS_PER_LINE)?
+            .0
+            .get(from % WORDS_PER_LINE)
     }
 
     /// Returns the words that `from` reads with every message to `to`.
@@ -184,14 +207,20 @@ impl Signals {
         let armed = self.armed(from, to)?;
         let sleep = self.sleep(to)?;
         let closed = &self.nodes.get(to)?.closed;
-        Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
+        Some(Towards {
+            armed: armed.into(),
+            sleep: sleep.into(),
+            closed: closed.into(),
+            ready: self.ready(to)?,
+            from,
+        })
     }
 
     /// Returns the ready bits of the lanes to `to`.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
-        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the
-        // mesh, and so as long as any node.
+        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full
+        // of them, which live as long as the mesh, and so as long as any node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
     }
 
@@ -206,11 +235,18 @@ impl Signals {
 
     fn reject(&self, received: Received) {
         let node = received.to as usize;
-        let (Some(dropped), Some(armed), Some(ready)) = (self.dropped(node), self.armed(node, node), self.ready(node)) else { return };
+        let (Some(dropped), Some(armed), Some(ready)) =
+            (self.dropped(node), self.armed(node, node), self.ready(node))
+        else {
+            return;
+        };
         dropped.push(received);
         // R1, W1: as with a message from another node.
         if ready.notify_if_armed(node, armed) {
-            self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.wake());
+            self.nodes
+                .get(node)
+                .into_iter()
+                .for_each(|inbound| inbound.sleep.wake());
         }
     }
 
@@ -218,7 +254,11 @@ impl Signals {
     pub(crate) fn close(&self, node: usize) {
         if let Some(inbound) = self.nodes.get(node) {
             // M4
-            inbound.armed.iter().flat_map(|line| &line.0).for_each(|armed| armed.store(ARMED, Ordering::Relaxed));
+            inbound
+                .armed
+                .iter()
+                .flat_map(|line| &line.0)
+                .for_each(|armed| armed.store(ARMED, Ordering::Relaxed));
             // M3
             inbound.closed.store(true, Ordering::Release);
         }
@@ -227,6 +267,8 @@ impl Signals {
     /// Returns whether `node` was closed.
     pub(crate) fn is_closed(&self, node: usize) -> bool {
         // M3
-        self.nodes.get(node).is_some_and(|inbound| inbound.closed.load(Ordering::Acquire))
+        self.nodes
+            .get(node)
+            .is_some_and(|inbound| inbound.closed.load(Ordering::Acquire))
     }
 }

@@ -1,17 +1,22 @@
 //! One node: calls others, receives their calls, answers them in any order.
 //!
-//! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
-//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones included. An answer or a rejection is
-//!   published once per call, since its [`Token`] can be used once. A lane is taken in order.
-//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either
-//!   more than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later
-//!   call with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b`
-//!   by the lane's L1 pairing happened after `b` was done with the slot.
-//! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before its lane is emptied for the last time, so
-//!   a node's answers before its drop count.
-//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed` after each message anyway (R1), and then,
-//!   if it is set, `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: its
-//!   message will not be taken. The slot of that call is never free again, but its lane has no reader that could be overtaken.
+//! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It
+//! needs none:
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones
+//!   included. An answer or a rejection is published once per call, since its [`Token`] can be used
+//!   once. A lane is taken in order.
+//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and
+//!   `a` knows. Among those since, either more than `F` are calls: one of them was answered, so `b`
+//!   took it, and all before it. Or more than `F` are replies: `b` made a later call with fewer
+//!   than `F` others unanswered, after it had taken one of them, and all before it. Either way what
+//!   `a` received from `b` by the lane's L1 pairing happened after `b` was done with the slot.
+//! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before
+//!   its lane is emptied for the last time, so a node's answers before its drop count.
+//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed`
+//!   after each message anyway (R1), and then, if it is set, `closed` (Acquire). So a node that has
+//!   seen `closed` once sees it at each later call, and takes the call back: its message will not
+//!   be taken. The slot of that call is never free again, but its lane has no reader that could be
+//!   overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,10 +41,11 @@ use crate::token::{CallToken, Token};
 /// Number of empty polls between two checks for dropped nodes.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data of a call, which comes back with its
-/// reply.
+/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user
+/// data of a call, which comes back with its reply.
 ///
-/// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to it with [`CallFailed::Disconnected`].
+/// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
+/// it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
@@ -81,7 +87,9 @@ impl<T> Deref for Joined<T> {
 impl<T> Drop for Joined<T> {
     fn drop(&mut self) {
         self.signals().close(self.index);
-        (0..self.len()).filter_map(|node| self.signals().sleep(node)).for_each(Sleep::wake);
+        (0..self.len())
+            .filter_map(|node| self.signals().sleep(node))
+            .for_each(Sleep::wake);
     }
 }
 
@@ -102,11 +110,20 @@ struct Outgoing<T> {
 }
 
 impl<T: Copy + Send> Outgoing<T> {
-    /// Publishes a message. M2 says that there is room, unless the peer is gone. `is_one_of_several`: other messages are under way. Returns
-    /// `true` if the peer has been dropped. The check is made only when the peer is not actively polling this lane.
+    /// Publishes a message. M2 says that there is room, unless the peer is gone.
+    /// `is_one_of_several`: other messages are under way. Returns `true` if the peer has been
+    /// dropped. The check is made only when the peer is not actively polling this lane.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
-        self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });
+        self.tx.publish_tagged(
+            tag,
+            payload,
+            if is_one_of_several {
+                Ahead::Line
+            } else {
+                Ahead::Nothing
+            },
+        );
         // SAFETY: a node keeps the mesh as long as its peers.
         unsafe { self.towards.notify() }
     }
@@ -116,11 +133,16 @@ impl<T, U> Node<T, U> {
     /// Returns the number of this node's calls that have not ended, to all others.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.ends.peers.iter().map(|peer| peer.calls.waiting()).sum()
+        self.ends
+            .peers
+            .iter()
+            .map(|peer| peer.calls.waiting())
+            .sum()
     }
 
-    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is `Send` if its user data is. A node
-    /// whose user data is not can be made from a node that cannot call, on its own thread:
+    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is
+    /// `Send` if its user data is. A node whose user data is not can be made from a node that
+    /// cannot call, on its own thread:
     ///
     /// ```
     /// use std::{convert::Infallible, rc::Rc};
@@ -136,10 +158,45 @@ impl<T, U> Node<T, U> {
     /// ```
     #[must_use]
     pub fn map<V>(self, mut f: impl FnMut(U) -> V) -> Node<T, V> {
-        let Self { hot, ready, polls_to_check, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
-        let peer = |Peer { out, rx, calls, gone }| Peer { out, rx, calls: calls.map(&mut f), gone };
-        let ends = Ends { peers: peers.into_iter().map(peer).collect(), held, inbox, mesh };
-        Node { hot, ready, polls_to_check, clock, is_timed, ends }
+        let Self {
+            hot,
+            ready,
+            polls_to_check,
+            clock,
+            is_timed,
+            ends:
+                Ends {
+                    peers,
+                    held,
+                    inbox,
+                    mesh,
+                },
+        } = self;
+        let peer = |Peer {
+                        out,
+                        rx,
+                        calls,
+                        gone,
+                    }| Peer {
+            out,
+            rx,
+            calls: calls.map(&mut f),
+            gone,
+        };
+        let ends = Ends {
+            peers: peers.into_iter().map(peer).collect(),
+            held,
+            inbox,
+            mesh,
+        };
+        Node {
+            hot,
+            ready,
+            polls_to_check,
+            clock,
+            is_timed,
+            ends,
+        }
     }
 }
 
@@ -154,12 +211,15 @@ impl<T, U> fmt::Debug for Node<T, U> {
     }
 }
 
-/// Makes a network of `nodes` nodes, each of which can call each other. Allocates all memory they will use for messages:
-/// `nodes x (nodes - 1) x capacity` slots.
+/// Makes a network of `nodes` nodes, each of which can call each other. Allocates all memory they
+/// will use for messages: `nodes x (nodes - 1) x capacity` slots.
 ///
 /// # Errors
 /// [`ConfigError`].
-pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
+pub fn network<T: Copy + Send, U>(
+    nodes: usize,
+    config: Config,
+) -> Result<Vec<Node<T, U>>, ConfigError> {
     network_by(&Clock::default(), nodes, config)
 }
 
@@ -167,12 +227,18 @@ pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<No
 ///
 /// # Errors
 /// [`ConfigError`].
-pub fn network_by<T: Copy + Send, U>(clock: &Clock, nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
+pub fn network_by<T: Copy + Send, U>(
+    clock: &Clock,
+    nodes: usize,
+    config: Config,
+) -> Result<Vec<Node<T, U>>, ConfigError> {
     config.check(nodes)?;
     // Registers this process for barriers, which may take long: now, and not in the first call.
     let _ = LightBarrier::of_process();
     let mesh = Arc::new(Mesh::new(nodes, config.capacity));
-    Ok((0..nodes).filter_map(|index| Node::new(index, config, clock.clone(), Arc::clone(&mesh))).collect())
+    Ok((0..nodes)
+        .filter_map(|index| Node::new(index, config, clock.clone(), Arc::clone(&mesh)))
+        .collect())
 }
 
 impl<T: Copy + Send, U> Node<T, U> {
@@ -180,13 +246,27 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn new(index: usize, config: Config, clock: Clock, mesh: Arc<Mesh<T>>) -> Option<Self> {
         let peer = |other: usize| {
             let ((to, capacity), (from, _)) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
-            // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
-            // per index. All slots are empty. `publish` below has room by M2.
-            let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
-            let out = Outgoing { tx, towards: mesh.signals().towards(index, other)? };
+            // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one
+            // end of a kind: `network` makes one node per index. All slots are empty. `publish`
+            // below has room by M2.
+            let (tx, rx) = unsafe {
+                (
+                    LaneTx::new(to, capacity, FIRST.into()),
+                    LaneRx::new(from, capacity, FIRST.into()),
+                )
+            };
+            let out = Outgoing {
+                tx,
+                towards: mesh.signals().towards(index, other)?,
+            };
             // A call to itself finds no place.
             let calls = Calls::new(if index == other { 0 } else { config.in_flight });
-            Some(Peer { out, rx, calls, gone: false })
+            Some(Peer {
+                out,
+                rx,
+                calls,
+                gone: false,
+            })
         };
         let nodes = mesh.len();
         Some(Self {
@@ -216,21 +296,32 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.mesh.len()
     }
 
-    /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly
-    /// once. Replies come in any order.
+    /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll)
+    /// returns `user_data` with the reply, exactly once. Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline(always)]
-    pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
-        let Some(Peer { out, calls, .. }) = self.ends.peers.get_mut(to) else { return Err(self.refusal(to, payload, user_data)) };
+    pub fn call(
+        &mut self,
+        to: usize,
+        payload: T,
+        user_data: U,
+    ) -> Result<CallToken, CallError<T, U>> {
+        let Some(Peer { out, calls, .. }) = self.ends.peers.get_mut(to) else {
+            return Err(self.refusal(to, payload, user_data));
+        };
         let tag = match calls.insert(user_data) {
             Ok(tag) => tag,
             Err(user_data) => return Err(self.refusal(to, payload, user_data)),
         };
         let word = tag.pack(CALL);
         // M4
-        if out.publish(calls.len() + self.ends.held > 1, word, MaybeUninit::new(payload)) {
+        if out.publish(
+            calls.len() + self.ends.held > 1,
+            word,
+            MaybeUninit::new(payload),
+        ) {
             if let Some(user_data) = take_back(calls, word) {
                 return Err(self.refusal(to, payload, user_data));
             }
@@ -242,28 +333,51 @@ impl<T: Copy + Send, U> Node<T, U> {
     #[cold]
     fn refusal(&self, to: usize, payload: T, user_data: U) -> CallError<T, U> {
         match self.ends.peers.get(to) {
-            Some(_) if self.ends.is_closed(to) => CallError::Disconnected { payload, user_data, to },
-            Some(peer) if to != self.ends.mesh.index => CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() },
-            _ => CallError::NoSuchNode { payload, user_data, to, last: self.ends.peers.len() - 1 },
+            Some(_) if self.ends.is_closed(to) => CallError::Disconnected {
+                payload,
+                user_data,
+                to,
+            },
+            Some(peer) if to != self.ends.mesh.index => CallError::Full {
+                payload,
+                user_data,
+                to,
+                in_flight: peer.calls.capacity(),
+            },
+            _ => CallError::NoSuchNode {
+                payload,
+                user_data,
+                to,
+                last: self.ends.peers.len() - 1,
+            },
         }
     }
 
-    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
-    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
-    pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
+    pub fn call_within(
+        &mut self,
+        to: usize,
+        payload: T,
+        user_data: U,
+        timeout: Duration,
+    ) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
         if let Some(peer) = self.ends.peer(call.to) {
-            peer.calls.end_within(call.tag, self.clock.now_ns(), timeout);
+            peer.calls
+                .end_within(call.tag, self.clock.now_ns(), timeout);
             self.is_timed = true;
         }
         Ok(call)
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node does not learn of it. Its reply is
-    /// discarded; the call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node
+    /// does not learn of it. Its reply is discarded; the call keeps its slot until the reply
+    /// arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
@@ -274,10 +388,17 @@ impl<T: Copy + Send, U> Node<T, U> {
         let mut ended = 0;
         let mut now_ns = None;
         let mut is_timed = false;
-        for peer in self.ends.peers.iter_mut().filter(|peer| peer.calls.has_deadlines()) {
+        for peer in self
+            .ends
+            .peers
+            .iter_mut()
+            .filter(|peer| peer.calls.has_deadlines())
+        {
             if peer.calls.is_timed() {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
-                ended += peer.calls.expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
+                ended += peer
+                    .calls
+                    .expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
             }
             is_timed |= peer.calls.has_deadlines();
         }
@@ -292,12 +413,17 @@ impl<T: Copy + Send, U> Node<T, U> {
             return None;
         }
         let now_ns = self.clock.now_ns();
-        self.ends.peers.iter().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
+        self.ends
+            .peers
+            .iter()
+            .filter_map(|peer| peer.calls.until_deadline(|| now_ns))
+            .min()
     }
 
-    /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of at most 8 nodes, in rotation. Passes
-    /// replies to `f`; calls wait for [`recv`](Self::recv), and calls whose [`Token`] was dropped are rejected. Returns the number of
-    /// messages taken and calls rejected. Idle nodes cost nothing.
+    /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of
+    /// at most 8 nodes, in rotation. Passes replies to `f`; calls wait for [`recv`](Self::recv),
+    /// and calls whose [`Token`] was dropped are rejected. Returns the number of messages taken and
+    /// calls rejected. Idle nodes cost nothing.
     ///
     /// Unanswered calls to a dropped node end through `f`, within 64 empty polls.
     #[inline(always)]
@@ -305,11 +431,17 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.pass(f, Keep)
     }
 
-    /// Like [`poll`](Self::poll), and answers every call that it takes with the result of `handler`, which gets the caller's number and the
-    /// payload. Answers calls that an earlier poll has found, too. A call whose handler panics is rejected. This takes the fewest
-    /// instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
+    /// Like [`poll`](Self::poll), and answers every call that it takes with the result of
+    /// `handler`, which gets the caller's number and the payload. Answers calls that an earlier
+    /// poll has found, too. A call whose handler panics is rejected. This takes the fewest
+    /// instructions. To reply later or out of order, use [`poll`](Self::poll) and
+    /// [`recv`](Self::recv).
     #[inline(always)]
-    pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
+    pub fn step(
+        &mut self,
+        f: impl FnMut(U, Result<T, CallFailed>),
+        mut handler: impl FnMut(usize, &T) -> T,
+    ) -> usize {
         if !self.ends.inbox.is_empty() {
             self.answer_waiting(&mut handler);
         }
@@ -325,9 +457,20 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[inline(always)]
-    fn pass(&mut self, mut f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl Handle<T>) -> usize {
-        let Self { ends, hot, ready, clock, .. } = self;
-        let visit = |ends: &mut Ends<T, U>, from, budget| ends.take(from, budget, &mut f, &mut handler);
+    fn pass(
+        &mut self,
+        mut f: impl FnMut(U, Result<T, CallFailed>),
+        mut handler: impl Handle<T>,
+    ) -> usize {
+        let Self {
+            ends,
+            hot,
+            ready,
+            clock,
+            ..
+        } = self;
+        let visit =
+            |ends: &mut Ends<T, U>, from, budget| ends.take(from, budget, &mut f, &mut handler);
         let mut taken = hot.pass(ready, ends, visit, || clock.now_ns());
         if self.is_timed {
             taken += self.expire(&mut f);
@@ -341,8 +484,9 @@ impl<T: Copy + Send, U> Node<T, U> {
         taken
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`recv`](Self::recv), the end of a node
-    /// that was called included; at most for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin.
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with
+    /// [`recv`](Self::recv), the end of a node that was called included; at most for `timeout`
+    /// (`None`: without a limit). Returns whether there is something. Does not spin.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -350,7 +494,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn is_a_called_node_gone(&self) -> bool {
         // M3
         let is_waited_for = |peer: &Peer<T, U>| !peer.gone && !peer.calls.is_empty();
-        (0..).zip(&self.ends.peers).any(|(node, peer)| is_waited_for(peer) && self.ends.is_closed(node))
+        (0..)
+            .zip(&self.ends.peers)
+            .any(|(node, peer)| is_waited_for(peer) && self.ends.is_closed(node))
     }
 
     #[cold]
@@ -367,7 +513,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             if let Some(peer) = ends.peers.get_mut(to) {
                 let end = |user_data| {
                     ended += 1;
-                    f(user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+                    f(
+                        user_data,
+                        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
+                    );
                 };
                 peer.calls.take_all(end);
                 // Last: if `f` panics, the next check ends the rest.
@@ -377,22 +526,33 @@ impl<T: Copy + Send, U> Node<T, U> {
         ended
     }
 
-    /// Returns the oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the
-    /// token is answered or dropped; tokens may be kept, and answered in any order.
+    /// Returns the oldest received call: the node that made it, the token to answer it with, and
+    /// its payload. The caller waits until the token is answered or dropped; tokens may be kept,
+    /// and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(usize, Token, T)> {
         let (received, payload) = self.ends.inbox.pop_front()?;
-        Some((received.from as usize, Token { received, network: self.ends.mesh.number }, payload))
+        Some((
+            received.from as usize,
+            Token {
+                received,
+                network: self.ends.mesh.number,
+            },
+            payload,
+        ))
     }
 
-    /// Answers a call. The caller can see the answer when this returns, without a flush. There is always room.
+    /// Answers a call. The caller can see the answer when this returns, without a flush. There is
+    /// always room.
     ///
     /// # Errors
-    /// [`ForeignToken`], with token and payload, for the token of a call that another node received. An answer to a node that is gone is no
-    /// error.
+    /// [`ForeignToken`], with token and payload, for the token of a call that another node
+    /// received. An answer to a node that is gone is no error.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
-        if token.network != self.ends.mesh.number || token.received.to as usize != self.ends.mesh.index {
+        if token.network != self.ends.mesh.number
+            || token.received.to as usize != self.ends.mesh.index
+        {
             return Err(ForeignToken { token, payload });
         }
         let Received { from, tag, .. } = token.received;
@@ -400,7 +560,11 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.held -= 1;
         let is_busy = self.ends.held > 0;
         if let Some(Peer { out, calls, .. }) = self.ends.peer(from) {
-            out.publish(is_busy || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(payload));
+            out.publish(
+                is_busy || calls.len() > 1,
+                tag.pack(REPLY),
+                MaybeUninit::new(payload),
+            );
         }
         Ok(())
     }
@@ -449,7 +613,8 @@ struct Unanswered<'a, T: Copy + Send> {
 impl<T: Copy + Send> Drop for Unanswered<'_, T> {
     #[cold]
     fn drop(&mut self) {
-        self.out.publish(false, self.tag.pack(REJECTION), MaybeUninit::uninit());
+        self.out
+            .publish(false, self.tag.pack(REJECTION), MaybeUninit::uninit());
     }
 }
 
@@ -461,9 +626,17 @@ fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
 
 /// Takes a message that is neither a call nor the reply to a waiting call.
 #[cold]
-fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
+fn end_rejected<T, U>(
+    calls: &mut Calls<U>,
+    word: u64,
+    f: &mut impl FnMut(U, Result<T, CallFailed>),
+) {
     let (tag, note) = Tag::unpack(word);
-    if let Some(user_data) = if note == REJECTION { calls.take(tag) } else { None } {
+    if let Some(user_data) = if note == REJECTION {
+        calls.take(tag)
+    } else {
+        None
+    } {
         f(user_data, Err(CallFailed::Dropped));
     }
 }
@@ -472,7 +645,11 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Rejects the calls whose tokens were dropped.
     #[cold]
     fn reject_dropped(&mut self) -> usize {
-        let dropped = self.mesh.signals().dropped(self.mesh.index).map_or_else(Vec::new, Dropped::take);
+        let dropped = self
+            .mesh
+            .signals()
+            .dropped(self.mesh.index)
+            .map_or_else(Vec::new, Dropped::take);
         for &Received { from, tag, .. } in &dropped {
             self.held -= 1;
             let is_busy = self.held > 0;
@@ -485,11 +662,25 @@ impl<T: Copy + Send, U> Ends<T, U> {
 
     /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
-    fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
-        let Self { peers, held, inbox, mesh: Joined { index, .. } } = self;
-        let Some(Peer { out, rx, calls, .. }) = peers.get_mut(from) else { return 0 };
+    fn take(
+        &mut self,
+        from: usize,
+        budget: usize,
+        f: &mut impl FnMut(U, Result<T, CallFailed>),
+        handler: &mut impl Handle<T>,
+    ) -> usize {
+        let Self {
+            peers,
+            held,
+            inbox,
+            mesh: Joined { index, .. },
+        } = self;
+        let Some(Peer { out, rx, calls, .. }) = peers.get_mut(from) else {
+            return 0;
+        };
         let taken = rx.pop_each(budget, |is_first, word, payload| {
-            // SAFETY: every message but a rejection has a payload, which its sender does not write before this end is past it (M2).
+            // SAFETY: every message but a rejection has a payload, which its sender does not write
+            // before this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if let Some(user_data) = calls.take(Tag::without_note(word)) {
                 f(user_data, Ok(*lent()));
@@ -503,23 +694,39 @@ impl<T: Copy + Send, U> Ends<T, U> {
             let answer = handler.handle(from, lent());
             std::mem::forget(unanswered);
             if let Some(answer) = answer {
-                out.publish(!is_first || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
+                out.publish(
+                    !is_first || calls.len() > 1,
+                    tag.pack(REPLY),
+                    MaybeUninit::new(answer),
+                );
             } else {
                 *held += 1;
-                inbox.push_back((Received { tag, from: from as u32, to: *index as u32 }, *lent()));
+                inbox.push_back((
+                    Received {
+                        tag,
+                        from: from as u32,
+                        to: *index as u32,
+                    },
+                    *lent(),
+                ));
             }
         });
         if taken > 0 {
             return taken;
         }
         // A node does not call itself: its own index stands for the calls that it must reject.
-        if from == self.mesh.index { self.reject_dropped() } else { 0 }
+        if from == self.mesh.index {
+            self.reject_dropped()
+        } else {
+            0
+        }
     }
 }
 
 impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     fn is_ready(&self, from: usize) -> bool {
-        let is_own = from == self.mesh.index && self.mesh.signals().dropped(from).is_some_and(Dropped::any);
+        let is_own =
+            from == self.mesh.index && self.mesh.signals().dropped(from).is_some_and(Dropped::any);
         is_own || self.peers.get(from).is_some_and(|peer| peer.rx.is_ready())
     }
 
@@ -528,7 +735,8 @@ impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     }
 }
 
-/// The condition of [`Node::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
+/// The condition of [`Node::wait`], so that a thread can sleep on several things: see
+/// [`sleep::wait`].
 impl<T: Copy + Send, U> Watch for Node<T, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.mesh.index) {
@@ -596,11 +804,19 @@ mod model {
         node
     }
 
-    /// M3, M4: a call to a node that is dropped meanwhile is refused, or it ends, also if the caller has seen the end of that node before.
+    /// M3, M4: a call to a node that is dropped meanwhile is refused, or it ends, also if the
+    /// caller has seen the end of that node before.
     #[test]
     fn a_call_to_a_node_that_is_dropped_is_refused_or_ends() {
         loom::model(|| {
-            let mut nodes = network::<u64, ()>(2, Config { capacity: 4, in_flight: 1 }).unwrap();
+            let mut nodes = network::<u64, ()>(
+                2,
+                Config {
+                    capacity: 4,
+                    in_flight: 1,
+                },
+            )
+            .unwrap();
             let (mut b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap());
             // Node 1 polls the lane from now on, and is not told of messages there.
             a.call(1, 0, ()).unwrap();
@@ -622,18 +838,29 @@ mod model {
             b.join().unwrap();
             look(&mut a);
             assert_eq!((made, a.in_flight()), (ended, 0));
-            assert!(matches!(a.call(1, 0, ()), Err(CallError::Disconnected { .. })));
+            assert!(matches!(
+                a.call(1, 0, ()),
+                Err(CallError::Disconnected { .. })
+            ));
         });
     }
 
-    /// M2: calls and replies of both nodes go round the smallest lanes. Loom sees any slot that is written before its reader is done.
+    /// M2: calls and replies of both nodes go round the smallest lanes. Loom sees any slot that is
+    /// written before its reader is done.
     #[test]
     fn slots_are_reused_only_when_they_have_been_taken() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.max_branches = 100_000;
         model.check(|| {
-            let mut nodes = network::<u64, u64>(2, Config { capacity: 4, in_flight: 1 }).unwrap();
+            let mut nodes = network::<u64, u64>(
+                2,
+                Config {
+                    capacity: 4,
+                    in_flight: 1,
+                },
+            )
+            .unwrap();
             let (b, a) = (nodes.pop().unwrap(), nodes.pop().unwrap());
             let b = loom::thread::spawn(move || run(b));
             let _a = run(a);

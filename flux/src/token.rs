@@ -12,10 +12,12 @@ pub struct CallToken {
     pub(crate) tag: Tag,
 }
 
-/// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
+/// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of
+/// another call.
 ///
-/// Dropping it, on any thread, ends the call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call
-/// sends the rejection in its next [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes.
+/// Dropping it, on any thread, ends the call with
+/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call sends the
+/// rejection in its next [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes.
 #[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {

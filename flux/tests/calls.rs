@@ -1,6 +1,13 @@
 //! Properties of a network of nodes. Loops are bounded by counts of polls, so that nothing hangs.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -21,31 +28,77 @@ fn no_reply(_: u64, _: Result<u64, CallFailed>) {
 
 #[test]
 fn sizes_out_of_range_are_named() {
-    let make = |nodes, capacity, in_flight| network::<u8, ()>(nodes, Config { capacity, in_flight }).map(drop);
+    let make = |nodes, capacity, in_flight| {
+        network::<u8, ()>(
+            nodes,
+            Config {
+                capacity,
+                in_flight,
+            },
+        )
+        .map(drop)
+    };
     assert_eq!(make(0, 1024, 256), Err(ConfigError::Nodes(0)));
     assert_eq!(make(257, 1024, 256), Err(ConfigError::Nodes(257)));
-    assert!(matches!(make(2, 1024, 0), Err(ConfigError::InFlight { .. })));
-    assert!(matches!(make(2, 1024, usize::MAX), Err(ConfigError::InFlight { .. })));
-    for (capacity, in_flight) in [(0, 1), (1000, 1), (512, 256), (2, 1), (1 << 19, 1), (1 << 40, 1)] {
-        assert_eq!(make(2, capacity, in_flight), Err(ConfigError::Capacity { capacity, in_flight }));
+    assert!(matches!(
+        make(2, 1024, 0),
+        Err(ConfigError::InFlight { .. })
+    ));
+    assert!(matches!(
+        make(2, 1024, usize::MAX),
+        Err(ConfigError::InFlight { .. })
+    ));
+    for (capacity, in_flight) in [
+        (0, 1),
+        (1000, 1),
+        (512, 256),
+        (2, 1),
+        (1 << 19, 1),
+        (1 << 40, 1),
+    ] {
+        assert_eq!(
+            make(2, capacity, in_flight),
+            Err(ConfigError::Capacity {
+                capacity,
+                in_flight
+            })
+        );
     }
     assert_eq!(make(1, 4, 1), Ok(()));
 }
 
 #[test]
 fn full_gives_everything_back_and_is_per_node() {
-    let mut nodes = network::<u64, u64>(3, Config { capacity: 16, in_flight: 4 }).unwrap();
+    let mut nodes = network::<u64, u64>(
+        3,
+        Config {
+            capacity: 16,
+            in_flight: 4,
+        },
+    )
+    .unwrap();
     for n in 0..4 {
         nodes[0].call(1, n, n).unwrap();
     }
     match nodes[0].call(1, 77, 88) {
-        Err(CallError::Full { payload: 77, user_data: 88, to: 1, in_flight: 4 }) => {}
+        Err(CallError::Full {
+            payload: 77,
+            user_data: 88,
+            to: 1,
+            in_flight: 4,
+        }) => {}
         other => panic!("{other:?}"),
     }
     nodes[0].call(2, 5, 5).unwrap();
-    assert!(matches!(nodes[0].call(0, 1, 1), Err(CallError::NoSuchNode { last: 2, .. })));
+    assert!(matches!(
+        nodes[0].call(0, 1, 1),
+        Err(CallError::NoSuchNode { last: 2, .. })
+    ));
     for to in [3, usize::MAX] {
-        assert!(matches!(nodes[0].call(to, 1, 1), Err(CallError::NoSuchNode { .. })));
+        assert!(matches!(
+            nodes[0].call(to, 1, 1),
+            Err(CallError::NoSuchNode { .. })
+        ));
     }
     // Taking the calls makes no room, answering does.
     assert_eq!(nodes[1].poll(no_reply), 4);
@@ -88,12 +141,19 @@ fn token_is_good_at_the_node_that_received_the_call_only() {
     assert_eq!((refused.payload, a.poll(no_reply)), (11, 0));
     b.reply(refused.token, 12).unwrap();
     assert_eq!(a.poll(|_, reply| assert_eq!(reply, Ok(12))), 1);
-    assert_eq!((b.poll(no_reply), a.poll(no_reply)), (0, 0), "an answered call was rejected besides");
+    assert_eq!(
+        (b.poll(no_reply), a.poll(no_reply)),
+        (0, 0),
+        "an answered call was rejected besides"
+    );
 }
 
 #[test]
 fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     // More laps of the lane than one; in some the node has just polled, in others it has slept.
     for round in 0..50 {
         for n in 0..4 {
@@ -109,14 +169,24 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
                 b.reply(token, payload).unwrap();
             }
         }
-        assert!(b.wait(Some(PATIENCE)), "a rejection is something to poll for");
+        assert!(
+            b.wait(Some(PATIENCE)),
+            "a rejection is something to poll for"
+        );
         assert_eq!(b.poll(no_reply), 2);
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
         let dropped = Err(CallFailed::Dropped);
-        assert_eq!(ended, [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))], "round {round}");
-        assert_eq!((b.poll(no_reply), a.poll(no_reply), a.in_flight()), (0, 0, 0));
+        assert_eq!(
+            ended,
+            [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))],
+            "round {round}"
+        );
+        assert_eq!(
+            (b.poll(no_reply), a.poll(no_reply), a.in_flight()),
+            (0, 0, 0)
+        );
         if round % 2 == 0 {
             assert!(!b.wait(Some(Duration::from_millis(1))));
         }
@@ -127,7 +197,10 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
 #[test]
 fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
     const CALLS: u64 = 3000;
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     let (give, take) = std::sync::mpsc::channel();
     let dropper = std::thread::spawn(move || take.into_iter().for_each(drop));
     let answerer = std::thread::spawn(move || {
@@ -161,7 +234,9 @@ fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
         assert!(start.elapsed() < PATIENCE, "a node was not woken");
         std::thread::sleep(Duration::from_millis(1));
     }
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
@@ -180,7 +255,10 @@ fn replies_in_any_order_at_full_depth_bring_every_token_back_once() {
     let seed = 0xf1c5_0001;
     let mut random = fastrand::Rng::with_seed(seed);
     // The smallest lane for that depth, so that M2 is exercised at its limit.
-    let (mut a, mut b) = pair(Config { capacity: 64, in_flight: 31 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 64,
+        in_flight: 31,
+    });
     const CALLS: u64 = 300_000;
     let mut returned = vec![0u8; CALLS as usize];
     let mut sent = 0;
@@ -228,7 +306,14 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
     let failed = (3..10).map(|n| (n, Err(CallFailed::Disconnected(SessionEnd::PeerGone))));
     assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
     assert_eq!(a.in_flight(), 0);
-    assert!(matches!(a.call(1, 7, 8), Err(CallError::Disconnected { payload: 7, user_data: 8, to: 1 })));
+    assert!(matches!(
+        a.call(1, 7, 8),
+        Err(CallError::Disconnected {
+            payload: 7,
+            user_data: 8,
+            to: 1
+        })
+    ));
 }
 
 #[test]
@@ -290,7 +375,15 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
     const CALLS: u64 = 500_000;
     let finished = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for mut node in network::<u64, (usize, u64)>(NODES, Config { capacity: 256, in_flight: 64 }).unwrap() {
+        for mut node in network::<u64, (usize, u64)>(
+            NODES,
+            Config {
+                capacity: 256,
+                in_flight: 64,
+            },
+        )
+        .unwrap()
+        {
             let finished = &finished;
             scope.spawn(move || {
                 let me = node.index();
@@ -302,7 +395,11 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
                 let mut progress = Instant::now();
                 while finished.load(Ordering::Acquire) < NODES {
                     for to in (0..NODES).filter(|&to| to != me) {
-                        while sent[to] < CALLS && node.call(to, (me as u64) << 32 | sent[to], (to, sent[to])).is_ok() {
+                        while sent[to] < CALLS
+                            && node
+                                .call(to, (me as u64) << 32 | sent[to], (to, sent[to]))
+                                .is_ok()
+                        {
                             sent[to] += 1;
                         }
                     }
@@ -331,12 +428,18 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
                     assert!(progress.elapsed() < PATIENCE, "stuck");
                 }
                 for (to, returned) in returned.iter().enumerate() {
-                    assert!(returned.iter().all(|&n| n == u8::from(to != me)), "a call of node {me} to {to} is lost or repeated");
+                    assert!(
+                        returned.iter().all(|&n| n == u8::from(to != me)),
+                        "a call of node {me} to {to} is lost or repeated"
+                    );
                 }
             });
         }
     });
-    println!("{} calls answered in any order, 0 lost, 0 repeated", CALLS * (NODES * (NODES - 1)) as u64);
+    println!(
+        "{} calls answered in any order, 0 lost, 0 repeated",
+        CALLS * (NODES * (NODES - 1)) as u64
+    );
 }
 
 #[test]
@@ -352,10 +455,16 @@ fn wait_ends_with_something_to_poll_for_or_with_its_time() {
         b.poll(no_reply);
         assert!(b.wait(None), "polled is not received");
         let (_, token, _) = b.recv().unwrap();
-        assert!(!b.wait(Some(Duration::ZERO)), "received is nothing to poll for");
+        assert!(
+            !b.wait(Some(Duration::ZERO)),
+            "received is nothing to poll for"
+        );
         b.reply(token, n).unwrap();
         assert!(a.wait(None));
-        assert_eq!(a.poll(|user, reply| assert_eq!((user, reply), (n, Ok(n)))), 1);
+        assert_eq!(
+            a.poll(|user, reply| assert_eq!((user, reply), (n, Ok(n)))),
+            1
+        );
     }
 }
 
@@ -364,38 +473,46 @@ fn wait_ends_with_something_to_poll_for_or_with_its_time() {
 fn sleepers_are_woken_by_every_call_and_every_reply() {
     const NODES: usize = 3;
     const CALLS: u64 = 3000;
-    let threads: Vec<_> = network::<u64, u64>(NODES, Config { capacity: 16, in_flight: 4 })
-        .unwrap()
-        .into_iter()
-        .map(|mut node| {
-            std::thread::spawn(move || {
-                let next = (node.index() + 1) % NODES;
-                let mut sent = 0;
-                let mut received = 0;
-                let mut served = 0;
-                while received < CALLS || served < CALLS {
-                    while sent < CALLS && node.call(next, sent, sent).is_ok() {
-                        sent += 1;
-                    }
-                    assert!(node.wait(None));
-                    node.poll(|user, reply| {
-                        assert_eq!(reply, Ok(user + 1));
-                        received += 1;
-                    });
-                    while let Some((_, token, payload)) = node.recv() {
-                        node.reply(token, payload + 1).unwrap();
-                        served += 1;
-                    }
+    let threads: Vec<_> = network::<u64, u64>(
+        NODES,
+        Config {
+            capacity: 16,
+            in_flight: 4,
+        },
+    )
+    .unwrap()
+    .into_iter()
+    .map(|mut node| {
+        std::thread::spawn(move || {
+            let next = (node.index() + 1) % NODES;
+            let mut sent = 0;
+            let mut received = 0;
+            let mut served = 0;
+            while received < CALLS || served < CALLS {
+                while sent < CALLS && node.call(next, sent, sent).is_ok() {
+                    sent += 1;
                 }
-            })
+                assert!(node.wait(None));
+                node.poll(|user, reply| {
+                    assert_eq!(reply, Ok(user + 1));
+                    received += 1;
+                });
+                while let Some((_, token, payload)) = node.recv() {
+                    node.reply(token, payload + 1).unwrap();
+                    served += 1;
+                }
+            }
         })
-        .collect();
+    })
+    .collect();
     let start = Instant::now();
     while !threads.iter().all(|thread| thread.is_finished()) {
         assert!(start.elapsed() < PATIENCE, "a node was not woken");
         std::thread::sleep(Duration::from_millis(1));
     }
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
@@ -421,7 +538,14 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         assert!(start.elapsed() < PATIENCE, "not woken");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))], false));
+    assert_eq!(
+        sleeper.join().unwrap(),
+        (
+            1,
+            vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))],
+            false
+        )
+    );
 }
 
 /// A sleeping node hardly runs: spinning or yielding would not switch to another thread by itself.
@@ -449,10 +573,14 @@ fn voluntary_switches() -> i64 {
 
 #[test]
 fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     for round in 0..50 {
         let start = Instant::now();
-        a.call_within(1, 1, round, Duration::from_millis(2)).unwrap();
+        a.call_within(1, 1, round, Duration::from_millis(2))
+            .unwrap();
         a.call_within(1, 2, 100, PATIENCE * 60).unwrap();
         a.call(1, 3, 200).unwrap();
         let mut ended = vec![];
@@ -461,11 +589,17 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
             if round % 2 == 0 {
                 b.poll(no_reply);
             }
-            assert!(a.wait(Some(PATIENCE)), "a deadline is something to poll for");
+            assert!(
+                a.wait(Some(PATIENCE)),
+                "a deadline is something to poll for"
+            );
             a.poll(|user, reply| ended.push((user, reply)));
         }
         assert!(start.elapsed() >= Duration::from_millis(2));
-        assert_eq!((ended, a.in_flight()), (vec![(round, Err(CallFailed::TimedOut))], 2));
+        assert_eq!(
+            (ended, a.in_flight()),
+            (vec![(round, Err(CallFailed::TimedOut))], 2)
+        );
         b.poll(no_reply);
         while let Some((_, token, payload)) = b.recv() {
             b.reply(token, payload * 10).unwrap();
@@ -478,16 +612,29 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
 
 #[test]
 fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_ends_the_others() {
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     for _ in 0..20 {
         let calls: Vec<_> = (0..4).map(|n| a.call(1, n, n).unwrap()).collect();
-        assert_eq!((a.cancel(calls[1]), a.cancel(calls[1]), a.cancel(calls[2])), (Some(1), None, Some(2)));
-        assert!(matches!(a.call(1, 9, 9), Err(CallError::Full { in_flight: 4, .. })));
+        assert_eq!(
+            (a.cancel(calls[1]), a.cancel(calls[1]), a.cancel(calls[2])),
+            (Some(1), None, Some(2))
+        );
+        assert!(matches!(
+            a.call(1, 9, 9),
+            Err(CallError::Full { in_flight: 4, .. })
+        ));
         b.poll(no_reply);
         // A call that no caller waits for is answered, the other rejected.
         let tokens: Vec<_> = std::iter::from_fn(|| b.recv()).collect();
         for (_, token, payload) in tokens {
-            if payload == 2 { drop(token) } else { b.reply(token, payload).unwrap() }
+            if payload == 2 {
+                drop(token)
+            } else {
+                b.reply(token, payload).unwrap()
+            }
         }
         b.poll(no_reply);
         let mut ended = vec![];
@@ -502,13 +649,19 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
     while ended.is_empty() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
-    assert_eq!(ended, [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]);
+    assert_eq!(
+        ended,
+        [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]
+    );
     assert_eq!(a.in_flight(), 0);
 }
 
 #[test]
 fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     // More than one lap of both lanes, and calls both ways.
     for round in 0..20 {
         a.call(1, 1, round).unwrap();
@@ -523,21 +676,45 @@ fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
         };
         assert_eq!(b.step(no_reply, &mut serve), 1);
         let mut replies = vec![];
-        assert_eq!(a.step(|user, reply| replies.push((user, reply.unwrap())), &mut serve), 2 + usize::from(held.is_none()));
-        assert_eq!(b.step(|user, reply| assert_eq!((user, reply), (100, Ok(30))), &mut serve), 1);
+        assert_eq!(
+            a.step(
+                |user, reply| replies.push((user, reply.unwrap())),
+                &mut serve
+            ),
+            2 + usize::from(held.is_none())
+        );
+        assert_eq!(
+            b.step(
+                |user, reply| assert_eq!((user, reply), (100, Ok(30))),
+                &mut serve
+            ),
+            1
+        );
         drop(held);
         b.poll(no_reply);
         a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailed::Dropped))));
-        let (expected_asked, expected) =
-            if round % 2 == 0 { (vec![(0, 2), (1, 3)], vec![20]) } else { (vec![(0, 1), (0, 2), (1, 3)], vec![10, 20]) };
-        assert_eq!((asked, replies), (expected_asked, expected.into_iter().map(|reply| (round, reply)).collect()));
+        let (expected_asked, expected) = if round % 2 == 0 {
+            (vec![(0, 2), (1, 3)], vec![20])
+        } else {
+            (vec![(0, 1), (0, 2), (1, 3)], vec![10, 20])
+        };
+        assert_eq!(
+            (asked, replies),
+            (
+                expected_asked,
+                expected.into_iter().map(|reply| (round, reply)).collect()
+            )
+        );
         assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
     }
 }
 
 #[test]
 fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
-    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, mut b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     for waits in [false, true] {
         for payload in 0..4 {
             a.call(1, payload, payload).unwrap();
@@ -546,7 +723,13 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
             assert_eq!(b.poll(no_reply), 4);
         }
         let step = |b: &mut Node<u64, u64>| {
-            b.step(no_reply, |_, payload| if *payload == 1 { panic!("a handler's own fault") } else { 10 * payload });
+            b.step(no_reply, |_, payload| {
+                if *payload == 1 {
+                    panic!("a handler's own fault")
+                } else {
+                    10 * payload
+                }
+            });
         };
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut b)));
         assert!(caught.is_err());
@@ -554,7 +737,16 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, Ok(20)), (3, Ok(30))], "{waits}");
+        assert_eq!(
+            ended,
+            [
+                (0, Ok(0)),
+                (1, Err(CallFailed::Dropped)),
+                (2, Ok(20)),
+                (3, Ok(30))
+            ],
+            "{waits}"
+        );
         assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
     }
 }
@@ -577,12 +769,24 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
         assert_eq!(ended, [0, 1, 2, 3].map(|user| (user, Err(end))));
         assert_eq!(node.in_flight(), 0);
     };
-    let mut nodes: Vec<Node<u64, u64>> = network(3, Config { capacity: 16, in_flight: 4 }).unwrap();
+    let mut nodes: Vec<Node<u64, u64>> = network(
+        3,
+        Config {
+            capacity: 16,
+            in_flight: 4,
+        },
+    )
+    .unwrap();
     for user in 0..4 {
-        nodes[0].call_within(1 + user as usize / 2, 7, user, Duration::ZERO).unwrap();
+        nodes[0]
+            .call_within(1 + user as usize / 2, 7, user, Duration::ZERO)
+            .unwrap();
     }
     end_all(&mut nodes[0], CallFailed::TimedOut);
-    let (mut a, b) = pair(Config { capacity: 16, in_flight: 4 });
+    let (mut a, b) = pair(Config {
+        capacity: 16,
+        in_flight: 4,
+    });
     for user in 0..4 {
         a.call(1, 7, user).unwrap();
     }

@@ -1,7 +1,13 @@
-//! Nodes of a network that are dropped at random moments by their threads: whatever the others give up, do not wait for, or leave
-//! unanswered, each of their calls ends once.
+//! Nodes of a network that are dropped at random moments by their threads: whatever the others give
+//! up, do not wait for, or leave unanswered, each of their calls ends once.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,23 +70,39 @@ impl Member<'_> {
 
     fn give_up(&mut self) {
         if let Some((number, (call, _))) = self.waiting.pop_first() {
-            assert_eq!([self.node.cancel(call), self.node.cancel(call)], [Some(number), None]);
+            assert_eq!(
+                [self.node.cancel(call), self.node.cancel(call)],
+                [Some(number), None]
+            );
             self.ended[3] += 1;
         }
     }
 
     fn poll(&mut self) -> usize {
-        let Self { node, waiting, ended, .. } = self;
+        let Self {
+            node,
+            waiting,
+            ended,
+            ..
+        } = self;
         node.poll(|number, outcome| {
-            let (_, deadline) = waiting.remove(&number).unwrap_or_else(|| panic!("call {number:#x} ends twice"));
+            let (_, deadline) = waiting
+                .remove(&number)
+                .unwrap_or_else(|| panic!("call {number:#x} ends twice"));
             let how = match outcome {
                 Ok(answer) => {
-                    assert_eq!(answer, !number, "the answer to another call than {number:#x}");
+                    assert_eq!(
+                        answer, !number,
+                        "the answer to another call than {number:#x}"
+                    );
                     0
                 }
                 Err(CallFailed::Dropped) => 1,
                 Err(CallFailed::TimedOut) => {
-                    assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number:#x} ends before its time");
+                    assert!(
+                        deadline.is_some_and(|at| at <= Instant::now()),
+                        "call {number:#x} ends before its time"
+                    );
                     2
                 }
                 Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => 4,
@@ -92,7 +114,10 @@ impl Member<'_> {
 
     fn answer(&mut self) {
         while let Some((from, token, number)) = self.node.recv() {
-            assert!(number >> 32 == from as u64 && self.last[from].replace(number) < Some(number), "{number:#x} is out of order");
+            assert!(
+                number >> 32 == from as u64 && self.last[from].replace(number) < Some(number),
+                "{number:#x} is out of order"
+            );
             self.held.push((token, number));
         }
         for _ in 0..self.random.usize(..=self.held.len()) {
@@ -106,17 +131,25 @@ impl Member<'_> {
         }
     }
 
-    /// Until its end, which comes at any time. One that lives longer calls each other node once more when its places are free again, and
-    /// then serves as long as others have not come so far.
+    /// Until its end, which comes at any time. One that lives longer calls each other node once
+    /// more when its places are free again, and then serves as long as others have not come so far.
     fn run(mut self) -> Tally {
-        let life = if self.random.bool() { self.random.u64(..TURNS) } else { u64::MAX };
+        let life = if self.random.bool() {
+            self.random.u64(..TURNS)
+        } else {
+            u64::MAX
+        };
         let mut turns = 0;
         let mut last_to = 0;
         let mut is_through = false;
         let mut progress = Instant::now();
         while turns < life && self.through.load(Ordering::Acquire) < NODES {
             turns += 1;
-            let has_called = if turns <= TURNS { self.call_any() } else { last_to < NODES && self.call(last_to, None) };
+            let has_called = if turns <= TURNS {
+                self.call_any()
+            } else {
+                last_to < NODES && self.call(last_to, None)
+            };
             if turns <= TURNS && self.random.u8(..16) == 0 {
                 self.give_up();
             }
@@ -126,7 +159,11 @@ impl Member<'_> {
             if taken > 0 || has_called || is_through {
                 progress = Instant::now();
             }
-            assert!(progress.elapsed() < PATIENCE, "{} calls hang", self.waiting.len());
+            assert!(
+                progress.elapsed() < PATIENCE,
+                "{} calls hang",
+                self.waiting.len()
+            );
             if last_to == NODES && self.waiting.is_empty() && !is_through {
                 is_through = true;
                 self.through.fetch_add(1, Ordering::Release);
@@ -135,13 +172,19 @@ impl Member<'_> {
                 0 if taken == 0 => drop(self.node.wait(Some(Duration::from_micros(100)))),
                 1 => std::thread::yield_now(),
                 // It neither answers nor takes anything.
-                2 if self.random.u8(..64) == 0 => std::thread::sleep(Duration::from_micros(self.random.u64(..2000))),
+                2 if self.random.u8(..64) == 0 => {
+                    std::thread::sleep(Duration::from_micros(self.random.u64(..2000)))
+                }
                 _ => {}
             }
         }
         // Its own calls are forgotten with it.
         let forgotten = self.waiting.len() as u64;
-        assert_eq!(self.ended.iter().sum::<u64>() + forgotten, self.made, "every call ends once");
+        assert_eq!(
+            self.ended.iter().sum::<u64>() + forgotten,
+            self.made,
+            "every call ends once"
+        );
         drop(self.node);
         if !is_through {
             self.through.fetch_add(1, Ordering::Release);
@@ -158,9 +201,17 @@ fn nodes_dropped_at_random_moments_disturb_nobody() {
         let mut sum = [0; 5];
         for round in 0..ROUNDS * scale() {
             let through = AtomicUsize::new(0);
-            let nodes = network::<u64, u64>(NODES, Config { capacity: 32, in_flight: IN_FLIGHT }).unwrap();
+            let nodes = network::<u64, u64>(
+                NODES,
+                Config {
+                    capacity: 32,
+                    in_flight: IN_FLIGHT,
+                },
+            )
+            .unwrap();
             let member = |node: Node<u64, u64>| {
-                let mut random = fastrand::Rng::with_seed(u64::from(round) << 8 | node.index() as u64);
+                let mut random =
+                    fastrand::Rng::with_seed(u64::from(round) << 8 | node.index() as u64);
                 let hasty = random.u8(..=4);
                 Member {
                     node,
@@ -175,9 +226,15 @@ fn nodes_dropped_at_random_moments_disturb_nobody() {
                 }
             };
             std::thread::scope(|scope| {
-                let threads: Vec<_> = nodes.into_iter().map(member).map(|member| scope.spawn(|| member.run())).collect();
+                let threads: Vec<_> = nodes
+                    .into_iter()
+                    .map(member)
+                    .map(|member| scope.spawn(|| member.run()))
+                    .collect();
                 for ended in threads.into_iter().map(|thread| thread.join().unwrap()) {
-                    sum.iter_mut().zip(ended).for_each(|(sum, ended)| *sum += ended);
+                    sum.iter_mut()
+                        .zip(ended)
+                        .for_each(|(sum, ended)| *sum += ended);
                 }
             });
         }

@@ -1,5 +1,5 @@
-//! Calls of one client, one at a time and several. `cargo bench -p copyrpc-ipc --bench calls`; beside its rivals, `scripts/peers shm`
-//! measures; `scripts/instructions` counts.
+//! Calls of one client, one at a time and several. `cargo bench -p copyrpc-ipc --bench calls`;
+//! beside its rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/bench/criterion/calls.rs"]
@@ -14,9 +14,14 @@ use ipc::{Dir, ReadyWords};
 const DEPTHS: [u32; 4] = [1, 4, 16, 32];
 
 fn bench(c: &mut Criterion) {
-    let (dir, name) = (Dir::open(None).unwrap(), format!("bench-calls-{}", std::process::id()));
+    let (dir, name) = (
+        Dir::open(None).unwrap(),
+        format!("bench-calls-{}", std::process::id()),
+    );
     let server = || RpcServer::<ReadyWords>::create(&dir, &name, 1, DEPTHS[3]);
-    calls::bench_calls(c, "ipc", &DEPTHS, server, || RpcClient::<ReadyWords>::connect(&dir, &name));
+    calls::bench_calls(c, "ipc", &DEPTHS, server, || {
+        RpcClient::<ReadyWords>::connect(&dir, &name)
+    });
 }
 
 criterion_group!(benches, bench);

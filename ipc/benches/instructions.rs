@@ -1,4 +1,5 @@
-//! The program whose instructions `scripts/instructions` counts: a server and its clients in one thread, requests and replies of 32 bytes.
+//! The program whose instructions `scripts/instructions` counts: a server and its clients in one
+//! thread, requests and replies of 32 bytes.
 //!
 //! Bounds are about a fiftieth above what was counted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
@@ -22,25 +23,70 @@ type Pair = pair::Pair<ReadyWords>;
 /// Many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
-const fn operation(name: &'static str, bound: u32, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
-    Operation { name, bound: Some(bound), counts: COUNTS, collect, what, run }
+const fn operation(
+    name: &'static str,
+    bound: u32,
+    collect: &'static str,
+    what: &'static str,
+    run: fn(u64),
+) -> Operation {
+    Operation {
+        name,
+        bound: Some(bound),
+        counts: COUNTS,
+        collect,
+        what,
+        run,
+    }
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("ipc_rpc_depth1", 322, WITHOUT_LOOKS, "ipc: one call and its reply, both sides, one at a time", |calls| {
-        Pair::new(1).calls(calls, 1)
-    }),
-    operation("ipc_rpc_depth32", 213, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("ipc_serve_depth1", 240, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
-        Pair::new(1).served(calls, 1)
-    }),
-    operation("ipc_serve_depth32", 157, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
-        Pair::new(1).served(calls, DEPTH);
-    }),
-    operation("ipc_rpc_depth1_of_1024", 322, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
-        Pair::new(1024).calls(calls, 1);
-    }),
-    operation("ipc_call", 53, "in part_call", "ipc, of ipc_rpc_depth1: Client::call", parts::<ReadyWords>),
+    operation(
+        "ipc_rpc_depth1",
+        322,
+        WITHOUT_LOOKS,
+        "ipc: one call and its reply, both sides, one at a time",
+        |calls| Pair::new(1).calls(calls, 1),
+    ),
+    operation(
+        "ipc_rpc_depth32",
+        213,
+        WITHOUT_LOOKS,
+        "ipc: the same, 32 at a time",
+        |calls| Pair::new(1).calls(calls, DEPTH),
+    ),
+    operation(
+        "ipc_serve_depth1",
+        240,
+        WITHOUT_LOOKS,
+        "ipc: as ipc_rpc_depth1, answered by Server::step",
+        |calls| Pair::new(1).served(calls, 1),
+    ),
+    operation(
+        "ipc_serve_depth32",
+        157,
+        WITHOUT_LOOKS,
+        "ipc: as ipc_rpc_depth32, answered by Server::step",
+        |calls| {
+            Pair::new(1).served(calls, DEPTH);
+        },
+    ),
+    operation(
+        "ipc_rpc_depth1_of_1024",
+        322,
+        WITHOUT_LOOKS,
+        "ipc: as ipc_rpc_depth1, among 1,023 idle clients",
+        |calls| {
+            Pair::new(1024).calls(calls, 1);
+        },
+    ),
+    operation(
+        "ipc_call",
+        53,
+        "in part_call",
+        "ipc, of ipc_rpc_depth1: Client::call",
+        parts::<ReadyWords>,
+    ),
     operation(
         "ipc_server_poll",
         106,
@@ -48,28 +94,75 @@ const OPERATIONS: &[Operation] = &[
         "ipc, of ipc_rpc_depth1: Server::poll that finds a request",
         parts::<ReadyWords>,
     ),
-    operation("ipc_recv", 77, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts::<ReadyWords>),
-    operation("ipc_reply", 53, "in part_reply", "ipc, of ipc_rpc_depth1: Server::reply", parts::<ReadyWords>),
-    operation("ipc_client_poll", 82, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts::<ReadyWords>),
-    operation("ipc_client_poll_empty", 58, WITHOUT_LOOKS, "ipc: Client::poll that finds nothing, a call in flight", |polls| {
-        let mut pair = Pair::new(1);
-        pair.client.call([1; 4], 0).unwrap();
-        (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
-    }),
-    operation("ipc_server_poll_empty", 31, WITHOUT_LOOKS, "ipc: Server::poll that finds nothing, one client", |polls| {
-        Pair::new(1).empty_polls(polls)
-    }),
-    operation("ipc_server_poll_empty_of_1024", 31, WITHOUT_LOOKS, "ipc: the same with 1,024 clients", |polls| {
-        Pair::new(1024).empty_polls(polls)
-    }),
-    operation("ipc_bytes_call", 880, WITHOUT_LOOKS, "ipc: one call of 24 bytes and its reply of 9, both sides, as Vec", |calls| {
-        let mut ends = Ends::new();
-        (0..calls).for_each(|_| assert_eq!(ends.call(black_box(&[7; 24]), None).unwrap().len(), 9));
-    }),
-    operation("ipc_service_call", 1000, WITHOUT_LOOKS, "ipc: the same, as a method of two numbers that returns one", |calls| {
-        let mut client = sums::Client::new(Ends::new());
-        (0..calls).for_each(|number| assert_eq!(client.sum(black_box(number), 1).unwrap(), number + 1));
-    }),
+    operation(
+        "ipc_recv",
+        77,
+        "in part_recv",
+        "ipc, of ipc_rpc_depth1: Server::recv",
+        parts::<ReadyWords>,
+    ),
+    operation(
+        "ipc_reply",
+        53,
+        "in part_reply",
+        "ipc, of ipc_rpc_depth1: Server::reply",
+        parts::<ReadyWords>,
+    ),
+    operation(
+        "ipc_client_poll",
+        82,
+        "in part_client_poll",
+        "ipc, of ipc_rpc_depth1: Client::poll that finds a reply",
+        parts::<ReadyWords>,
+    ),
+    operation(
+        "ipc_client_poll_empty",
+        58,
+        WITHOUT_LOOKS,
+        "ipc: Client::poll that finds nothing, a call in flight",
+        |polls| {
+            let mut pair = Pair::new(1);
+            pair.client.call([1; 4], 0).unwrap();
+            (0..polls).for_each(|_| assert_eq!(pair.client.poll(|_, _| ()), Ok(0)));
+        },
+    ),
+    operation(
+        "ipc_server_poll_empty",
+        31,
+        WITHOUT_LOOKS,
+        "ipc: Server::poll that finds nothing, one client",
+        |polls| Pair::new(1).empty_polls(polls),
+    ),
+    operation(
+        "ipc_server_poll_empty_of_1024",
+        31,
+        WITHOUT_LOOKS,
+        "ipc: the same with 1,024 clients",
+        |polls| Pair::new(1024).empty_polls(polls),
+    ),
+    operation(
+        "ipc_bytes_call",
+        880,
+        WITHOUT_LOOKS,
+        "ipc: one call of 24 bytes and its reply of 9, both sides, as Vec",
+        |calls| {
+            let mut ends = Ends::new();
+            (0..calls)
+                .for_each(|_| assert_eq!(ends.call(black_box(&[7; 24]), None).unwrap().len(), 9));
+        },
+    ),
+    operation(
+        "ipc_service_call",
+        1000,
+        WITHOUT_LOOKS,
+        "ipc: the same, as a method of two numbers that returns one",
+        |calls| {
+            let mut client = sums::Client::new(Ends::new());
+            (0..calls).for_each(|number| {
+                assert_eq!(client.sum(black_box(number), 1).unwrap(), number + 1)
+            });
+        },
+    ),
     operation(
         "futures_call",
         2040,
@@ -82,14 +175,24 @@ const OPERATIONS: &[Operation] = &[
                 let mut call = pin!(handle.call(black_box(vec![7; 24]), None));
                 assert!(call.as_mut().poll(&mut task).is_pending());
                 assert_eq!((worker.turn(), worker.turn()), (Some(true), Some(true)));
-                assert!(matches!(call.poll(&mut task), Poll::Ready(Ok(reply)) if reply.len() == 24));
+                assert!(
+                    matches!(call.poll(&mut task), Poll::Ready(Ok(reply)) if reply.len() == 24)
+                );
             }
         },
     ),
-    looks("ipc_looks_of_64", 16_000, "ipc: eight of the server's looks for dead clients, 64 clients", |times| {
-        rest_and_look(Pair::new(64), times)
-    }),
-    looks("ipc_looks_of_1024", 20_000, "ipc: the same with 1,024 clients", |times| rest_and_look(Pair::new(1024), times)),
+    looks(
+        "ipc_looks_of_64",
+        16_000,
+        "ipc: eight of the server's looks for dead clients, 64 clients",
+        |times| rest_and_look(Pair::new(64), times),
+    ),
+    looks(
+        "ipc_looks_of_1024",
+        20_000,
+        "ipc: the same with 1,024 clients",
+        |times| rest_and_look(Pair::new(1024), times),
+    ),
 ];
 
 service! {
@@ -106,15 +209,25 @@ impl sums::Service for Sums {
     }
 }
 
-/// Both ends of a service, in one thread. A request that does not begin with the number of the method is a raw call.
+/// Both ends of a service, in one thread. A request that does not begin with the number of the
+/// method is a raw call.
 struct Ends(ipc::bytes::Client<()>, ipc::bytes::Server);
 
 impl Ends {
     fn new() -> Self {
-        let (dir, name) = (Dir::open(None).unwrap(), format!("instructions-service-{}", std::process::id()));
-        let max = ipc::bytes::MessageBytes { request: 48, response: 48 };
+        let (dir, name) = (
+            Dir::open(None).unwrap(),
+            format!("instructions-service-{}", std::process::id()),
+        );
+        let max = ipc::bytes::MessageBytes {
+            request: 48,
+            response: 48,
+        };
         let server = ipc::bytes::Server::bind_in(&dir, &name, 1, DEPTH, max, 0).unwrap();
-        Self(ipc::bytes::Client::connect_in(&dir, &name, 0).unwrap(), server)
+        Self(
+            ipc::bytes::Client::connect_in(&dir, &name, 0).unwrap(),
+            server,
+        )
     }
 }
 
@@ -127,9 +240,17 @@ impl Caller for Ends {
 
     fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, AskError> {
         self.0.call(request, ())?;
-        self.1.step(|request| if request[0] == 1 { sums::answer(&mut Sums, request) } else { request[..9].to_vec() });
+        self.1.step(|request| {
+            if request[0] == 1 {
+                sums::answer(&mut Sums, request)
+            } else {
+                request[..9].to_vec()
+            }
+        });
         let mut reply = Vec::new();
-        self.0.poll(|(), outcome| reply = outcome.unwrap().to_vec()).unwrap();
+        self.0
+            .poll(|(), outcome| reply = outcome.unwrap().to_vec())
+            .unwrap();
         Ok(reply)
     }
 }
@@ -144,7 +265,12 @@ impl Connection for Echo {
     type Error = AskError;
     type Call = ();
 
-    fn call(&mut self, number: u64, request: &Vec<u8>, _: Option<Duration>) -> Result<(), Refusal<AskError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Vec<u8>,
+        _: Option<Duration>,
+    ) -> Result<(), Refusal<AskError>> {
         self.0.push((number, Ok(request.clone())));
         Ok(())
     }
@@ -185,9 +311,17 @@ impl Connection for Echo {
     }
 }
 
-/// A server's look for dead clients after a rest in which eight have become due, the most that it makes up for at once.
+/// A server's look for dead clients after a rest in which eight have become due, the most that it
+/// makes up for at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
-    Operation { name, bound: Some(bound), counts: (2, 10), collect: "in reap_clients", what, run }
+    Operation {
+        name,
+        bound: Some(bound),
+        counts: (2, 10),
+        collect: "in reap_clients",
+        what,
+        run,
+    }
 }
 
 /// Lets eight looks for dead clients become due, `times` times.

@@ -1,4 +1,5 @@
-//! A server on its thread, and a client that asks it: `cargo run --release -p copyrpc-ipc --example echo`.
+//! A server on its thread, and a client that asks it:
+//! `cargo run --release -p copyrpc-ipc --example echo`.
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::time::Duration;
@@ -18,7 +19,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     });
     let mut client = Client::connect_within(&name, Duration::from_secs(10))?;
-    println!("{}", String::from_utf8(client.ask(b"hello", Duration::from_secs(10))?)?);
+    println!(
+        "{}",
+        String::from_utf8(client.ask(b"hello", Duration::from_secs(10))?)?
+    );
     stop.recv()?.stop();
     Ok(server.join().map_err(|_| "the server panicked")??)
 }

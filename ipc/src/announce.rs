@@ -8,11 +8,12 @@ use shm::sync::AtomicU32;
 use crate::error::ParameterError;
 use crate::limits::LINE;
 
-/// The announcements of clients to a server that does not poll their lanes. The default is [`ReadyWords`], a bit for each client;
-/// `delegationrpc` has a ring of names.
+/// The announcements of clients to a server that does not poll their lanes. The default is
+/// [`ReadyWords`], a bit for each client; `delegationrpc` has a ring of names.
 ///
-/// A client calls [`announce`](Self::announce) after it has published a request, if its flag `armed` is up (R1 of `docs/shm-protocols.md`).
-/// The server asks the same type as a [`Wakes`]. Both see zeroed memory of the region at first.
+/// A client calls [`announce`](Self::announce) after it has published a request, if its flag
+/// `armed` is up (R1 of `docs/shm-protocols.md`). The server asks the same type as a [`Wakes`].
+/// Both see zeroed memory of the region at first.
 pub trait Announce: Wakes + Send + Sized {
     /// Kind of the server's region.
     const KIND: u64;
@@ -33,8 +34,9 @@ pub trait Announce: Wakes + Send + Sized {
     /// Makes a view of the announcements at `base`.
     ///
     /// # Safety
-    /// At `base`, aligned to 64, are as many bytes as [`bytes`](Self::bytes) says for these numbers, zeroed when the region was created,
-    /// which stay mapped as long as this value is used.
+    /// At `base`, aligned to 64, are as many bytes as [`bytes`](Self::bytes) says for these
+    /// numbers, zeroed when the region was created, which stay mapped as long as this value is
+    /// used.
     unsafe fn new(base: NonNull<u8>, max_clients: usize, words: usize) -> Self;
 
     /// Announces a client whose request is published. The caller wakes the server.
@@ -51,7 +53,11 @@ impl Announce for ReadyWords {
     }
 
     fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError> {
-        if words == Self::words(max_clients) { Ok((8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
+        if words == Self::words(max_clients) {
+            Ok((8 * words).next_multiple_of(LINE))
+        } else {
+            Err(ParameterError::Words(words))
+        }
     }
 
     unsafe fn new(base: NonNull<u8>, max_clients: usize, _: usize) -> Self {

@@ -1,4 +1,5 @@
-//! Clients whose calls are futures. A thread of its own has the client, and sleeps while nothing arrives.
+//! Clients whose calls are futures. A thread of its own has the client, and sleeps while nothing
+//! arrives.
 
 use std::fmt;
 use std::future::Future;
@@ -41,7 +42,12 @@ pub trait Session: Sleeper + Sized + 'static {
     ///
     /// # Errors
     /// [`Refusal`]; the call was not made.
-    fn call(&mut self, number: u64, request: &Self::Request, left: Option<Duration>) -> Result<CallToken, Refusal<AskError>>;
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Self::Request,
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<AskError>>;
 
     /// Appends the calls that have ended.
     fn poll(&mut self, ended: &mut Ended<Self::Reply, AskError>);
@@ -61,7 +67,9 @@ fn refusal<R>(error: CallError<R, u64>) -> Refusal<AskError> {
     }
 }
 
-impl<Req: Plain + Send, Resp: Plain + Send, W: Announce + 'static> Session for Client<Req, Resp, u64, W> {
+impl<Req: Plain + Send, Resp: Plain + Send, W: Announce + 'static> Session
+    for Client<Req, Resp, u64, W>
+{
     type Request = Req;
     type Reply = Resp;
     type Limits = ();
@@ -72,15 +80,22 @@ impl<Req: Plain + Send, Resp: Plain + Send, W: Announce + 'static> Session for C
 
     fn limits(&self) {}
 
-    fn call(&mut self, number: u64, request: &Req, left: Option<Duration>) -> Result<CallToken, Refusal<AskError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Req,
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<AskError>> {
         let call = self.call(*request, number).map_err(refusal)?;
-        left.into_iter().for_each(|left| self.end_within(call, left));
+        left.into_iter()
+            .for_each(|left| self.end_within(call, left));
         Ok(call)
     }
 
     fn poll(&mut self, ended: &mut Ended<Resp, AskError>) {
         // The next call finds the end of the session.
-        let _ended = self.poll(|number, outcome| ended.push((number, outcome.map_err(AskError::Failed))));
+        let _ended =
+            self.poll(|number, outcome| ended.push((number, outcome.map_err(AskError::Failed))));
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -105,7 +120,12 @@ impl Session for bytes::Client<u64> {
         self.message_bytes()
     }
 
-    fn call(&mut self, number: u64, request: &Vec<u8>, left: Option<Duration>) -> Result<CallToken, Refusal<AskError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Vec<u8>,
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<AskError>> {
         let made = match left {
             Some(left) => self.call_within(request, number, left),
             None => self.call(request, number),
@@ -114,7 +134,12 @@ impl Session for bytes::Client<u64> {
     }
 
     fn poll(&mut self, ended: &mut Ended<Vec<u8>, AskError>) {
-        let _ended = self.poll(|number, outcome| ended.push((number, outcome.map(<[u8]>::to_vec).map_err(AskError::Failed))));
+        let _ended = self.poll(|number, outcome| {
+            ended.push((
+                number,
+                outcome.map(<[u8]>::to_vec).map_err(AskError::Failed),
+            ))
+        });
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -126,12 +151,13 @@ impl Session for bytes::Client<u64> {
     }
 }
 
-/// A client of a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread: `C` is a [`Client`] or a
-/// [`bytes::Client`] whose user data are numbers. Clones share the session, which is over with the last clone, and so the server's `depth` of
-/// unanswered calls; further calls wait in their order.
+/// A client of a [`Server`](crate::Server) whose calls are futures, for any executor and from any
+/// thread: `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
+/// session, which is over with the last clone, and so the server's `depth` of unanswered calls;
+/// further calls wait in their order.
 ///
-/// A thread of its own has the client, and sleeps while no reply arrives; calls and replies wake it. A call after the end of the session
-/// connects to the next server of the name.
+/// A thread of its own has the client, and sleeps while no reply arrives; calls and replies wake
+/// it. A call after the end of the session connects to the next server of the name.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), Box<dyn std::error::Error>> {
@@ -146,17 +172,23 @@ pub struct AsyncClient<C: Session> {
 }
 
 /// The reply to a call of an [`AsyncClient`].
-pub type AsyncCall<C> = futures::AsyncCall<<C as Session>::Request, <C as Session>::Reply, AskError>;
+pub type AsyncCall<C> =
+    futures::AsyncCall<<C as Session>::Request, <C as Session>::Reply, AskError>;
 
 impl<C: Session> Clone for AsyncClient<C> {
     fn clone(&self) -> Self {
-        Self { calls: self.calls.clone(), limits: Arc::clone(&self.limits) }
+        Self {
+            calls: self.calls.clone(),
+            limits: Arc::clone(&self.limits),
+        }
     }
 }
 
 impl<C: Session> fmt::Debug for AsyncClient<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncClient").field("calls", &self.calls).finish_non_exhaustive()
+        f.debug_struct("AsyncClient")
+            .field("calls", &self.calls)
+            .finish_non_exhaustive()
     }
 }
 
@@ -169,8 +201,9 @@ impl<C: Session> AsyncClient<C> {
         Self::connect_within(name, Duration::ZERO).await
     }
 
-    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full. Calls after the end of the
-    /// session do the same; those of a client that was made without a timeout try once.
+    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet
+    /// or is full. Calls after the end of the session do the same; those of a client that was made
+    /// without a timeout try once.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
@@ -178,36 +211,60 @@ impl<C: Session> AsyncClient<C> {
         Self::connect_in(&Dir::open(None)?, name, 0, timeout).await
     }
 
-    /// Like [`connect_within`](Self::connect_within), to the server `name` in `dir`. `type_tag` must be the server's.
+    /// Like [`connect_within`](Self::connect_within), to the server `name` in `dir`. `type_tag`
+    /// must be the server's.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
-    pub async fn connect_in(dir: &Dir, name: &str, type_tag: u64, timeout: Duration) -> Result<Self, ConnectError> {
+    pub async fn connect_in(
+        dir: &Dir,
+        name: &str,
+        type_tag: u64,
+        timeout: Duration,
+    ) -> Result<Self, ConnectError> {
         let (dir, name) = (dir.clone(), name.to_owned());
         let open = Box::new(move || C::connect_in(&dir, &name, type_tag));
         let connect = move |is_wanted: &dyn Fn() -> bool| {
-            let client = blocking::retry(timeout, |error: &ConnectError| error.may_pass() && is_wanted(), &open)?;
+            let client = blocking::retry(
+                timeout,
+                |error: &ConnectError| error.may_pass() && is_wanted(),
+                &open,
+            )?;
             let limits = Arc::new(Mutex::new(client.limits()));
-            Ok((AsyncConnection { client, open, alarm: Arc::default(), limits: Arc::clone(&limits), timeout, is_full: false }, limits))
+            Ok((
+                AsyncConnection {
+                    client,
+                    open,
+                    alarm: Arc::default(),
+                    limits: Arc::clone(&limits),
+                    timeout,
+                    is_full: false,
+                },
+                limits,
+            ))
         };
         let (calls, limits) = Calls::start("ipc-client", ConnectError::Thread, connect).await?;
         Ok(Self { calls, limits })
     }
 
-    /// Sends a request with the first poll of the future, and waits for its reply as long as the session lasts. Dropping the future gives the
-    /// call up: it keeps its slot until its reply arrives, which is discarded. The server sees the calls of one client in the order of their first polls.
+    /// Sends a request with the first poll of the future, and waits for its reply as long as the
+    /// session lasts. Dropping the future gives the call up: it keeps its slot until its reply
+    /// arrives, which is discarded. The server sees the calls of one client in the order of their
+    /// first polls.
     ///
     /// # Errors
-    /// [`AskError`]. A call whose server was gone is [`AskError::NotSent`] if there is no other server of the name.
+    /// [`AskError`]. A call whose server was gone is [`AskError::NotSent`] if there is no other
+    /// server of the name.
     pub fn call(&self, request: impl Into<C::Request>) -> AsyncCall<C> {
         self.calls.call(request.into(), None)
     }
 
-    /// Like [`call`](Self::call), with a timeout, which counts from the first poll and includes a new connection.
+    /// Like [`call`](Self::call), with a timeout, which counts from the first poll and includes a
+    /// new connection.
     ///
     /// # Errors
-    /// Like [`call`](Self::call); [`AskError::Late`] if the time ended before the request was sent, and [`CallFailed::TimedOut`] if it ended
-    /// later.
+    /// Like [`call`](Self::call); [`AskError::Late`] if the time ended before the request was sent,
+    /// and [`CallFailed::TimedOut`] if it ended later.
     pub fn call_within(&self, request: impl Into<C::Request>, timeout: Duration) -> AsyncCall<C> {
         self.calls.call(request.into(), Some(timeout))
     }
@@ -228,7 +285,11 @@ impl methods::AsyncCaller for AsyncClient<bytes::Client<u64>> {
         None
     }
 
-    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, AskError>> + Send {
+    fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<u8>, AskError>> + Send {
         self.calls.call(request, timeout)
     }
 }
@@ -252,7 +313,12 @@ impl<C: Session> Connection for AsyncConnection<C> {
     type Error = AskError;
     type Call = CallToken;
 
-    fn call(&mut self, number: u64, request: &C::Request, left: Option<Duration>) -> Result<CallToken, Refusal<AskError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        request: &C::Request,
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<AskError>> {
         let made = self.client.call(number, request, left);
         self.is_full = matches!(made, Err(Refusal::NoRoom));
         match made {
@@ -286,11 +352,16 @@ impl<C: Session> Connection for AsyncConnection<C> {
     fn sleep(&mut self, limit: Option<Duration>) {
         let mut alarm = &*self.alarm;
         // Without calls the end of the session is no reason to wake up.
-        let client = (self.client.in_flight() > 0 || self.is_full).then_some(&mut self.client as &mut dyn Sleeper);
-        sleep::wait(client.into_iter().chain([&mut alarm as &mut dyn Sleeper]), limit);
+        let client = (self.client.in_flight() > 0 || self.is_full)
+            .then_some(&mut self.client as &mut dyn Sleeper);
+        sleep::wait(
+            client.into_iter().chain([&mut alarm as &mut dyn Sleeper]),
+            limit,
+        );
         self.is_full = false;
         if self.client.in_flight() == 0 {
-            // Learn of the server's death meanwhile, before a call is made that would have an unknown end.
+            // Learn of the server's death meanwhile, before a call is made that would have an
+            // unknown end.
             self.client.with_watch(&mut |client| _ = client.check());
         }
         // The calls posted before the ring are taken after it.
@@ -301,8 +372,16 @@ impl<C: Session> Connection for AsyncConnection<C> {
         self.alarm.waker()
     }
 
-    fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), AskError> {
-        let next = blocking::retry(within, |error: &ConnectError| error.may_pass() && is_wanted(), &self.open);
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), AskError> {
+        let next = blocking::retry(
+            within,
+            |error: &ConnectError| error.may_pass() && is_wanted(),
+            &self.open,
+        );
         self.client = next.map_err(|_| AskError::NotSent(SessionEnd::PeerGone))?;
         *lock(&self.limits) = self.client.limits();
         Ok(())

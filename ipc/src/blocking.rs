@@ -28,15 +28,23 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Connects, at most for `patience`, if there is one. Returns what is left of `timeout`. The next call reports an error.
-pub(crate) fn connect_first<E>(timeout: Duration, patience: Option<Duration>, connect: impl FnOnce(Duration) -> Result<(), E>) -> Duration {
-    let Some(patience) = patience else { return timeout };
+/// Connects, at most for `patience`, if there is one. Returns what is left of `timeout`. The next
+/// call reports an error.
+pub(crate) fn connect_first<E>(
+    timeout: Duration,
+    patience: Option<Duration>,
+    connect: impl FnOnce(Duration) -> Result<(), E>,
+) -> Duration {
+    let Some(patience) = patience else {
+        return timeout;
+    };
     let start = Instant::now();
     let _connected = connect(patience.min(timeout));
     timeout.saturating_sub(start.elapsed())
 }
 
-/// Calls `attempt` until it succeeds, fails with an error that may not pass, or `timeout` is over. Returns the last result.
+/// Calls `attempt` until it succeeds, fails with an error that may not pass, or `timeout` is over.
+/// Returns the last result.
 ///
 /// # Errors
 /// The errors of `attempt`.

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken, Tagged};
+use calls::{
+    ANSWERED, AskError, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken,
+    Tagged,
+};
 use shm::dir::Dir;
 use shm::lane::{Ahead, LaneRx, LaneTx};
 use shm::plain::{Plain, TypeShape};
@@ -19,9 +22,11 @@ use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with its reply. `W` is the server's.
+/// One client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with
+/// its reply. `W` is the server's.
 ///
-/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets unanswered calls.
+/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets
+/// unanswered calls.
 pub struct Client<Req, Resp, U, W = ReadyWords> {
     announced: W,
     requests: LaneTx<Tagged<Req>>,
@@ -46,8 +51,8 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers made by `bind`.
-    /// [`connect_in`](Self::connect_in) takes another one.
+    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers
+    /// made by `bind`. [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
     /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
@@ -55,27 +60,33 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full. [`ask`](Self::ask) does the
-    /// same after the end of the session; a client that was made without a timeout tries once.
+    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet
+    /// or is full. [`ask`](Self::ask) does the same after the end of the session; a client that was
+    /// made without a timeout tries once.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
     pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
         let client = blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))?;
-        Ok(Self { patience: timeout, ..client })
+        Ok(Self {
+            patience: timeout,
+            ..client
+        })
     }
 
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
     ///
     /// # Errors
-    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is full.
+    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
+    /// full.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, W::KIND, size_of::<Header>())?;
         let header = views::header::<W>(&region)?;
         let shape = TypeShape::of::<Req, Resp>(type_tag);
         let layout = views::layout::<Req, Resp, W>(&region, &header, shape, AreaBytes::default())?;
         let base = region.view().base();
-        // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the views (see the order of the fields).
+        // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the
+        // views (see the order of the fields).
         Ok(unsafe { Self::join(region, Views::new(base, &layout), type_tag) }?)
     }
 
@@ -83,16 +94,30 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     ///
     /// # Safety
     /// The views are of the region.
-    pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>, type_tag: u64) -> Result<Self, JoinError> {
-        let Views { entries, lanes, announced } = views;
-        // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
+    pub(crate) unsafe fn join(
+        region: Region,
+        views: Views<Req, Resp, W>,
+        type_tag: u64,
+    ) -> Result<Self, JoinError> {
+        let Views {
+            entries,
+            lanes,
+            announced,
+        } = views;
+        // SAFETY: contract of this function; the region outlives all views (see the order of the
+        // fields).
         let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
         let (entry, depth) = (member.entry, lanes.depth());
-        // SAFETY: as above. The entry is ours alone, and its lanes are empty (C2).
-        // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
-        // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
-        let (requests, responses) =
-            unsafe { (LaneTx::new(lanes.requests_of(entry), depth as u64, 0), LaneRx::new(lanes.responses_to(entry), depth as u64, 0)) };
+        // SAFETY: as above. The entry is ours alone, and its lanes are empty (C2). The requests
+        // have one producer, this one; `call` publishes only while fewer than `depth` calls are
+        // unanswered, and the server takes requests in order before it answers them. Any bytes are
+        // a valid response, by `Plain`.
+        let (requests, responses) = unsafe {
+            (
+                LaneTx::new(lanes.requests_of(entry), depth as u64, 0),
+                LaneRx::new(lanes.responses_to(entry), depth as u64, 0),
+            )
+        };
         Ok(Self {
             announced,
             requests,
@@ -105,14 +130,18 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         })
     }
 
-    /// Connects to the server that has the name now, the next one if the session is over; tries again for `timeout` if it is not up yet or
-    /// is full. Forgets unanswered calls: poll until the end of the session first.
+    /// Connects to the server that has the name now, the next one if the session is over; tries
+    /// again for `timeout` if it is not up yet or is full. Forgets unanswered calls: poll until the
+    /// end of the session first.
     ///
     /// # Errors
     /// [`ConnectError`]; the client is as before.
     pub fn reconnect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
         let next = self.next(timeout, Self::connect_in)?;
-        *self = Self { patience: self.patience, ..next };
+        *self = Self {
+            patience: self.patience,
+            ..next
+        };
         Ok(())
     }
 
@@ -123,7 +152,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         connect_in: impl Fn(&Dir, &str, u64) -> Result<C, ConnectError>,
     ) -> Result<C, ConnectError> {
         let region = &self.member.region;
-        blocking::retry(timeout, ConnectError::may_pass, || connect_in(region.dir(), region.name(), self.type_tag))
+        blocking::retry(timeout, ConnectError::may_pass, || {
+            connect_in(region.dir(), region.name(), self.type_tag)
+        })
     }
 
     /// Returns this client's number at the server, below its `max_clients`.
@@ -145,8 +176,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.capacity()
     }
 
-    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order. [`poll`](Self::poll)
-    /// returns `user_data` with the reply, exactly once. Replies come in any order.
+    /// Sends one request. The server can see it when this returns, and sees the calls of one client
+    /// in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
+    /// Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -157,38 +189,57 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(call)
     }
 
-    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
-    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
-    pub fn call_within(&mut self, request: Req, user_data: U, timeout: Duration) -> Result<CallToken, CallError<Req, U>> {
+    pub fn call_within(
+        &mut self,
+        request: Req,
+        user_data: U,
+        timeout: Duration,
+    ) -> Result<CallToken, CallError<Req, U>> {
         let call = self.call(request, user_data)?;
         self.end_within(call, timeout);
         Ok(call)
     }
 
     pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
-        self.calls.end_within(call, self.member.region.clock().now_ns(), timeout);
+        self.calls
+            .end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does not learn of it. Its reply is
-    /// discarded; the call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does
+    /// not learn of it. Its reply is discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.calls.abandon(call)
     }
 
-    /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is below [`depth`](Self::depth) and
-    /// belongs to the call until it ends.
+    /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is
+    /// below [`depth`](Self::depth) and belongs to the call until it ends.
     #[inline(always)]
-    pub(crate) fn begin<R>(&mut self, request: R, user_data: U) -> Result<(CallToken, R), CallError<R, U>> {
+    pub(crate) fn begin<R>(
+        &mut self,
+        request: R,
+        user_data: U,
+    ) -> Result<(CallToken, R), CallError<R, U>> {
         if let Some(end) = self.member.end() {
-            return Err(CallError::Disconnected { request, user_data, end });
+            return Err(CallError::Disconnected {
+                request,
+                user_data,
+                end,
+            });
         }
         let depth = self.depth();
         match self.calls.insert(user_data) {
             Ok(call) => Ok((call, request)),
-            Err(user_data) => Err(CallError::Full { request, user_data, depth }),
+            Err(user_data) => Err(CallError::Full {
+                request,
+                user_data,
+                depth,
+            }),
         }
     }
 
@@ -203,64 +254,102 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[inline(always)]
     fn publish(&mut self, call: CallToken, request: Req) {
-        // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        let ahead = if self.calls.len() > 1 { Ahead::Slot } else { Ahead::Nothing };
+        // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are
+        // taken in order.
+        let ahead = if self.calls.len() > 1 {
+            Ahead::Slot
+        } else {
+            Ahead::Nothing
+        };
         self.requests.publish_tagged(call.pack(0), request, ahead);
     }
 
     #[cold]
     fn announce(&self) {
-        self.announced.announce(self.member.entry, self.member.holding.armed());
+        self.announced
+            .announce(self.member.entry, self.member.holding.armed());
         self.member.entries.server_sleep().wake();
     }
 
-    /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of the session; at most for `timeout`
-    /// (`None`: without a limit). Returns whether there is something. Does not spin. The death of a server is noticed within
+    /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of
+    /// the session; at most for `timeout` (`None`: without a limit). Returns whether there is
+    /// something. Does not spin. The death of a server is noticed within
     /// [`SLICE`](shm::sleep::SLICE) after the kernel notices it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns their number.
+    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns
+    /// their number.
     ///
     /// # Errors
-    /// [`SessionEnd`] when the session is over, from then on always: `f` has got every unanswered call as ended. The death of a server is
-    /// noticed within 64 empty polls after the kernel notices it (about a millisecond).
+    /// [`SessionEnd`] when the session is over, from then on always: `f` has got every unanswered
+    /// call as ended. The death of a server is noticed within 64 empty polls after the kernel
+    /// notices it (about a millisecond).
     #[inline(always)]
-    pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+    pub fn poll(
+        &mut self,
+        mut f: impl FnMut(U, Result<Resp, CallFailed>),
+    ) -> Result<usize, SessionEnd> {
         self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
     }
 
     /// Like [`poll`](Self::poll), with the slot of each call (0 if there is no reply).
     #[inline(always)]
-    pub(crate) fn poll_slots(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+    pub(crate) fn poll_slots(
+        &mut self,
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+    ) -> Result<usize, SessionEnd> {
         let ended = self.take_replies(&mut f);
         if self.calls.has_deadlines() {
             return self.poll_timed(ended, f);
         }
-        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+        if ended == 0 {
+            self.poll_empty(f)
+        } else {
+            Ok(ended)
+        }
     }
 
     /// Ends the calls whose deadline has passed, after the replies of this poll.
     #[cold]
-    fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
+    fn poll_timed(
+        &mut self,
+        mut ended: usize,
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+    ) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
-            ended += self.calls.expire(self.member.region.clock().now_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
+            ended += self
+                .calls
+                .expire(self.member.region.clock().now_ns(), |user_data| {
+                    f(user_data, 0, Err(CallFailed::TimedOut))
+                });
         }
-        if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
+        if ended == 0 {
+            self.poll_empty(f)
+        } else {
+            Ok(ended)
+        }
     }
 
     /// Returns the time until the earliest deadline, or until the next look for the server's death.
     fn left(&self) -> Duration {
-        self.calls.until_deadline(|| self.member.region.clock().now_ns()).unwrap_or(SLICE).min(SLICE)
+        self.calls
+            .until_deadline(|| self.member.region.clock().now_ns())
+            .unwrap_or(SLICE)
+            .min(SLICE)
     }
 
     #[inline(always)]
     fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
-        let Self { responses, calls, .. } = self;
+        let Self {
+            responses, calls, ..
+        } = self;
         let (mut ended, mut expected) = (0, calls.len());
         while ended < expected {
-            let Some((word, response)) = responses.pop_tagged() else { break };
+            let Some((word, response)) = responses.pop_tagged() else {
+                break;
+            };
             let tag = CallToken::without_note(word);
             if let Some(user_data) = calls.take(tag) {
                 ended += 1;
@@ -274,32 +363,57 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         ended
     }
 
-    /// Takes a word with another note than [`ANSWERED`], or of a call that has ended. Returns whether it ends a call.
+    /// Takes a word with another note than [`ANSWERED`], or of a call that has ended. Returns
+    /// whether it ends a call.
     #[cold]
-    fn take_unanswered(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> bool {
+    fn take_unanswered(
+        calls: &mut Calls<U>,
+        word: u64,
+        f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
+    ) -> bool {
         let (tag, note) = CallToken::unpack(word);
         // C5: a tag that is not outstanding comes from a broken server; it ends no call.
-        let taken = if note == ANSWERED { None } else { calls.take(tag) };
-        taken.map(|user_data| f(user_data, 0, Err(CallFailed::of_note(note)))).is_some()
+        let taken = if note == ANSWERED {
+            None
+        } else {
+            calls.take(tag)
+        };
+        taken
+            .map(|user_data| f(user_data, 0, Err(CallFailed::of_note(note))))
+            .is_some()
     }
 
     #[cold]
-    fn poll_empty(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
-        let Some(end) = self.member.end() else { return Ok(0) };
+    fn poll_empty(
+        &mut self,
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+    ) -> Result<usize, SessionEnd> {
+        let Some(end) = self.member.end() else {
+            return Ok(0);
+        };
         // Answers that the server published before its end are visible now, and count.
         let ended = self.take_replies(&mut f);
         if ended > 0 {
             return Ok(ended);
         }
-        let failed = if self.member.is_stopped { CallFailed::Stopped } else { CallFailed::Disconnected(end) };
-        self.calls.take_all(|user_data| f(user_data, 0, Err(failed)));
+        let failed = if self.member.is_stopped {
+            CallFailed::Stopped
+        } else {
+            CallFailed::Disconnected(end)
+        };
+        self.calls
+            .take_all(|user_data| f(user_data, 0, Err(failed)));
         Err(end)
     }
 
-    /// Leaves the state after a `SIGKILL` in the middle of a call, for models: a request that is not published.
+    /// Leaves the state after a `SIGKILL` in the middle of a call, for models: a request that is
+    /// not published.
     #[cfg(all(test, loom))]
     pub(crate) fn call_half(&self, request: Req) {
-        self.requests.publish_half(Tagged { tag: 0, payload: request });
+        self.requests.publish_half(Tagged {
+            tag: 0,
+            payload: request,
+        });
     }
 
     /// Leaves the state after a `SIGKILL` behind a request that is published and not announced.
@@ -317,21 +431,24 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Makes a call and waits for the reply, at most for `timeout`, which begins with the 64th poll for the reply: a call that is answered by
-    /// then does not read the clock. If the session is over, connects to the next server first, as
-    /// [`connect_within`](Self::connect_within) says. The client must have no other unanswered call.
+    /// Makes a call and waits for the reply, at most for `timeout`, which begins with the 64th poll
+    /// for the reply: a call that is answered by then does not read the clock. If the session is
+    /// over, connects to the next server first, as [`connect_within`](Self::connect_within) says.
+    /// The client must have no other unanswered call.
     ///
     /// # Errors
     /// [`AskError`].
     pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
         let patience = self.prepare_to_ask()?;
-        let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
+        let timeout =
+            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
         let call = self.call(request, ())?;
         Ok(self.answer(call, timeout)?.1)
     }
 
-    /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late replies: a client that only blocks
-    /// never polls. Returns the maximum time to wait for the next server, if the session is over.
+    /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late
+    /// replies: a client that only blocks never polls. Returns the maximum time to wait for the
+    /// next server, if the session is over.
     pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);
@@ -342,12 +459,19 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.member.check().map(|_| self.patience))
     }
 
-    /// Waits for the reply to the only unanswered call, at most for `timeout`. Returns the call's slot and the reply.
-    pub(crate) fn answer(&mut self, call: CallToken, timeout: Duration) -> Result<(usize, Resp), CallFailed> {
+    /// Waits for the reply to the only unanswered call, at most for `timeout`. Returns the call's
+    /// slot and the reply.
+    pub(crate) fn answer(
+        &mut self,
+        call: CallToken,
+        timeout: Duration,
+    ) -> Result<(usize, Resp), CallFailed> {
         let mut ended = None;
         self.polling.reset();
         loop {
-            let polled = self.poll_slots(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
+            let polled = self.poll_slots(|(), slot, outcome| {
+                ended = Some(outcome.map(|response| (slot, response)))
+            });
             match (ended, polled) {
                 (Some(outcome), _) => return outcome,
                 (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
@@ -364,14 +488,17 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     }
 }
 
-/// The condition of [`Client::wait`], so that a thread can sleep on several things: see [`shm::sleep::wait`].
+/// The condition of [`Client::wait`], so that a thread can sleep on several things: see
+/// [`shm::sleep::wait`].
 impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.member.holding.sleep().word());
     }
 
     fn look(&mut self, _: bool) -> bool {
-        self.left().is_zero() || (self.responses.is_ready() && !self.calls.is_empty()) || self.member.end().is_some()
+        self.left().is_zero()
+            || (self.responses.is_ready() && !self.calls.is_empty())
+            || self.member.end().is_some()
     }
 
     fn slice(&mut self) -> Duration {

@@ -1,4 +1,5 @@
-//! The clients of a server: entries with generations in its region. A client holds its entry by a lock that the kernel drops when it dies.
+//! The clients of a server: entries with generations in its region. A client holds its entry by a
+//! lock that the kernel drops when it dies.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -7,10 +8,12 @@
 //! | `Entry::session` free or taken -> stopped | server at its end | clients | **C6**: AcqRel CAS / Acquire load: all answers to the client are visible |
 //! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed entry is seen |
 //!
-//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free
-//! belongs to a dead client. A client stopped or killed at any instruction affects its own entry only, and only the server makes an entry
-//! free again, after it has reset the client's memory. (A client whose own process opens and closes the region's file by other means loses
-//! its lock, is taken for dead, and finds itself [disconnected](Holding::lasts).)
+//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry
+//! second, so a taken entry whose lock is free belongs to a dead client. A client stopped or killed
+//! at any instruction affects its own entry only, and only the server makes an entry free again,
+//! after it has reset the client's memory. (A client whose own process opens and closes the
+//! region's file by other means loses its lock, is taken for dead, and finds itself
+//! [disconnected](Holding::lasts).)
 
 use std::ptr::NonNull;
 
@@ -68,8 +71,11 @@ const _: () = {
 /// The reason why a client got no entry.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// All entries are taken, maybe by clients that have gone: the server frees their entries when it polls.
-    #[error("all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended")]
+    /// All entries are taken, maybe by clients that have gone: the server frees their entries when
+    /// it polls.
+    #[error(
+        "all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended"
+    )]
     Full {
         /// Number of entries.
         max_clients: usize,
@@ -87,8 +93,8 @@ impl JoinError {
     }
 }
 
-/// A client's hold on its entry. [`Entries::leave`] ends it. If it is merely dropped, the server takes the client for dead, with the same
-/// outcome a little later.
+/// A client's hold on its entry. [`Entries::leave`] ends it. If it is merely dropped, the server
+/// takes the client for dead, with the same outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The client's number, below the number of entries.
@@ -98,7 +104,8 @@ pub(crate) struct Session {
     _lock: ByteLock,
 }
 
-/// A view of an entry by which either end checks, with every message, that a holder still has it. [`Entries::held_by`] returns it.
+/// A view of an entry by which either end checks, with every message, that a holder still has it.
+/// [`Entries::held_by`] returns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     entry: NonNull<Entry>,
@@ -118,14 +125,16 @@ impl Holding {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns whether the holder has the entry. One load of a line that is not written in normal operation.
+    /// Returns whether the holder has the entry. One load of a line that is not written in normal
+    /// operation.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
         self.entry().session.load(Ordering::Acquire) == self.word
     }
 
-    /// Returns whether the server has ended in good order, and has answered all that it took from the holder.
+    /// Returns whether the server has ended in good order, and has answered all that it took from
+    /// the holder.
     pub(crate) fn is_stopped(&self) -> bool {
         // C6
         self.entry().session.load(Ordering::Acquire) == self.word - TAKEN + STOPPED
@@ -184,10 +193,13 @@ impl Entries {
     /// Makes a view of the entries at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before the first use, that stay mapped as
-    /// long as this value or a copy is used.
+    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before the
+    /// first use, that stay mapped as long as this value or a copy is used.
     pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
-        Self { head: base.cast(), count }
+        Self {
+            head: base.cast(),
+            count,
+        }
     }
 
     /// One free entry, for models.
@@ -195,11 +207,22 @@ impl Entries {
     pub(crate) fn leaked() -> Self {
         #[repr(C)]
         struct One(Head, Entry);
-        let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
+        let head = Head {
+            departures: AtomicU64::new(0),
+            sleep: Sleep::default(),
+        };
         let session = AtomicU64::new(word(FIRST, FREE));
         let armed = AtomicU32::new(0);
         let pid = AtomicU32::new(0);
-        let one = Box::leak(Box::new(One(head, Entry { session, armed, pid, sleep: Sleep::default() })));
+        let one = Box::leak(Box::new(One(
+            head,
+            Entry {
+                session,
+                armed,
+                pid,
+                sleep: Sleep::default(),
+            },
+        )));
         // SAFETY: leaked, and one behind the other, as both are whole lines.
         unsafe { Self::new(NonNull::from(one).cast(), 1) }
     }
@@ -236,7 +259,9 @@ impl Entries {
     /// [`JoinError`]; nothing stays taken.
     pub(crate) fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
         for index in 0..self.count {
-            let Some(entry) = self.entry(index) else { break };
+            let Some(entry) = self.entry(index) else {
+                break;
+            };
             let free = entry.session.load(Ordering::Acquire);
             if free as u32 != FREE as u32 {
                 continue;
@@ -248,26 +273,58 @@ impl Entries {
             };
             let generation = ((free >> 32) as u32).wrapping_add(1);
             // C1, C2
-            if entry.session.compare_exchange(free, word(generation, TAKEN), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if entry
+                .session
+                .compare_exchange(
+                    free,
+                    word(generation, TAKEN),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+            {
                 entry.pid.store(std::process::id(), Ordering::Relaxed);
-                return Ok(Session { entry: index, generation, _lock: lock });
+                return Ok(Session {
+                    entry: index,
+                    generation,
+                    _lock: lock,
+                });
             }
         }
-        Err(JoinError::Full { max_clients: self.count })
+        Err(JoinError::Full {
+            max_clients: self.count,
+        })
     }
 
-    /// Returns the holding of holder `generation` in an entry. Registers this process for barriers, which may take long the first time.
+    /// Returns the holding of holder `generation` in an entry. Registers this process for barriers,
+    /// which may take long the first time.
     pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
-        let (entry, barrier) = (NonNull::from(self.entry(entry)?), LightBarrier::of_process());
-        Some(Holding { entry, word: word(generation, TAKEN), barrier })
+        let (entry, barrier) = (
+            NonNull::from(self.entry(entry)?),
+            LightBarrier::of_process(),
+        );
+        Some(Holding {
+            entry,
+            word: word(generation, TAKEN),
+            barrier,
+        })
     }
 
     /// Client: leaves its entry. It must not write to the entry's memory any more.
     pub(crate) fn leave(&self, session: Session) {
-        let Some(entry) = self.entry(session.entry) else { return };
-        let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
+        let Some(entry) = self.entry(session.entry) else {
+            return;
+        };
+        let (taken, left) = (
+            word(session.generation, TAKEN),
+            word(session.generation, LEFT),
+        );
         // C1; an evicted client does not leave.
-        if entry.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if entry
+            .session
+            .compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
             // C3
             self.head().departures.fetch_add(1, Ordering::Release);
             self.head().sleep.wake();
@@ -294,27 +351,38 @@ impl Entries {
         (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
     }
 
-    /// Server: ends the session of a client that breaks the protocol. The entry is free again when that client is gone.
+    /// Server: ends the session of a client that breaks the protocol. The entry is free again when
+    /// that client is gone.
     pub(crate) fn evict(&self, entry: usize, generation: u32) {
         if let Some(entry) = self.entry(entry) {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
             // C2; it fails if the client has left meanwhile.
-            let _ = entry.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+            let _ =
+                entry
+                    .session
+                    .compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
             entry.sleep.wake();
         }
     }
 
-    /// Server: at its end, takes a free entry out of use, or tells its client that no request will be taken. Those that were are answered.
+    /// Server: at its end, takes a free entry out of use, or tells its client that no request will
+    /// be taken. Those that were are answered.
     pub(crate) fn stop(&self, entry: usize) {
         if let Some(entry) = self.entry(entry) {
-            let stopped = |session: u64| matches!(u64::from(session as u32), FREE | TAKEN).then(|| word((session >> 32) as u32, STOPPED));
+            let stopped = |session: u64| {
+                matches!(u64::from(session as u32), FREE | TAKEN)
+                    .then(|| word((session >> 32) as u32, STOPPED))
+            };
             // C6
-            let _ = entry.session.fetch_update(Ordering::AcqRel, Ordering::Acquire, stopped);
+            let _ = entry
+                .session
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, stopped);
             entry.sleep.wake();
         }
     }
 
-    /// Returns the generation of the client of `entry` if it left or its lock is free. A check of a lock takes one of `checks`.
+    /// Returns the generation of the client of `entry` if it left or its lock is free. A check of a
+    /// lock takes one of `checks`.
     fn departed(&self, entry: usize, file: &LockFile, checks: &mut usize) -> Option<u32> {
         let session = self.entry(entry)?.session.load(Ordering::Acquire);
         let generation = (session >> 32) as u32;
@@ -329,8 +397,9 @@ impl Entries {
     }
 }
 
-/// The server's search for clients that are gone. It finds a client that left in the next pass, and a client that died within a millisecond
-/// for every [`LOOKS_PER_ROUND`] entries; a server that sleeps takes a [`SLICE`](shm::sleep::SLICE) more.
+/// The server's search for clients that are gone. It finds a client that left in the next pass, and
+/// a client that died within a millisecond for every [`LOOKS_PER_ROUND`] entries; a server that
+/// sleeps takes a [`SLICE`](shm::sleep::SLICE) more.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     entries: Entries,
@@ -354,7 +423,14 @@ const ROUNDS_PER_PASS: usize = 8;
 impl Reaper {
     /// Makes a reaper that begins with entry 0.
     pub(crate) fn of(entries: Entries) -> Self {
-        Self { entries, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
+        Self {
+            entries,
+            next: 0,
+            departures: 0,
+            expected: 0,
+            now_ns: None,
+            round_ns: 0,
+        }
     }
 
     #[inline(always)]
@@ -363,8 +439,8 @@ impl Reaper {
         self.entries.head().departures.load(Ordering::Acquire)
     }
 
-    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it is returned. Call this whenever the
-    /// clock is read anyway.
+    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it
+    /// is returned. Call this whenever the clock is read anyway.
     pub(crate) fn tick(&mut self, now_ns: u64) -> u64 {
         self.now_ns = Some(now_ns);
         self.expected = !self.departures();
@@ -377,8 +453,9 @@ impl Reaper {
         self.departures() != self.expected
     }
 
-    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry, which
-    /// is free for others afterwards. Returns whether locks were checked, as they are about every millisecond.
+    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client
+    /// and reset the memory of its entry, which is free for others afterwards. Returns whether
+    /// locks were checked, as they are about every millisecond.
     #[cold]
     pub(crate) fn pass(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) -> bool {
         self.expected = self.departures();
@@ -390,7 +467,8 @@ impl Reaper {
         now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut reap))
     }
 
-    /// Like [`pass`](Self::pass), for a server that has nothing else to do: makes all checks that are due.
+    /// Like [`pass`](Self::pass), for a server that has nothing else to do: makes all checks that
+    /// are due.
     pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut reap: impl FnMut(usize, u32)) {
         self.pass(file, &mut reap);
         self.catch_up(file, now_ns, self.entries.count, &mut reap);
@@ -403,8 +481,16 @@ impl Reaper {
     }
 
     #[cold]
-    fn catch_up(&mut self, file: &LockFile, now: u64, max: usize, reap: &mut impl FnMut(usize, u32)) -> bool {
-        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(max).min(max);
+    fn catch_up(
+        &mut self,
+        file: &LockFile,
+        now: u64,
+        max: usize,
+        reap: &mut impl FnMut(usize, u32),
+    ) -> bool {
+        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS)
+            .unwrap_or(max)
+            .min(max);
         if due > 0 {
             self.round_ns = now;
             let max = |per_round: usize| due.saturating_mul(per_round).min(self.entries.count);
@@ -413,10 +499,16 @@ impl Reaper {
         due > 0
     }
 
-    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls, from the last checked lock on, for
-    /// clients that died.
+    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls,
+    /// from the last checked lock on, for clients that died.
     #[cold]
-    fn round(&mut self, file: &LockFile, max: usize, mut checks: usize, reap: &mut impl FnMut(usize, u32)) {
+    fn round(
+        &mut self,
+        file: &LockFile,
+        max: usize,
+        mut checks: usize,
+        reap: &mut impl FnMut(usize, u32),
+    ) {
         let start = self.next;
         let checks_locks = checks > 0;
         for step in 0..max {
@@ -432,7 +524,9 @@ impl Reaper {
                 reap(index, generation);
                 entry.sleep.reset();
                 // C2
-                entry.session.store(word(generation, FREE), Ordering::Release);
+                entry
+                    .session
+                    .store(word(generation, FREE), Ordering::Release);
             }
         }
     }

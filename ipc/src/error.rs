@@ -21,7 +21,9 @@ pub enum ParameterError {
     #[error("depth is {0}: it must be a power of two from 1 to {DEPTH_MAX}")]
     Depth(usize),
     /// The number of words for announcements is not legal.
-    #[error("{0} words for announcements: a ring has a power of two of them, 1 to 2^27, and bits have as many as the clients need")]
+    #[error(
+        "{0} words for announcements: a ring has a power of two of them, 1 to 2^27, and bits have as many as the clients need"
+    )]
     Words(usize),
     /// The payloads need more alignment than a cache line has.
     #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
@@ -30,7 +32,9 @@ pub enum ParameterError {
     #[error("messages of {0} bytes: at most {MESSAGE_MAX} are possible")]
     MessageBytes(usize),
     /// The sum exceeds the address space.
-    #[error("the region would exceed the address space: use fewer clients, less depth, or smaller payloads")]
+    #[error(
+        "the region would exceed the address space: use fewer clients, less depth, or smaller payloads"
+    )]
     TooLarge,
 }
 
@@ -60,7 +64,9 @@ pub enum ConnectError {
     #[error(transparent)]
     Region(#[from] region::OpenError),
     /// The region has another layout or version.
-    #[error("the server's region has magic {magic:#x}, version {version}: use programs of one build")]
+    #[error(
+        "the server's region has magic {magic:#x}, version {version}: use programs of one build"
+    )]
     Version {
         /// Magic number found.
         magic: u64,
@@ -68,7 +74,9 @@ pub enum ConnectError {
         version: u32,
     },
     /// Server and client were built for different payload types.
-    #[error("the server has {server}; this client has {client}: build both from the same types and tag")]
+    #[error(
+        "the server has {server}; this client has {client}: build both from the same types and tag"
+    )]
     Types {
         /// The server's types.
         server: TypeShape,
@@ -121,7 +129,8 @@ pub enum ReplyError {
         /// The client's number, at that server.
         client: usize,
     },
-    /// The answer is longer than the server's maximum ([`bytes`](crate::bytes) only). The request still waits for an answer.
+    /// The answer is longer than the server's maximum ([`bytes`](crate::bytes) only). The request
+    /// still waits for an answer.
     #[error("an answer of {bytes} bytes: this server was created for at most {max}")]
     TooLarge {
         /// The token of the request.

@@ -10,9 +10,10 @@
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
-//! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64 B: payloads up to 48 B take one line. The
-//! slot of a call's tag selects the area of its long messages. The client owns the area of a request until the server has received it; the
-//! server owns the area of a response until the client has taken it.
+//! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64
+//! B: payloads up to 48 B take one line. The slot of a call's tag selects the area of its long
+//! messages. The client owns the area of a request until the server has received it; the server
+//! owns the area of a response until the client has taken it.
 
 use std::mem::offset_of;
 
@@ -25,7 +26,8 @@ use crate::entries::Entries;
 use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
-/// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths of long ones.
+/// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths
+/// of long ones.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.
@@ -73,7 +75,8 @@ pub(crate) struct Layout {
     pub(crate) total: usize,
 }
 
-/// Room for a long request and a long response beside their lanes; 0 for payloads that lie in their lanes.
+/// Room for a long request and a long response beside their lanes; 0 for payloads that lie in their
+/// lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct AreaBytes {
     pub(crate) request: usize,
@@ -104,15 +107,29 @@ impl Layout {
         let requests = entries + Entries::bytes(max_clients);
         let slots = max_clients * depth;
         let sizes = || {
-            let responses = slots.checked_mul(size_of::<Slot<Tagged<Req>>>())?.checked_add(requests)?;
-            let areas = slots.checked_mul(size_of::<Slot<Tagged<Resp>>>())?.checked_add(responses)?;
+            let responses = slots
+                .checked_mul(size_of::<Slot<Tagged<Req>>>())?
+                .checked_add(requests)?;
+            let areas = slots
+                .checked_mul(size_of::<Slot<Tagged<Resp>>>())?
+                .checked_add(responses)?;
             let area_bytes = AreaBytes {
                 request: area_bytes.request.checked_next_multiple_of(LINE)?,
                 response: area_bytes.response.checked_next_multiple_of(LINE)?,
             };
             let per_call = area_bytes.request.checked_add(area_bytes.response)?;
             let total = slots.checked_mul(per_call)?.checked_add(areas)?;
-            Some(Self { max_clients, words, depth, entries, requests, responses, areas, area_bytes, total })
+            Some(Self {
+                max_clients,
+                words,
+                depth,
+                entries,
+                requests,
+                responses,
+                areas,
+                area_bytes,
+                total,
+            })
         };
         sizes().ok_or(ParameterError::TooLarge)
     }
@@ -127,14 +144,19 @@ impl Layout {
         (self.areas - self.responses) / self.max_clients
     }
 
-    /// Returns the offset of the long request of a client's call; `None` unless both numbers are in range. A client has as many slots as
-    /// calls: `depth`.
+    /// Returns the offset of the long request of a client's call; `None` unless both numbers are in
+    /// range. A client has as many slots as calls: `depth`.
     pub(crate) fn request_area(&self, client: usize, slot: usize) -> Option<usize> {
         let in_range = client < self.max_clients && slot < self.depth;
-        in_range.then(|| self.areas + (client * self.depth + slot) * (self.area_bytes.request + self.area_bytes.response))
+        in_range.then(|| {
+            self.areas
+                + (client * self.depth + slot)
+                    * (self.area_bytes.request + self.area_bytes.response)
+        })
     }
 
-    /// Returns the offset of the long response to a client's call, as [`request_area`](Self::request_area).
+    /// Returns the offset of the long response to a client's call, as
+    /// [`request_area`](Self::request_area).
     pub(crate) fn response_area(&self, client: usize, slot: usize) -> Option<usize> {
         Some(self.request_area(client, slot)? + self.area_bytes.request)
     }
@@ -145,7 +167,11 @@ mod tests {
     use super::*;
     use shm::ready::ReadyWords;
 
-    fn layout<Req: Plain, Resp: Plain>(clients: usize, depth: usize, area_bytes: AreaBytes) -> Result<Layout, ParameterError> {
+    fn layout<Req: Plain, Resp: Plain>(
+        clients: usize,
+        depth: usize,
+        area_bytes: AreaBytes,
+    ) -> Result<Layout, ParameterError> {
         Layout::new::<Req, Resp, ReadyWords>(clients, ReadyWords::words(clients), depth, area_bytes)
     }
 
@@ -154,29 +180,70 @@ mod tests {
         let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
         assert_eq!((Layout::ANNOUNCED, plain.entries), (128, 192));
         assert_eq!(plain.requests, 192 + 66 * 64);
-        assert_eq!((plain.request_stride(), plain.response_stride()), (8 * 128, 8 * 64));
+        assert_eq!(
+            (plain.request_stride(), plain.response_stride()),
+            (8 * 128, 8 * 64)
+        );
         assert_eq!(plain.responses, plain.requests + 65 * 8 * 128);
         assert_eq!(plain.total, plain.responses + 65 * 8 * 64);
-        let with_areas = layout::<[u8; 100], u64>(65, 8, AreaBytes { request: 65, response: 1 }).unwrap();
+        let with_areas = layout::<[u8; 100], u64>(
+            65,
+            8,
+            AreaBytes {
+                request: 65,
+                response: 1,
+            },
+        )
+        .unwrap();
         assert_eq!(with_areas.request_area(0, 0), Some(plain.total));
         assert_eq!(with_areas.response_area(0, 0), Some(plain.total + 128));
-        assert_eq!(with_areas.request_area(64, 7), Some(plain.total + (65 * 8 - 1) * 192));
-        assert_eq!((with_areas.request_area(65, 0), with_areas.response_area(0, 8)), (None, None));
+        assert_eq!(
+            with_areas.request_area(64, 7),
+            Some(plain.total + (65 * 8 - 1) * 192)
+        );
+        assert_eq!(
+            (
+                with_areas.request_area(65, 0),
+                with_areas.response_area(0, 8)
+            ),
+            (None, None)
+        );
         assert_eq!(with_areas.total, plain.total + 65 * 8 * 192);
-        assert_eq!((with_areas.request_stride(), with_areas.response_stride()), (plain.request_stride(), plain.response_stride()));
+        assert_eq!(
+            (with_areas.request_stride(), with_areas.response_stride()),
+            (plain.request_stride(), plain.response_stride())
+        );
     }
 
     #[test]
     fn parameters_out_of_range_are_named() {
-        let layout = |clients, depth, request| layout::<u64, u64>(clients, depth, AreaBytes { request, response: 0 });
+        let layout = |clients, depth, request| {
+            layout::<u64, u64>(
+                clients,
+                depth,
+                AreaBytes {
+                    request,
+                    response: 0,
+                },
+            )
+        };
         assert_eq!(layout(0, 8, 0), Err(ParameterError::MaxClients(0)));
-        assert_eq!(layout(CLIENTS_MAX + 1, 8, 0), Err(ParameterError::MaxClients(CLIENTS_MAX + 1)));
+        assert_eq!(
+            layout(CLIENTS_MAX + 1, 8, 0),
+            Err(ParameterError::MaxClients(CLIENTS_MAX + 1))
+        );
         for depth in [0, 3, DEPTH_MAX * 2, usize::MAX] {
             assert_eq!(layout(1, depth, 0), Err(ParameterError::Depth(depth)));
         }
         for request in [usize::MAX, usize::MAX / 2] {
-            assert_eq!(layout(CLIENTS_MAX, DEPTH_MAX, request), Err(ParameterError::TooLarge));
+            assert_eq!(
+                layout(CLIENTS_MAX, DEPTH_MAX, request),
+                Err(ParameterError::TooLarge)
+            );
         }
-        assert_eq!(Layout::new::<u64, u64, ReadyWords>(64, 3, 8, AreaBytes::default()), Err(ParameterError::Words(3)));
+        assert_eq!(
+            Layout::new::<u64, u64, ReadyWords>(64, 3, 8, AreaBytes::default()),
+            Err(ParameterError::Words(3))
+        );
     }
 }

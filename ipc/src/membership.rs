@@ -24,17 +24,25 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Takes an entry that `is_fit`. A free entry that fails `is_fit` was corrupted; it is returned to the server.
+    /// Takes an entry that `is_fit`. A free entry that fails `is_fit` was corrupted; it is returned
+    /// to the server.
     ///
     /// # Safety
     /// `entries` lie in `region`.
     ///
     /// # Errors
     /// [`JoinError`].
-    pub(crate) unsafe fn join(region: Region, entries: Entries, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
+    pub(crate) unsafe fn join(
+        region: Region,
+        entries: Entries,
+        is_fit: impl Fn(usize) -> bool,
+    ) -> Result<Self, JoinError> {
         let (session, holding) = loop {
             let session = entries.join(region.lock_file())?;
-            match entries.held_by(session.entry, session.generation).filter(|_| is_fit(session.entry)) {
+            match entries
+                .held_by(session.entry, session.generation)
+                .filter(|_| is_fit(session.entry))
+            {
                 Some(holding) => break (session, holding),
                 None => entries.leave(session),
             }
@@ -51,8 +59,9 @@ impl Membership {
         })
     }
 
-    /// Returns the end of the session, if it has ended: normally two loads of lines that are not written. The result stays the same. Data
-    /// that the server wrote before an orderly end are visible afterwards.
+    /// Returns the end of the session, if it has ended: normally two loads of lines that are not
+    /// written. The result stays the same. Data that the server wrote before an orderly end are
+    /// visible afterwards.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.holding.lasts() && !self.region.owner_hint();
@@ -81,8 +90,8 @@ impl Membership {
         self.session = None;
     }
 
-    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server may be gone. For a client that has
-    /// time.
+    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server
+    /// may be gone. For a client that has time.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.ask_next();
         self.end()

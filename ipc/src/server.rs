@@ -21,11 +21,12 @@ use crate::sessions::{CallId, Sessions};
 use crate::token::{Listed, StopHandle, Token};
 use crate::views::Views;
 
-/// A server of up to `max_clients` clients, in one thread. `W` carries the announcements of clients that the server does not poll.
+/// A server of up to `max_clients` clients, in one thread. `W` carries the announcements of clients
+/// that the server does not poll.
 ///
-/// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of each client: with
-/// [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes them again elsewhere, unless a [`Token`] of that client is
-/// unanswered.
+/// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of
+/// each client: with [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes
+/// them again elsewhere, unless a [`Token`] of that client is unanswered.
 pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
     sessions: Sessions<Req, Resp>,
     announced: W,
@@ -36,7 +37,10 @@ pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
 
 impl<Req: Plain, Resp: Plain, W: Announce> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("name", &self.region.name()).field("region_bytes", &self.region.view().len()).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("name", &self.region.name())
+            .field("region_bytes", &self.region.view().len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -52,8 +56,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
-    /// Creates the server `name` for any process of this user on this host, with room for 64 clients of 32
-    /// unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another one.
+    /// Creates the server `name` for any process of this user on this host, with room for 64
+    /// clients of 32 unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another
+    /// one.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -61,29 +66,65 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         Self::bind_in(&Dir::open(None)?, name, CLIENTS, DEPTH, 0)
     }
 
-    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
-    /// 32768). `type_tag` is the application's number for the meaning of `Req` and `Resp`; clients must have the same.
+    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
+    /// unanswered calls each (a power of two, 1 to 32768). `type_tag` is the application's number
+    /// for the meaning of `Req` and `Resp`; clients must have the same.
     ///
-    /// The region takes `max_clients x depth` slots in each direction; a slot is 16 B and the payload, rounded up to 64 B.
+    /// The region takes `max_clients x depth` slots in each direction; a slot is 16 B and the
+    /// payload, rounded up to 64 B.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn bind_in(dir: &Dir, name: &str, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
-        Self::bind_with(dir, name, W::words_for(max_clients), max_clients, depth, type_tag)
+    pub fn bind_in(
+        dir: &Dir,
+        name: &str,
+        max_clients: usize,
+        depth: usize,
+        type_tag: u64,
+    ) -> Result<Self, CreateError> {
+        Self::bind_with(
+            dir,
+            name,
+            W::words_for(max_clients),
+            max_clients,
+            depth,
+            type_tag,
+        )
     }
 
-    /// Like [`bind_in`](Self::bind_in), with the number of `words` for announcements, where `W` leaves a choice.
+    /// Like [`bind_in`](Self::bind_in), with the number of `words` for announcements, where `W`
+    /// leaves a choice.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn bind_with(dir: &Dir, name: &str, words: usize, max_clients: usize, depth: usize, type_tag: u64) -> Result<Self, CreateError> {
+    pub fn bind_with(
+        dir: &Dir,
+        name: &str,
+        words: usize,
+        max_clients: usize,
+        depth: usize,
+        type_tag: u64,
+    ) -> Result<Self, CreateError> {
         let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, AreaBytes::default())?;
-        Self::bind_as(dir, name, W::KIND, layout, TypeShape::of::<Req, Resp>(type_tag))
+        Self::bind_as(
+            dir,
+            name,
+            W::KIND,
+            layout,
+            TypeShape::of::<Req, Resp>(type_tag),
+        )
     }
 
     /// Creates a server of this layout, which is of these types.
-    pub(crate) fn bind_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
-        // Registers this process for barriers, which may take long: now, and not in the first reply.
+    pub(crate) fn bind_as(
+        dir: &Dir,
+        name: &str,
+        kind: u64,
+        layout: Layout,
+        shape: TypeShape,
+    ) -> Result<Self, CreateError> {
+        // Registers this process for barriers, which may take long: now, and not in the first
+        // reply.
         let _ = LightBarrier::of_process();
         let header = Header {
             magic: W::MAGIC,
@@ -96,35 +137,48 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             _reserved: [0; 10],
         };
         let region = Region::create(dir, name, kind, layout.total, |view| {
-            // SAFETY: the region is made for this layout, which starts with a header; no other process has it yet.
+            // SAFETY: the region is made for this layout, which starts with a header; no other
+            // process has it yet.
             let views = unsafe {
                 view.base().cast::<Header>().write(header);
                 Views::<Req, Resp, W>::new(view.base(), &layout)
             };
             views.entries.prepare();
         })?;
-        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
-        let Views { entries, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
+        // SAFETY: the region was made for this layout and outlives the views (see the order of the
+        // fields).
+        let Views {
+            entries,
+            lanes,
+            announced,
+        } = unsafe { Views::new(region.view().base(), &layout) };
         // SAFETY: as above. The region has no other server.
         let sessions = unsafe { Sessions::new(entries, lanes, region.clock().clone()) };
-        Ok(Self { sessions, announced, listed: Listed::new(entries), region })
+        Ok(Self {
+            sessions,
+            announced,
+            listed: Listed::new(entries),
+            region,
+        })
     }
 
-    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Returns the
-    /// number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Ends the calls whose [`Token`] was dropped, and
-    /// frees the entries of clients that are gone.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
+    /// 8 clients, in rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle
+    /// clients cost nothing. Ends the calls whose [`Token`] was dropped, and frees the entries of
+    /// clients that are gone.
     #[inline(always)]
     #[doc(alias = "advance_tail")]
     pub fn poll(&mut self) -> usize {
         self.poll_with_skip(&[])
     }
 
-    /// Like [`poll`](Self::poll), without the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing
-    /// words are zero). Their requests stay in their lanes.
+    /// Like [`poll`](Self::poll), without the clients whose bit is set in `mask` (client `c` is bit
+    /// `c % 64` of word `c / 64`; missing words are zero). Their requests stay in their lanes.
     #[inline(always)]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
         self.end_dropped();
-        self.sessions.pass(&mut self.announced, mask, self.region.lock_file());
+        self.sessions
+            .pass(&mut self.announced, mask, self.region.lock_file());
         self.sessions.waiting()
     }
 
@@ -142,23 +196,26 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         }
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or the server is
-    /// [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin.
-    /// Frees the entries of clients that leave, and every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or
+    /// the server is [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit).
+    /// Returns whether there is something. Does not spin. Frees the entries of clients that leave,
+    /// and every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client
     /// that a mask left out counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// Returns the oldest request that [`poll`](Self::poll) has found: the token to answer it with, and a copy that the client cannot
-    /// change any more. The client waits until the token is answered, refused or dropped; tokens may be kept, and answered in any order.
+    /// Returns the oldest request that [`poll`](Self::poll) has found: the token to answer it with,
+    /// and a copy that the client cannot change any more. The client waits until the token is
+    /// answered, refused or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
         let (call, request) = self.sessions.recv()?;
         Some((Token::new(call, &self.listed), request))
     }
 
-    /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    /// Answers a request. The client can see the answer when this returns; nothing has to be
+    /// flushed, and nothing can be full.
     ///
     /// # Errors
     /// [`ReplyError`]; the answer was not delivered.
@@ -167,7 +224,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, ANSWERED, |_| response)
     }
 
-    /// Ends a request without an answer: the client's call ends with [`CallFailed::Refused`](crate::CallFailed::Refused).
+    /// Ends a request without an answer: the client's call ends with
+    /// [`CallFailed::Refused`](crate::CallFailed::Refused).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
@@ -175,23 +233,44 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
     }
 
-    /// Returns whether the client of a request is still there, as far as the last [`poll`](Self::poll) or [`wait`](Self::wait) has found. A
-    /// call that ran out of time or was cancelled does not show; the request of a method has its [deadline](crate::methods::Header::left).
+    /// Returns whether the client of a request is still there, as far as the last
+    /// [`poll`](Self::poll) or [`wait`](Self::wait) has found. A call that ran out of time or was
+    /// cancelled does not show; the request of a method has its
+    /// [deadline](crate::methods::Header::left).
     #[must_use]
     pub fn is_wanted(&self, token: &Token) -> bool {
-        token.call_at(&self.listed).is_some_and(|call| self.sessions.is_there(&call))
+        token
+            .call_at(&self.listed)
+            .is_some_and(|call| self.sessions.is_there(&call))
     }
 
-    /// Answers with the result of `make`, which is called if the client is there, while the memory of the answer is the server's.
+    /// Answers with the result of `make`, which is called if the client is there, while the memory
+    /// of the answer is the server's.
     #[inline(always)]
-    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&CallId) -> Resp) -> Result<(), ReplyError> {
-        let Some(call) = token.call_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
+    pub(crate) fn end(
+        &mut self,
+        token: Token,
+        note: u8,
+        make: impl FnOnce(&CallId) -> Resp,
+    ) -> Result<(), ReplyError> {
+        let Some(call) = token.call_at(&self.listed) else {
+            return Err(ReplyError::ForeignToken {
+                client: token.client(),
+            });
+        };
         token.use_up();
         let is_there = self.sessions.answer(&call, note, || make(&call));
-        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: call.client() }) }
+        if is_there {
+            Ok(())
+        } else {
+            Err(ReplyError::ClientGone {
+                client: call.client(),
+            })
+        }
     }
 
-    /// Like [`recv`](Self::recv), for a message that `take` accepts. A client whose message is refused loses its session.
+    /// Like [`recv`](Self::recv), for a message that `take` accepts. A client whose message is
+    /// refused loses its session.
     #[inline]
     pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&CallId, Req) -> bool) -> Option<Token> {
         loop {
@@ -203,15 +282,17 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         }
     }
 
-    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Returns their number. This takes the
-    /// fewest instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`.
+    /// Returns their number. This takes the fewest instructions. To reply later or out of order,
+    /// use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         self.end_dropped();
         if self.sessions.waiting() > 0 {
             return self.answer_waiting(handler);
         }
-        self.sessions.pass_answering(&mut self.announced, self.region.lock_file(), &mut handler)
+        self.sessions
+            .pass_answering(&mut self.announced, self.region.lock_file(), &mut handler)
     }
 
     /// Answers the requests that an earlier poll has found, and those behind them.
@@ -219,15 +300,17 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     fn answer_waiting(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
-            let Some((token, request)) = self.recv() else { break };
+            let Some((token, request)) = self.recv() else {
+                break;
+            };
             // A client that is gone needs no answer. A handler that panics drops the token.
             let _ = self.reply(token, handler(&request));
         }
         waiting
     }
 
-    /// Answers every request with the result of `handler`, until the server is [stopped](Self::stop_handle). Sleeps while there is nothing
-    /// to do.
+    /// Answers every request with the result of `handler`, until the server is
+    /// [stopped](Self::stop_handle). Sleeps while there is nothing to do.
     pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
         let stop = self.stop_handle();
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
@@ -251,11 +334,17 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 }
 
-/// The condition of [`Server::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
+/// The condition of [`Server::wait`], so that a thread can sleep on several things: see
+/// [`sleep::wait`].
 impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.end_dropped();
-        let Self { sessions, announced, listed, region } = self;
+        let Self {
+            sessions,
+            announced,
+            listed,
+            region,
+        } = self;
         let mut clients = sessions.watch(announced, region.lock_file());
         // Another thread that leaves something there wakes through the word of the clients' watch.
         let mut left = Look(|| listed.any());

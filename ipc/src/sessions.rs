@@ -1,6 +1,8 @@
-//! The server's side of its clients' sessions: a pair of lanes for each client. The server polls the lanes of active clients only.
+//! The server's side of its clients' sessions: a pair of lanes for each client. The server polls
+//! the lanes of active clients only.
 //!
-//! The owner has the [`Wakes`] through which a client announces that it begins to call: a set of bits, or a ring of names.
+//! The owner has the [`Wakes`] through which a client announces that it begins to call: a set of
+//! bits, or a ring of names.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -17,8 +19,8 @@ use shm::sync::{AtomicU32, Ordering};
 
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 
-/// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its responses at `responses + c x
-/// response_stride`, in bytes, `depth` slots each.
+/// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its
+/// responses at `responses + c x response_stride`, in bytes, `depth` slots each.
 #[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
@@ -29,18 +31,31 @@ pub(crate) struct LanePairs<Req, Resp> {
     _types: PhantomData<(Req, Resp)>,
 }
 
-// SAFETY: `LanePairs` holds only addresses; the ends that are made from it uphold the aliasing rules.
+// SAFETY: `LanePairs` holds only addresses; the ends that are made from it uphold the aliasing
+// rules.
 unsafe impl<Req: Send, Resp: Send> Send for LanePairs<Req, Resp> {}
 
 impl<Req, Resp> LanePairs<Req, Resp> {
     /// Makes the lanes at these addresses; the strides are in bytes.
     ///
     /// # Safety
-    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays mapped as long as any end that is made
-    /// from this value. No two lanes overlap. `depth` is a power of two.
-    pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
+    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays
+    /// mapped as long as any end that is made from this value. No two lanes overlap. `depth` is a
+    /// power of two.
+    pub(crate) unsafe fn new(
+        requests: (NonNull<u8>, usize),
+        responses: (NonNull<u8>, usize),
+        depth: usize,
+    ) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
-        Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
+        Self {
+            requests,
+            responses,
+            request_stride,
+            response_stride,
+            depth,
+            _types: PhantomData,
+        }
     }
 
     /// Returns the number of slots of each lane.
@@ -116,10 +131,11 @@ struct Session<Req, Resp> {
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Number of the first request that [`Table::find`] has not found yet, unless the lane's position is higher.
+    /// Number of the first request that [`Table::find`] has not found yet, unless the lane's
+    /// position is higher.
     next: u64,
-    /// A bit for each slot of the client's calls. It is set while a request of that slot is held, and for slots that do not exist. So at
-    /// most `depth` requests are held.
+    /// A bit for each slot of the client's calls. It is set while a request of that slot is held,
+    /// and for slots that do not exist. So at most `depth` requests are held.
     in_use: Box<[u64]>,
 }
 
@@ -127,7 +143,10 @@ impl<Req, Resp> Session<Req, Resp> {
     /// Returns the word and the bit of a slot; `None` if the slot does not exist.
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
-        Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
+        Some((
+            self.in_use.get_mut(tag.slot() / 64)?,
+            1 << (tag.slot() % 64),
+        ))
     }
 }
 
@@ -139,7 +158,8 @@ impl<Req: Plain, Resp> Session<Req, Resp> {
     }
 }
 
-/// All sessions of a server. Allocates when a session begins, and when more lanes wait than ever before.
+/// All sessions of a server. Allocates when a session begins, and when more lanes wait than ever
+/// before.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
     reaper: Reaper,
@@ -154,7 +174,8 @@ struct Table<Req, Resp> {
     lanes: LanePairs<Req, Resp>,
 }
 
-/// Requests that a pass has found and that were not received. They stay in their lanes, so each is copied once.
+/// Requests that a pass has found and that were not received. They stay in their lanes, so each is
+/// copied once.
 #[derive(Debug, Default)]
 struct Inbox {
     /// The batch that requests are received from.
@@ -180,7 +201,10 @@ impl Inbox {
 
     #[inline(always)]
     fn push(&mut self, client: usize, count: usize) {
-        let batch = Batch { client: client as u32, count: count as u32 };
+        let batch = Batch {
+            client: client as u32,
+            count: count as u32,
+        };
         if self.waiting() == 0 {
             self.current = batch;
         } else {
@@ -214,12 +238,18 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// Makes a set without sessions.
     ///
     /// # Safety
-    /// There are lanes for every entry. Lanes and entries outlive this value, which is their only server.
+    /// There are lanes for every entry. Lanes and entries outlive this value, which is their only
+    /// server.
     pub(crate) unsafe fn new(entries: Entries, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
             hot: HotSet::new(entries.count()),
             reaper: Reaper::of(entries),
-            table: Table { sessions: (0..entries.count()).map(|_| None).collect(), inbox: Inbox::default(), entries, lanes },
+            table: Table {
+                sessions: (0..entries.count()).map(|_| None).collect(),
+                inbox: Inbox::default(),
+                entries,
+                lanes,
+            },
             clock,
         }
     }
@@ -230,22 +260,36 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.inbox.waiting()
     }
 
-    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Passes over
-    /// clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that
-    /// have gone; living ones hold locks in `file`.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
+    /// 8 clients, in rotation. Passes over clients whose bit is set in `mask` (client `c` is bit
+    /// `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have gone;
+    /// living ones hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
-            let is_masked = mask.get(client / 64).is_some_and(|word| word >> (client % 64) & 1 != 0);
-            if is_masked { 0 } else { table.find(client, budget) }
+            let is_masked = mask
+                .get(client / 64)
+                .is_some_and(|word| word >> (client % 64) & 1 != 0);
+            if is_masked {
+                0
+            } else {
+                table.find(client, budget)
+            }
         });
     }
 
-    /// Like [`pass`](Self::pass), and answers each request with the result of `handler`. Returns their number. No request may be
-    /// [waiting](Self::waiting).
+    /// Like [`pass`](Self::pass), and answers each request with the result of `handler`. Returns
+    /// their number. No request may be [waiting](Self::waiting).
     #[inline(always)]
-    pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, mut handler: impl FnMut(&Req) -> Resp) -> usize {
-        self.pass_over(wakes, file, |table, client, budget| table.answer(client, budget, &mut handler))
+    pub(crate) fn pass_answering(
+        &mut self,
+        wakes: &mut impl Wakes,
+        file: &LockFile,
+        mut handler: impl FnMut(&Req) -> Resp,
+    ) -> usize {
+        self.pass_over(wakes, file, |table, client, budget| {
+            table.answer(client, budget, &mut handler)
+        })
     }
 
     #[inline(always)]
@@ -255,7 +299,12 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         file: &LockFile,
         visit: impl FnMut(&mut Table<Req, Resp>, usize, usize) -> usize,
     ) -> usize {
-        let Self { hot, reaper, table, clock } = self;
+        let Self {
+            hot,
+            reaper,
+            table,
+            clock,
+        } = self;
         if reaper.is_due() {
             reap_clients(hot, reaper, table, file);
         }
@@ -271,25 +320,37 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                 let generation = session.generation;
                 if let Some((tag, payload)) = session.requests.pop_tagged() {
                     let (tag, payload) = (Tag::without_note(tag), payload.read());
-                    if let Some((word, bit)) = session.bit(tag).filter(|(word, bit)| **word & bit == 0) {
+                    if let Some((word, bit)) =
+                        session.bit(tag).filter(|(word, bit)| **word & bit == 0)
+                    {
                         *word |= bit;
                         session.held += 1;
-                        return Some((CallId { client: client as u32, generation, tag }, payload));
+                        return Some((
+                            CallId {
+                                client: client as u32,
+                                generation,
+                                tag,
+                            },
+                            payload,
+                        ));
                     }
                 }
             }
-            // C5: a broken client took the request back, named a slot that does not exist, or repeated a call that is held.
+            // C5: a broken client took the request back, named a slot that does not exist, or
+            // repeated a call that is held.
             evict_client(&self.table.entries, client);
             self.table.inbox.forget(client);
         }
     }
 
-    /// Answers a request with the result of `make`, which is called while the memory of the answer is the server's. `note` is the outcome
-    /// of the call. The client can see the answer when this returns. Call it once for each request. Returns whether the client was still
-    /// there.
+    /// Answers a request with the result of `make`, which is called while the memory of the answer
+    /// is the server's. `note` is the outcome of the call. The client can see the answer when this
+    /// returns. Call it once for each request. Returns whether the client was still there.
     #[inline(always)]
     pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
-        let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
+        let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else {
+            return false;
+        };
         // C5: a late answer to a former holder of the entry is discarded.
         if session.generation != to.generation {
             return false;
@@ -298,8 +359,11 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         if let Some((word, bit)) = session.bit(to.tag) {
             *word &= !bit;
         }
-        // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
-        session.responses.publish_tagged(to.tag.pack(note), make(), Ahead::Nothing);
+        // L3: there is room, as the client has at most `depth` unanswered calls, counting the
+        // answers it has not taken yet.
+        session
+            .responses
+            .publish_tagged(to.tag.pack(note), make(), Ahead::Nothing);
         if session.held > 0 {
             session.responses.fetch_ahead();
         }
@@ -312,31 +376,59 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.entries.evict(from.client(), from.generation);
     }
 
-    /// Returns the condition that a sleeping server waits for: a request to find or to receive. Reaps dead clients in every slice.
-    pub(crate) fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile) -> impl Watch + 'a {
-        Idle { sessions: self, wakes, file }
+    /// Returns the condition that a sleeping server waits for: a request to find or to receive.
+    /// Reaps dead clients in every slice.
+    pub(crate) fn watch<'a>(
+        &'a mut self,
+        wakes: &'a mut impl Wakes,
+        file: &'a LockFile,
+    ) -> impl Watch + 'a {
+        Idle {
+            sessions: self,
+            wakes,
+            file,
+        }
     }
 }
 
 impl<Req, Resp> Sessions<Req, Resp> {
-    /// C6: tells the clients whose requests were answered or not taken, and takes no others. The server does nothing afterwards.
+    /// C6: tells the clients whose requests were answered or not taken, and takes no others. The
+    /// server does nothing afterwards.
     pub(crate) fn stop(&mut self) {
-        let Table { sessions, entries, .. } = &self.table;
-        let has_answered = |session: &Option<Session<_, _>>| session.as_ref().is_none_or(|session| session.held == 0);
-        sessions.iter().enumerate().filter(|(_, session)| has_answered(session)).for_each(|(client, _)| entries.stop(client));
+        let Table {
+            sessions, entries, ..
+        } = &self.table;
+        let has_answered = |session: &Option<Session<_, _>>| {
+            session.as_ref().is_none_or(|session| session.held == 0)
+        };
+        sessions
+            .iter()
+            .enumerate()
+            .filter(|(_, session)| has_answered(session))
+            .for_each(|(client, _)| entries.stop(client));
     }
 
     /// Returns whether the client of a call is there, as far as the last pass has found.
     pub(crate) fn is_there(&self, call: &CallId) -> bool {
-        let session = self.table.sessions.get(call.client()).and_then(Option::as_ref);
-        session.is_some_and(|session| session.generation == call.generation && session.holding.lasts())
+        let session = self
+            .table
+            .sessions
+            .get(call.client())
+            .and_then(Option::as_ref);
+        session
+            .is_some_and(|session| session.generation == call.generation && session.holding.lasts())
     }
 }
 
 // The instruction benchmark counts this function by its name.
 #[cold]
 #[inline(never)]
-fn reap_clients<Req: Plain, Resp: Plain>(hot: &mut HotSet, reaper: &mut Reaper, table: &mut Table<Req, Resp>, file: &LockFile) {
+fn reap_clients<Req: Plain, Resp: Plain>(
+    hot: &mut HotSet,
+    reaper: &mut Reaper,
+    table: &mut Table<Req, Resp>,
+    file: &LockFile,
+) {
     if reaper.pass(file, |client, _| forget(client, hot, table)) {
         hot.mend(table, usize::MAX, ENTRIES_PER_ROUND, LOOKS_PER_ROUND);
     }
@@ -348,7 +440,8 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
     table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
         *session = None;
-        // SAFETY: there are lanes for every entry; the client is gone, and our ends went with the session.
+        // SAFETY: there are lanes for every entry; the client is gone, and our ends went with the
+        // session.
         unsafe { table.lanes.reset(client) };
     }
     if let Some(armed) = table.entries.armed(client) {
@@ -357,7 +450,8 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// Begins the session of `client`, whose first request was announced. Returns whether there is such a client.
+    /// Begins the session of `client`, whose first request was announced. Returns whether there is
+    /// such a client.
     #[cold]
     fn begin(&mut self, client: usize) -> bool {
         self.begun(client).is_some()
@@ -367,28 +461,50 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let generation = self.entries.taken_by(client)?;
         let holding = self.entries.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
-        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer
-        // of the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
+        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of
+        // `Sessions::new`). This is the only consumer of the requests and the only producer of the
+        // responses, both begin at 0 with empty slots, and `answer` publishes no more than the
         // client has room for. Any bytes are a valid request, by `Plain`.
-        let (requests, responses) =
-            unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
+        let (requests, responses) = unsafe {
+            (
+                LaneRx::new(self.lanes.requests_of(client), depth, 0),
+                LaneTx::new(self.lanes.responses_to(client), depth, 0),
+            )
+        };
         let depth = self.lanes.depth;
-        let unused = |word: usize| if depth >= 64 * (word + 1) { 0 } else { !0 << (depth % 64) };
+        let unused = |word: usize| {
+            if depth >= 64 * (word + 1) {
+                0
+            } else {
+                !0 << (depth % 64)
+            }
+        };
         let in_use = (0..depth.div_ceil(64)).map(unused).collect();
-        *self.sessions.get_mut(client)? = Some(Session { generation, held: 0, holding, requests, responses, next: 0, in_use });
+        *self.sessions.get_mut(client)? = Some(Session {
+            generation,
+            held: 0,
+            holding,
+            requests,
+            responses,
+            next: 0,
+            in_use,
+        });
         Some(())
     }
 
     /// Returns whether the first request of a session that has not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
-        // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is consumed here.
-        let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
+        // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is
+        // consumed here.
+        let requests =
+            unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
         requests.is_ready_at(0)
     }
 }
 
-/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages are discarded. Otherwise the messages
-/// of the entry's next holder would be taken for those of this one.
+/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages
+/// are discarded. Otherwise the messages of the entry's next holder would be taken for those of
+/// this one.
 #[cold]
 fn evict_client(entries: &Entries, client: usize) {
     if let Some(generation) = entries.taken_by(client) {
@@ -402,7 +518,11 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     fn find(&mut self, client: usize, budget: usize) -> usize {
         let depth = self.lanes.depth;
         let Some(Some(session)) = self.sessions.get_mut(client) else {
-            return if self.begin(client) { self.find(client, budget) } else { 0 };
+            return if self.begin(client) {
+                self.find(client, budget)
+            } else {
+                0
+            };
         };
         let next = session.next();
         // An empty lane costs this load only.
@@ -427,28 +547,66 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
 
     /// Answers requests of a client.
     #[inline(always)]
-    fn answer(&mut self, client: usize, budget: usize, handler: &mut impl FnMut(&Req) -> Resp) -> usize {
+    fn answer(
+        &mut self,
+        client: usize,
+        budget: usize,
+        handler: &mut impl FnMut(&Req) -> Resp,
+    ) -> usize {
         let Some(Some(session)) = self.sessions.get_mut(client) else {
-            return if self.begin(client) { self.answer(client, budget, handler) } else { 0 };
+            return if self.begin(client) {
+                self.answer(client, budget, handler)
+            } else {
+                0
+            };
         };
-        let Session { held, holding, requests, responses, in_use, .. } = session;
+        let Session {
+            held,
+            holding,
+            requests,
+            responses,
+            in_use,
+            ..
+        } = session;
         let (depth, holds_none) = (self.lanes.depth, *held == 0);
         let mut answered = 0;
         while answered < budget {
-            let Some((word, request)) = requests.pop_tagged() else { break };
+            let Some((word, request)) = requests.pop_tagged() else {
+                break;
+            };
             let tag = Tag::without_note(word);
-            // C5: the slot does not exist or its call is held, or the client's entry was overwritten.
-            let is_held = |slot: usize| in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
-            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !holding.lasts() {
+            // C5: the slot does not exist or its call is held, or the client's entry was
+            // overwritten.
+            let is_held = |slot: usize| {
+                in_use
+                    .get(slot / 64)
+                    .is_none_or(|word| word >> (slot % 64) & 1 != 0)
+            };
+            if tag.slot() >= depth
+                || !holds_none && is_held(tag.slot())
+                || answered == 0 && !holding.lasts()
+            {
                 evict_client(&self.entries, client);
                 break;
             }
             let request = request.read();
-            let unanswered = Unanswered { responses, holding, tag };
+            let unanswered = Unanswered {
+                responses,
+                holding,
+                tag,
+            };
             let response = handler(&request);
             std::mem::forget(unanswered);
             // L3: as in `Sessions::answer`.
-            responses.publish_tagged(tag.pack(ANSWERED), response, if answered > 0 { Ahead::Slot } else { Ahead::Nothing });
+            responses.publish_tagged(
+                tag.pack(ANSWERED),
+                response,
+                if answered > 0 {
+                    Ahead::Slot
+                } else {
+                    Ahead::Nothing
+                },
+            );
             answered += 1;
             holding.wake();
         }
@@ -466,7 +624,8 @@ struct Unanswered<'a, Resp: Plain> {
 impl<Resp: Plain> Drop for Unanswered<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
-        self.responses.publish_tagged(self.tag.pack(DROPPED), Resp::new_zeroed(), Ahead::Nothing);
+        self.responses
+            .publish_tagged(self.tag.pack(DROPPED), Resp::new_zeroed(), Ahead::Nothing);
         self.holding.wake();
     }
 }
@@ -500,7 +659,12 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, reaper, table, clock } = &mut *self.sessions;
+        let Sessions {
+            hot,
+            reaper,
+            table,
+            clock,
+        } = &mut *self.sessions;
         // The first pass after the sleep reaps dead clients.
         reaper.tick(clock.now_ns());
         hot.arm(table);
@@ -514,7 +678,12 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
 
     fn check(&mut self) -> bool {
         let Self { sessions, file, .. } = self;
-        let Sessions { hot, reaper, table, clock } = &mut **sessions;
+        let Sessions {
+            hot,
+            reaper,
+            table,
+            clock,
+        } = &mut **sessions;
         reaper.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
         // Lanes that become active here may turn out to be empty.
         hot.mend(table, usize::MAX, usize::MAX, usize::MAX);

@@ -8,12 +8,13 @@ use shm::sync::{AtomicBool, Ordering};
 use crate::entries::Entries;
 use crate::sessions::CallId;
 
-/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another
-/// thread.
+/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data
+/// of another call, and be moved to another thread.
 ///
-/// Dropping it, on any thread, ends the client's call with [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server says so
-/// in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is
-/// gone does nothing.
+/// Dropping it, on any thread, ends the client's call with
+/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server says so in its next
+/// [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of
+/// a server that is gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped ends its call without an answer"]
 #[doc(alias("RecvEntry", "DelegToken"))]
@@ -26,7 +27,10 @@ pub struct Token {
 impl Token {
     #[inline(always)]
     pub(crate) fn new(call: CallId, server: &Listed) -> Self {
-        Self { call, server: server.number }
+        Self {
+            call,
+            server: server.number,
+        }
     }
 
     /// Returns the number of the calling client, below `max_clients`.
@@ -67,7 +71,8 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Ends the server's loop, and wakes the server if it sleeps. The server answers the requests that it has found by then.
+    /// Ends the server's loop, and wakes the server if it sleeps. The server answers the requests
+    /// that it has found by then.
     pub fn stop(&self) {
         self.notes.is_stopped.store(true, Ordering::Release);
         SERVERS.with(self.server, Entry::wake);
@@ -115,8 +120,15 @@ pub(crate) struct Listed {
 
 impl Listed {
     pub(crate) fn new(entries: Entries) -> Self {
-        let notes = Arc::new(Notes { dropped: Dropped::default(), is_stopped: AtomicBool::new(false) });
-        let number = SERVERS.add(Entry { notes: Arc::clone(&notes), entries, pid: std::process::id() });
+        let notes = Arc::new(Notes {
+            dropped: Dropped::default(),
+            is_stopped: AtomicBool::new(false),
+        });
+        let number = SERVERS.add(Entry {
+            notes: Arc::clone(&notes),
+            entries,
+            pid: std::process::id(),
+        });
         Self { number, notes }
     }
 
@@ -127,7 +139,10 @@ impl Listed {
     }
 
     pub(crate) fn stop_handle(&self) -> StopHandle {
-        StopHandle { server: self.number, notes: Arc::clone(&self.notes) }
+        StopHandle {
+            server: self.number,
+            notes: Arc::clone(&self.notes),
+        }
     }
 
     /// Returns whether another thread has left something.

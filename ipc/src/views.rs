@@ -15,19 +15,27 @@ use crate::sessions::LanePairs;
 pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
-        return Err(ConnectError::Truncated { need: size_of::<Header>(), have });
+        return Err(ConnectError::Truncated {
+            need: size_of::<Header>(),
+            have,
+        });
     };
-    // SAFETY: in bounds and aligned. It is written before the region can be opened; every field is an integer, so a peer that breaks that
-    // rule gives us a wrong number, which is checked below, once, in this copy.
+    // SAFETY: in bounds and aligned. It is written before the region can be opened; every field is
+    // an integer, so a peer that breaks that rule gives us a wrong number, which is checked below,
+    // once, in this copy.
     let header = unsafe { header.as_ptr().read_volatile() };
     if (header.magic, header.version) == (W::MAGIC, W::VERSION) {
         Ok(header)
     } else {
-        Err(ConnectError::Version { magic: header.magic, version: header.version })
+        Err(ConnectError::Version {
+            magic: header.magic,
+            version: header.version,
+        })
     }
 }
 
-/// Returns the layout of a region with this header. Checks the types, and that the layout fits the region.
+/// Returns the layout of a region with this header. Checks the types, and that the layout fits the
+/// region.
 pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     region: &Region,
     header: &Header,
@@ -35,15 +43,22 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     areas: AreaBytes,
 ) -> Result<Layout, ConnectError> {
     if header.shape != client {
-        return Err(ConnectError::Types { server: header.shape, client });
+        return Err(ConnectError::Types {
+            server: header.shape,
+            client,
+        });
     }
     let max_clients = header.max_clients as usize;
     let words = header.words as usize;
     let depth = header.depth as usize;
-    let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, areas).map_err(ConnectError::Damaged)?;
+    let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, areas)
+        .map_err(ConnectError::Damaged)?;
     let have = region.view().len();
     if layout.total > have {
-        return Err(ConnectError::Truncated { need: layout.total, have });
+        return Err(ConnectError::Truncated {
+            need: layout.total,
+            have,
+        });
     }
     Ok(layout)
 }
@@ -59,8 +74,8 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
     /// Makes the views of a region.
     ///
     /// # Safety
-    /// The region at `base` was zeroed when it was created, and outlives everything that is made from this value. The layout, made for
-    /// these types, fits it.
+    /// The region at `base` was zeroed when it was created, and outlives everything that is made
+    /// from this value. The layout, made for these types, fits it.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
         // SAFETY: contract of this function; the layout gives each part its room, on a line.
         unsafe {
@@ -69,7 +84,11 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
             Self {
                 entries: Entries::new(base.add(layout.entries), layout.max_clients),
                 lanes: LanePairs::new(requests, responses, layout.depth),
-                announced: W::new(base.add(Layout::ANNOUNCED), layout.max_clients, layout.words),
+                announced: W::new(
+                    base.add(Layout::ANNOUNCED),
+                    layout.max_clients,
+                    layout.words,
+                ),
             }
         }
     }

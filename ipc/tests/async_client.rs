@@ -1,6 +1,12 @@
 //! Clients whose calls are futures: from many threads, late, given up, and without a server.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::fs;
 use std::sync::mpsc;
@@ -37,11 +43,25 @@ impl Running {
     fn start(dir: &Dir, reply: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
         let (dir, (tell, told)) = (dir.clone(), mpsc::channel());
         let thread = thread::spawn(move || {
-            let mut server = Server::bind_in(&dir, "s", 4, DEPTH, MessageBytes { request: 4096, response: 4096 }, 0).unwrap();
+            let mut server = Server::bind_in(
+                &dir,
+                "s",
+                4,
+                DEPTH,
+                MessageBytes {
+                    request: 4096,
+                    response: 4096,
+                },
+                0,
+            )
+            .unwrap();
             tell.send(server.stop_handle()).unwrap();
             server.serve(reply);
         });
-        Self { stop: told.recv().unwrap(), thread }
+        Self {
+            stop: told.recv().unwrap(),
+            thread,
+        }
     }
 
     fn end(self) {
@@ -60,15 +80,26 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
     let scratch = Scratch::new("async-many");
     let server = Running::start(&scratch.dir(), <[u8]>::to_ascii_uppercase);
     let client = connect(&scratch.dir());
-    assert_eq!(client.message_bytes(), MessageBytes { request: 4096, response: 4096 });
+    assert_eq!(
+        client.message_bytes(),
+        MessageBytes {
+            request: 4096,
+            response: 4096
+        }
+    );
     thread::scope(|scope| {
         for thread in 0..3_u8 {
             let client = client.clone();
             scope.spawn(move || {
                 for round in 0..200 {
                     // Above the depth, short and long.
-                    let requests: Vec<_> = (0..2 * DEPTH).map(|call| vec![b'a' + thread + call as u8; 1 + 9 * call + round]).collect();
-                    let calls: Vec<_> = requests.iter().map(|request| Begun::new(client.call(&request[..]))).collect();
+                    let requests: Vec<_> = (0..2 * DEPTH)
+                        .map(|call| vec![b'a' + thread + call as u8; 1 + 9 * call + round])
+                        .collect();
+                    let calls: Vec<_> = requests
+                        .iter()
+                        .map(|request| Begun::new(client.call(&request[..])))
+                        .collect();
                     for (call, request) in calls.into_iter().zip(requests).rev() {
                         assert_eq!(call.end().unwrap(), request.to_ascii_uppercase());
                     }
@@ -76,7 +107,10 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
             });
         }
     });
-    assert_eq!(block_on(client.call(vec![0; 4097])), Err(AskError::TooLarge { max: 4096 }));
+    assert_eq!(
+        block_on(client.call(vec![0; 4097])),
+        Err(AskError::TooLarge { max: 4096 })
+    );
     server.end();
 }
 
@@ -97,21 +131,34 @@ fn take(server: &mut Server, count: usize) -> Vec<(Token, Vec<u8>)> {
 fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_sent_never() {
     watchdog(LONG);
     let scratch = Scratch::new("async-drop");
-    let max = MessageBytes { request: 64, response: 64 };
+    let max = MessageBytes {
+        request: 64,
+        response: 64,
+    };
     let mut server = Server::bind_in(&scratch.dir(), "s", 1, DEPTH, max, 0).unwrap();
     let client = connect(&scratch.dir());
     for round in 0..3_u8 {
-        let calls: Vec<_> = (0..2 * DEPTH as u8).map(|call| Begun::new(client.call([round, call].to_vec()))).collect();
+        let calls: Vec<_> = (0..2 * DEPTH as u8)
+            .map(|call| Begun::new(client.call([round, call].to_vec())))
+            .collect();
         let taken = take(&mut server, DEPTH);
         // One without time, and one whose time ends while it waits for a slot.
         for timeout in [Duration::ZERO, Duration::from_millis(5)] {
-            assert_eq!(block_on(client.call_within(b"late", timeout)), Err(AskError::Late));
+            assert_eq!(
+                block_on(client.call_within(b"late", timeout)),
+                Err(AskError::Late)
+            );
         }
         drop(calls);
         let next = Begun::new(client.call(b"next"));
-        taken.into_iter().for_each(|(token, _)| server.reply(token, b"for nobody").unwrap());
+        taken
+            .into_iter()
+            .for_each(|(token, _)| server.reply(token, b"for nobody").unwrap());
         let [(token, request)] = <[_; 1]>::try_from(take(&mut server, 1)).ok().unwrap();
-        assert_eq!(request, b"next", "the others were given up before they were sent");
+        assert_eq!(
+            request, b"next",
+            "the others were given up before they were sent"
+        );
         server.reply(token, b"reply").unwrap();
         assert_eq!(next.end().unwrap(), b"reply");
     }
@@ -124,7 +171,10 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
 fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_there() {
     watchdog(LONG);
     let scratch = Scratch::new("async-next");
-    let max = MessageBytes { request: 64, response: 64 };
+    let max = MessageBytes {
+        request: 64,
+        response: 64,
+    };
     let mut server = Server::bind_in(&scratch.dir(), "s", 1, DEPTH, max, 0).unwrap();
     let client = connect(&scratch.dir());
     let call = Begun::new(client.call(b"for the next"));
@@ -139,9 +189,17 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     let third = Running::start(&scratch.dir(), <[u8]>::to_ascii_lowercase);
     assert_eq!(call.end().unwrap(), b"and the third");
     third.end();
-    let once = block_on(AsyncClient::connect_in(&scratch.dir(), "s", 0, Duration::ZERO));
+    let once = block_on(AsyncClient::connect_in(
+        &scratch.dir(),
+        "s",
+        0,
+        Duration::ZERO,
+    ));
     assert!(matches!(once, Err(ConnectError::Region(_))), "{once:?}");
-    assert_eq!(block_on(client.call_within(b"none", Duration::from_millis(5))), Err(AskError::Late));
+    assert_eq!(
+        block_on(client.call_within(b"none", Duration::from_millis(5))),
+        Err(AskError::Late)
+    );
 }
 
 #[test]
@@ -149,10 +207,19 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
     watchdog(LONG);
     let scratch = Scratch::new("async-none");
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
-    let client = block_on(AsyncClient::connect_in(&scratch.dir(), "s", 0, Duration::ZERO)).unwrap();
+    let client = block_on(AsyncClient::connect_in(
+        &scratch.dir(),
+        "s",
+        0,
+        Duration::ZERO,
+    ))
+    .unwrap();
     assert_eq!(block_on(client.call(b"a")).unwrap(), b"a");
     server.end();
-    assert!(matches!(block_on(client.call(b"b")), Err(AskError::NotSent(_))));
+    assert!(matches!(
+        block_on(client.call(b"b")),
+        Err(AskError::NotSent(_))
+    ));
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     assert_eq!(block_on(client.call(b"c")).unwrap(), b"c");
     server.end();
@@ -161,11 +228,18 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
 /// Times that this process's client thread was switched to and gave its core away.
 fn switches() -> u64 {
     let of_task = |task: fs::DirEntry| {
-        let is_client = fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "ipc-client");
+        let is_client = fs::read_to_string(task.path().join("comm"))
+            .is_ok_and(|name| name.trim() == "ipc-client");
         let status = is_client.then(|| fs::read_to_string(task.path().join("status")).unwrap())?;
-        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).map(|count| count.trim().parse::<u64>().unwrap())
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+            .map(|count| count.trim().parse::<u64>().unwrap())
     };
-    fs::read_dir("/proc/self/task").unwrap().filter_map(|task| of_task(task.unwrap())).sum()
+    fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| of_task(task.unwrap()))
+        .sum()
 }
 
 /// A process of its own, as other tests have client threads too.
@@ -196,7 +270,10 @@ fn idle_process() {
 #[test]
 fn the_thread_sleeps_while_there_is_nothing_to_do_and_is_woken_by_each_call() {
     let this = std::env::current_exe().unwrap();
-    let status = std::process::Command::new(this).args(["--ignored", "--exact", "idle_process"]).status().unwrap();
+    let status = std::process::Command::new(this)
+        .args(["--ignored", "--exact", "idle_process"])
+        .status()
+        .unwrap();
     assert!(status.success());
     watchdog(LONG);
     let scratch = Scratch::new("async-wake");
@@ -211,7 +288,11 @@ fn the_thread_sleeps_while_there_is_nothing_to_do_and_is_woken_by_each_call() {
 }
 
 /// Runs a server, and `calls` with a client of it.
-fn with_server(name: &str, reply: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static, calls: impl AsyncFnOnce(AsyncClient)) {
+fn with_server(
+    name: &str,
+    reply: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static,
+    calls: impl AsyncFnOnce(AsyncClient),
+) {
     watchdog(LONG);
     let scratch = Scratch::new(name);
     let server = Running::start(&scratch.dir(), reply);
@@ -220,16 +301,21 @@ fn with_server(name: &str, reply: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static,
 }
 
 #[test]
-fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
+fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own()
+ {
     let reply = |request: &[u8]| numbers::answer(&mut Sums, request);
-    with_server("async-methods", reply, async |client| methods::check_async(client, |error| *error == AskError::Late).await);
+    with_server("async-methods", reply, async |client| {
+        methods::check_async(client, |error| *error == AskError::Late).await
+    });
 }
 
 #[test]
 fn payloads_above_a_message_are_one_call() {
     let mut parts = Reassembler::new(4 << 20, 8 << 20);
     let reply = move |part: &[u8]| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole));
-    with_server("async-parts", reply, async |client| methods::check_async_in_parts(client, 4096, 4096).await);
+    with_server("async-parts", reply, async |client| {
+        methods::check_async_in_parts(client, 4096, 4096).await
+    });
 }
 
 #[test]
@@ -239,8 +325,13 @@ fn a_client_of_values_has_futures_too() {
     let mut server = ipc::Server::<u64, u64>::bind(&name).unwrap();
     let stop = server.stop_handle();
     let serving = thread::spawn(move || server.serve(|number| number * number));
-    let client = block_on(ipc::AsyncClient::<ipc::Client<u64, u64, u64>>::connect(&name)).unwrap();
-    let calls: Vec<_> = (0..100_u64).map(|number| Begun::new(client.call(number))).collect();
+    let client = block_on(ipc::AsyncClient::<ipc::Client<u64, u64, u64>>::connect(
+        &name,
+    ))
+    .unwrap();
+    let calls: Vec<_> = (0..100_u64)
+        .map(|number| Begun::new(client.call(number)))
+        .collect();
     for (number, call) in (0..).zip(calls) {
         assert_eq!(call.end(), Ok(number * number));
     }

@@ -1,12 +1,20 @@
 //! Messages of bytes: lengths, bounds, and peers that lie about them.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
-use ipc::{CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token};
+use ipc::{
+    CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token,
+};
 use shm::region::{self, OpenError, Region};
 use shm_testing::helpers::Scratch;
 
@@ -48,7 +56,12 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 fn received(server: &mut Server) -> Vec<(Token, Vec<u8>)> {
-    std::iter::from_fn(|| server.recv().map(|(token, request)| (token, request.to_vec()))).collect()
+    std::iter::from_fn(|| {
+        server
+            .recv()
+            .map(|(token, request)| (token, request.to_vec()))
+    })
+    .collect()
 }
 
 #[test]
@@ -56,8 +69,23 @@ fn messages_of_every_length_up_to_the_bound_arrive_as_they_were_sent() {
     let scratch = Scratch::new("bytes-lengths");
     for bound in [0, 1, INLINE_MAX, INLINE_MAX + 1, 64, 65, 5000, MESSAGE_MAX] {
         let (mut server, mut client) = pair(&scratch, 2, most(bound, bound));
-        assert_eq!((server.message_bytes(), client.message_bytes()), (most(bound, bound), most(bound, bound)));
-        let near = [0, 1, INLINE_MAX - 1, INLINE_MAX, INLINE_MAX + 1, 63, 64, 65, 4096, bound.saturating_sub(1), bound];
+        assert_eq!(
+            (server.message_bytes(), client.message_bytes()),
+            (most(bound, bound), most(bound, bound))
+        );
+        let near = [
+            0,
+            1,
+            INLINE_MAX - 1,
+            INLINE_MAX,
+            INLINE_MAX + 1,
+            63,
+            64,
+            65,
+            4096,
+            bound.saturating_sub(1),
+            bound,
+        ];
         for len in near.into_iter().filter(|&len| len <= bound) {
             // Twice, so that the first message is behind when the second is written.
             client.call(&pattern(len, 1), 1).unwrap();
@@ -66,11 +94,19 @@ fn messages_of_every_length_up_to_the_bound_arrive_as_they_were_sent() {
             let requests = received(&mut server);
             for ((token, request), seed) in requests.into_iter().zip([1, 2]).rev() {
                 assert!(request == pattern(len, seed), "bound {bound}, length {len}");
-                server.reply(token, &pattern(bound - len, seed + 2)).unwrap();
+                server
+                    .reply(token, &pattern(bound - len, seed + 2))
+                    .unwrap();
             }
             let mut replies = vec![];
-            assert_eq!(client.poll(|user, reply| replies.push((user, reply.unwrap().to_vec()))), Ok(2));
-            assert!(replies == [2, 1].map(|user| (user, pattern(bound - len, user as usize + 2))), "bound {bound}, length {len}");
+            assert_eq!(
+                client.poll(|user, reply| replies.push((user, reply.unwrap().to_vec()))),
+                Ok(2)
+            );
+            assert!(
+                replies == [2, 1].map(|user| (user, pattern(bound - len, user as usize + 2))),
+                "bound {bound}, length {len}"
+            );
         }
     }
 }
@@ -81,21 +117,41 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
     for (request_max, response_max) in [(3, 100), (100, 3)] {
         let (mut server, mut client) = pair(&scratch, 1, most(request_max, response_max));
         match client.call(&vec![0; request_max + 1], 7) {
-            Err(CallError::TooLarge { user_data: 7, bytes, max, .. }) => assert_eq!((bytes, max), (request_max + 1, request_max)),
+            Err(CallError::TooLarge {
+                user_data: 7,
+                bytes,
+                max,
+                ..
+            }) => assert_eq!((bytes, max), (request_max + 1, request_max)),
             other => panic!("{other:?}"),
         }
         client.call(&vec![1; request_max], 8).unwrap();
-        assert!(matches!(client.call(&[], 9), Err(CallError::Full { user_data: 9, depth: 1, .. })));
+        assert!(matches!(
+            client.call(&[], 9),
+            Err(CallError::Full {
+                user_data: 9,
+                depth: 1,
+                ..
+            })
+        ));
         server.poll();
         let (token, request) = server.recv().unwrap();
         assert_eq!(request, vec![1; request_max]);
         let token = match server.reply(token, &vec![0; response_max + 1]) {
-            Err(ReplyError::TooLarge { token, bytes, max }) if (bytes, max) == (response_max + 1, response_max) => token,
+            Err(ReplyError::TooLarge { token, bytes, max })
+                if (bytes, max) == (response_max + 1, response_max) =>
+            {
+                token
+            }
             other => panic!("{other:?}"),
         };
         assert_eq!(client.poll(|_, _| {}), Ok(0));
         server.reply(token, &vec![2; response_max]).unwrap();
-        assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (8, Ok(&vec![2; response_max][..])))), Ok(1));
+        assert_eq!(
+            client
+                .poll(|user, reply| assert_eq!((user, reply), (8, Ok(&vec![2; response_max][..])))),
+            Ok(1)
+        );
     }
 }
 
@@ -106,12 +162,20 @@ fn bounds_and_mismatches_are_named() {
     let create = |most| Server::bind_in(&dir, "s", 2, 8, most, 1);
     for most in [most(MESSAGE_MAX + 1, 0), most(0, MESSAGE_MAX + 1)] {
         let refused = create(most).map(drop);
-        assert!(matches!(refused, Err(CreateError::Parameter(ParameterError::MessageBytes(n))) if n == MESSAGE_MAX + 1));
+        assert!(
+            matches!(refused, Err(CreateError::Parameter(ParameterError::MessageBytes(n))) if n == MESSAGE_MAX + 1)
+        );
     }
     // 256 TiB.
-    let huge = Server::bind_in(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
+    let huge =
+        Server::bind_in(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
     let is_no_space = |error: &CreateError| {
-        matches!(error, CreateError::Region(region::CreateError::NoSpace { .. } | region::CreateError::FileLimit { .. }))
+        matches!(
+            error,
+            CreateError::Region(
+                region::CreateError::NoSpace { .. } | region::CreateError::FileLimit { .. }
+            )
+        )
     };
     assert!(huge.as_ref().is_err_and(is_no_space), "{huge:?}");
     assert!(scratch.names().is_empty());
@@ -120,18 +184,33 @@ fn bounds_and_mismatches_are_named() {
     drop(server);
     let server = create(most(1000, INLINE_MAX + 1)).unwrap();
     assert_eq!(server.region_bytes(), small + 2 * 8 * (1024 + 64));
-    assert!(matches!(Client::<()>::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(ipc::Client::<u64, u64, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    assert!(matches!(
+        Client::<()>::connect_in(&dir, "s", 2),
+        Err(ConnectError::Types { .. })
+    ));
+    assert!(matches!(
+        ipc::Client::<u64, u64, ()>::connect_in(&dir, "s", 1),
+        Err(ConnectError::Region(OpenError::Kind { .. }))
+    ));
     let _typed = ipc::Server::<u64, u64>::bind_in(&dir, "typed", 1, 1, 1).unwrap();
-    assert!(matches!(Client::<()>::connect_in(&dir, "typed", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    assert!(matches!(
+        Client::<()>::connect_in(&dir, "typed", 1),
+        Err(ConnectError::Region(OpenError::Kind { .. }))
+    ));
     // A header with lengths that no server can have, or that its region has no room for.
     let region = Region::open(&dir, "s", KIND, 128).unwrap();
     let length = region.view().at::<u32>(24).unwrap();
-    for (bytes, is_damaged) in [(MESSAGE_MAX as u32 + 1, true), (u32::MAX, true), (2000, false)] {
+    for (bytes, is_damaged) in [
+        (MESSAGE_MAX as u32 + 1, true),
+        (u32::MAX, true),
+        (2000, false),
+    ] {
         // SAFETY: in bounds; nobody connects meanwhile.
         unsafe { length.as_ptr().write_volatile(bytes) };
         match Client::<()>::connect_in(&dir, "s", 1) {
-            Err(ConnectError::Damaged(ParameterError::MessageBytes(n))) if is_damaged => assert_eq!(n, bytes as usize),
+            Err(ConnectError::Damaged(ParameterError::MessageBytes(n))) if is_damaged => {
+                assert_eq!(n, bytes as usize)
+            }
             Err(ConnectError::Truncated { .. }) if !is_damaged => {}
             other => panic!("{bytes}: {other:?}"),
         }
@@ -149,16 +228,41 @@ fn client_that_lies_about_length_or_slot_loses_its_own_entry_only() {
         bad.call(&[0; 90], 1).unwrap();
         let region = Region::open(&scratch.dir(), "s", KIND, 128).unwrap();
         // SAFETY: in bounds, and only this thread is running.
-        unsafe { region.view().at::<u32>(lane + offset).unwrap().as_ptr().write_volatile(lie) };
+        unsafe {
+            region
+                .view()
+                .at::<u32>(lane + offset)
+                .unwrap()
+                .as_ptr()
+                .write_volatile(lie)
+        };
         good.call(&[5; 90], 2).unwrap();
         server.poll();
         let requests = received(&mut server);
-        assert_eq!(requests.iter().map(|(token, _)| token.client()).collect::<Vec<_>>(), [good.id()], "{offset} {lie:#x}");
-        requests.into_iter().for_each(|(token, _)| server.reply(token, &[6; 90]).unwrap());
-        assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(&[6; 90][..])))), Ok(1));
+        assert_eq!(
+            requests
+                .iter()
+                .map(|(token, _)| token.client())
+                .collect::<Vec<_>>(),
+            [good.id()],
+            "{offset} {lie:#x}"
+        );
+        requests
+            .into_iter()
+            .for_each(|(token, _)| server.reply(token, &[6; 90]).unwrap());
+        assert_eq!(
+            good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(&[6; 90][..])))),
+            Ok(1)
+        );
         let mut failed = vec![];
-        assert_eq!(bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))), Err(SessionEnd::Evicted));
-        assert_eq!(failed, [(1, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]);
+        assert_eq!(
+            bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))),
+            Err(SessionEnd::Evicted)
+        );
+        assert_eq!(
+            failed,
+            [(1, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]
+        );
     }
 }
 
@@ -174,8 +278,18 @@ fn garbled_answer_ends_its_call() {
     // Behind the request lanes of two clients.
     let response_lane = 192 + 3 * 64 + 2 * 4 * 64;
     // SAFETY: in bounds, and only this thread is running.
-    unsafe { region.view().at::<u32>(response_lane + 16).unwrap().as_ptr().write_volatile(101) };
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::ReplyTooLong)))), Ok(1));
+    unsafe {
+        region
+            .view()
+            .at::<u32>(response_lane + 16)
+            .unwrap()
+            .as_ptr()
+            .write_volatile(101)
+    };
+    assert_eq!(
+        client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::ReplyTooLong)))),
+        Ok(1)
+    );
 }
 
 #[test]
@@ -196,7 +310,8 @@ fn calls_allocate_nothing_once_as_many_were_held_before() {
                 held.push(token);
             }
             assert_eq!(held.len(), 4);
-            held.drain(..).for_each(|token| server.reply(token, message).unwrap());
+            held.drain(..)
+                .for_each(|token| server.reply(token, message).unwrap());
             assert_eq!(client.poll(|_, reply| assert!(reply == Ok(message))), Ok(4));
         }
         ALLOCATIONS.get() - before
@@ -221,5 +336,8 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped() 
         let _ = client.poll(|user, outcome| ended.push((user, outcome.map(<[u8]>::to_vec))));
     }
     ended.sort_unstable_by_key(|(user, _)| *user);
-    assert_eq!(ended, [(1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Stopped))]);
+    assert_eq!(
+        ended,
+        [(1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Stopped))]
+    );
 }

@@ -1,10 +1,19 @@
 //! Properties of ipc: parameters, the mask, the server's rounds, and broken clients.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::time::{Duration, Instant};
 
-use ipc::{CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server, SessionEnd};
+use ipc::{
+    CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server,
+    SessionEnd,
+};
 use shm::region::{OpenError, Region};
 use shm::sync::{AtomicU32, Ordering};
 use shm_testing::helpers::{PATIENCE, Scratch};
@@ -26,24 +35,54 @@ fn connect(scratch: &Scratch) -> C {
 fn bad_parameters_and_mismatches_are_named() {
     let scratch = Scratch::new("ipc-bad");
     let dir = scratch.dir();
-    assert!(matches!(S::bind_in(&dir, "s", 0, 8, 1), Err(CreateError::Parameter(ParameterError::MaxClients(0)))));
-    assert!(matches!(S::bind_in(&dir, "s", 1, 7, 1), Err(CreateError::Parameter(ParameterError::Depth(7)))));
-    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Region(OpenError::NotFound { .. }))));
+    assert!(matches!(
+        S::bind_in(&dir, "s", 0, 8, 1),
+        Err(CreateError::Parameter(ParameterError::MaxClients(0)))
+    ));
+    assert!(matches!(
+        S::bind_in(&dir, "s", 1, 7, 1),
+        Err(CreateError::Parameter(ParameterError::Depth(7)))
+    ));
+    assert!(matches!(
+        C::connect_in(&dir, "s", 1),
+        Err(ConnectError::Region(OpenError::NotFound { .. }))
+    ));
     let _server = S::bind_in(&dir, "s", 1, 8, 1).unwrap();
-    assert!(matches!(S::bind_in(&dir, "s", 1, 8, 1), Err(CreateError::Region(shm::region::CreateError::Exists { .. }))));
-    assert!(matches!(C::connect_in(&dir, "s", 2), Err(ConnectError::Types { .. })));
-    assert!(matches!(Client::<u64, u32, ()>::connect_in(&dir, "s", 1), Err(ConnectError::Types { .. })));
+    assert!(matches!(
+        S::bind_in(&dir, "s", 1, 8, 1),
+        Err(CreateError::Region(shm::region::CreateError::Exists { .. }))
+    ));
+    assert!(matches!(
+        C::connect_in(&dir, "s", 2),
+        Err(ConnectError::Types { .. })
+    ));
+    assert!(matches!(
+        Client::<u64, u32, ()>::connect_in(&dir, "s", 1),
+        Err(ConnectError::Types { .. })
+    ));
     let _other = Region::create(&dir, "other", 9, 4096, |_| {}).unwrap();
-    assert!(matches!(C::connect_in(&dir, "other", 1), Err(ConnectError::Region(OpenError::Kind { .. }))));
+    assert!(matches!(
+        C::connect_in(&dir, "other", 1),
+        Err(ConnectError::Region(OpenError::Kind { .. }))
+    ));
     let _client = connect(&scratch);
-    assert!(matches!(C::connect_in(&dir, "s", 1), Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))));
+    assert!(matches!(
+        C::connect_in(&dir, "s", 1),
+        Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))
+    ));
 }
 
 #[test]
 fn damaged_header_is_refused() {
     let scratch = Scratch::new("ipc-damaged");
     let (_server, _client) = pair(&scratch, 4, 8);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let region = Region::open(
+        &scratch.dir(),
+        "s",
+        u64::from_be_bytes(*b"ipcLANE\x02"),
+        128,
+    )
+    .unwrap();
     let word = region.view().at::<u32>(20).unwrap();
     for (depth, truncated) in [(7, false), (1 << 15, true)] {
         // SAFETY: in bounds; nobody connects meanwhile.
@@ -69,7 +108,8 @@ fn skipped_client_waits_and_the_others_do_not() {
         let (token, request) = server.recv().unwrap();
         assert_eq!(request, expected);
         server.reply(token, 0).unwrap();
-        // Skipping for long must not make the server forget the client, as it does with an idle one after two milliseconds.
+        // Skipping for long must not make the server forget the client, as it does with an idle one
+        // after two milliseconds.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(20) {
             assert_eq!(server.poll_with_skip(&mask), 0);
@@ -87,7 +127,9 @@ fn skipped_client_waits_and_the_others_do_not() {
 fn busy_clients_are_served_in_turn_and_idle_ones_stay_connected() {
     let scratch = Scratch::new("ipc-fair");
     let (mut server, first) = pair(&scratch, 300, 64);
-    let mut clients: Vec<C> = std::iter::once(first).chain((1..300).map(|_| connect(&scratch))).collect();
+    let mut clients: Vec<C> = std::iter::once(first)
+        .chain((1..300).map(|_| connect(&scratch)))
+        .collect();
     for client in clients.iter_mut().take(16) {
         for n in 0..64 {
             client.call(n, n).unwrap();
@@ -115,11 +157,18 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
     let scratch = Scratch::new("ipc-garbage");
     let (mut server, mut good) = pair(&scratch, 2, 4);
     let mut bad = connect(&scratch);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let region = Region::open(
+        &scratch.dir(),
+        "s",
+        u64::from_be_bytes(*b"ipcLANE\x02"),
+        128,
+    )
+    .unwrap();
     // The request lane of client 1, four slots of one line each, behind client 0's.
     let lane = 192 + 3 * 64 + 4 * 64;
     for n in 0..20u64 {
-        // A message in every slot, again and again, with tags that were never given out and no answer awaited.
+        // A message in every slot, again and again, with tags that were never given out and no
+        // answer awaited.
         let slot = lane + 64 * (n as usize % 4);
         let words = region.view().array_at::<u64>(slot, 3).unwrap().as_ptr();
         // SAFETY: in bounds, and only this thread is running.
@@ -136,14 +185,26 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
         server.poll();
         let requests: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
         // The bad client's requests are kept, so that it exceeds its depth.
-        let (mine, theirs): (Vec<_>, Vec<_>) = requests.into_iter().partition(|(token, _)| token.client() == good.id());
+        let (mine, theirs): (Vec<_>, Vec<_>) = requests
+            .into_iter()
+            .partition(|(token, _)| token.client() == good.id());
         std::mem::forget(theirs);
-        mine.into_iter().for_each(|(token, _)| server.reply(token, 1).unwrap());
-        assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (n, Ok(1)))), Ok(1));
+        mine.into_iter()
+            .for_each(|(token, _)| server.reply(token, 1).unwrap());
+        assert_eq!(
+            good.poll(|user, reply| assert_eq!((user, reply), (n, Ok(1)))),
+            Ok(1)
+        );
     }
     let mut failed = vec![];
-    assert_eq!(bad.poll(|user, reply| failed.push((user, reply))), Err(SessionEnd::Evicted));
-    assert_eq!(failed, [(0, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]);
+    assert_eq!(
+        bad.poll(|user, reply| failed.push((user, reply))),
+        Err(SessionEnd::Evicted)
+    );
+    assert_eq!(
+        failed,
+        [(0, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]
+    );
 }
 
 #[test]
@@ -153,12 +214,25 @@ fn garbage_everywhere_neither_panics_nor_hangs() {
     for _ in 0..200 {
         let scratch = Scratch::new("ipc-noise");
         let (mut server, mut client) = pair(&scratch, 3, 4);
-        let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+        let region = Region::open(
+            &scratch.dir(),
+            "s",
+            u64::from_be_bytes(*b"ipcLANE\x02"),
+            128,
+        )
+        .unwrap();
         let words = region.view().len() / 8;
         for _ in 0..50 {
             for _ in 0..random.usize(..20) {
-                let word = region.view().at::<u64>(8 * random.usize(16..words)).unwrap();
-                let noise = if random.bool() { random.u64(..) } else { random.u64(..6) };
+                let word = region
+                    .view()
+                    .at::<u64>(8 * random.usize(16..words))
+                    .unwrap();
+                let noise = if random.bool() {
+                    random.u64(..)
+                } else {
+                    random.u64(..6)
+                };
                 // SAFETY: in bounds, and only this thread is running.
                 unsafe { word.as_ptr().write_volatile(noise) };
             }
@@ -180,15 +254,32 @@ fn a_request_that_its_client_takes_back_costs_that_client_its_session_and_nobody
     bad.call(1, 1).unwrap();
     good.call(2, 2).unwrap();
     assert_eq!(server.poll(), 2);
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let region = Region::open(
+        &scratch.dir(),
+        "s",
+        u64::from_be_bytes(*b"ipcLANE\x02"),
+        128,
+    )
+    .unwrap();
     // The sequence word of the first slot, behind three lines of entries.
     let sequence = region.view().at::<u64>(192 + 3 * 64).unwrap();
     // SAFETY: in bounds, and only this thread is running.
     unsafe { sequence.as_ptr().write_volatile(0) };
     let received: Vec<_> = std::iter::from_fn(|| server.recv()).collect();
-    assert_eq!(received.iter().map(|(_, request)| *request).collect::<Vec<_>>(), [2]);
-    received.into_iter().for_each(|(token, _)| server.reply(token, 20).unwrap());
-    assert_eq!(good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))), Ok(1));
+    assert_eq!(
+        received
+            .iter()
+            .map(|(_, request)| *request)
+            .collect::<Vec<_>>(),
+        [2]
+    );
+    received
+        .into_iter()
+        .for_each(|(token, _)| server.reply(token, 20).unwrap());
+    assert_eq!(
+        good.poll(|user, reply| assert_eq!((user, reply), (2, Ok(20)))),
+        Ok(1)
+    );
     assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
 }
 
@@ -200,21 +291,30 @@ fn tokens_outlive_the_server_which_has_ended_their_calls() {
         client.call(n, n).unwrap();
     }
     server.poll();
-    let mut tokens: Vec<_> = std::iter::from_fn(|| server.recv()).map(|(token, _)| token).collect();
+    let mut tokens: Vec<_> = std::iter::from_fn(|| server.recv())
+        .map(|(token, _)| token)
+        .collect();
     server.reply(tokens.remove(0), 5).unwrap();
     drop(server);
-    // One is dropped before its call has ended for the client, one behind it, and one is used at the next server.
+    // One is dropped before its call has ended for the client, one behind it, and one is used at
+    // the next server.
     let [late, foreign] = [tokens.remove(0), tokens.remove(0)];
     drop(tokens);
     let mut ended = vec![];
     assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Ok(1));
-    assert_eq!(client.poll(|user, reply| ended.push((user, reply))), Err(SessionEnd::PeerGone));
+    assert_eq!(
+        client.poll(|user, reply| ended.push((user, reply))),
+        Err(SessionEnd::PeerGone)
+    );
     let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
     assert_eq!(ended, [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
     drop(late);
     let (mut next, mut other) = pair(&scratch, 1, 4);
     other.call(7, 7).unwrap();
-    assert_eq!(next.reply(foreign, 9), Err(ReplyError::ForeignToken { client: 0 }));
+    assert_eq!(
+        next.reply(foreign, 9),
+        Err(ReplyError::ForeignToken { client: 0 })
+    );
     next.poll();
     assert_eq!(other.poll(|user, reply| panic!("{user} {reply:?}")), Ok(0));
 }
@@ -227,12 +327,27 @@ fn a_held_request_of_a_call_is_the_only_one() {
     server.poll();
     let held = server.recv().unwrap();
     bad.call(2, 2).unwrap();
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let region = Region::open(
+        &scratch.dir(),
+        "s",
+        u64::from_be_bytes(*b"ipcLANE\x02"),
+        128,
+    )
+    .unwrap();
     // Tags of the first two slots; the second call gets the first's.
-    let [first, second] = [0, 64].map(|slot| region.view().at::<u64>(192 + 2 * 64 + slot + 8).unwrap().as_ptr());
+    let [first, second] = [0, 64].map(|slot| {
+        region
+            .view()
+            .at::<u64>(192 + 2 * 64 + slot + 8)
+            .unwrap()
+            .as_ptr()
+    });
     // SAFETY: in bounds, and only this thread is running.
     unsafe { second.write_volatile(first.read_volatile()) };
-    assert_eq!(server.step(|_| panic!("it is answered by the holder of its token")), 0);
+    assert_eq!(
+        server.step(|_| panic!("it is answered by the holder of its token")),
+        0
+    );
     assert_eq!(bad.poll(|_, _| ()), Err(SessionEnd::Evicted));
     drop(held);
 }
@@ -249,7 +364,10 @@ fn a_server_may_be_moved_and_its_tokens_answered_there() {
         server
     });
     let _server = server.join().unwrap();
-    assert_eq!(client.poll(|user, reply| assert_eq!((user, reply), (1, Ok(10)))), Ok(1));
+    assert_eq!(
+        client.poll(|user, reply| assert_eq!((user, reply), (1, Ok(10)))),
+        Ok(1)
+    );
 }
 
 #[test]
@@ -259,10 +377,17 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
     client.call(1, 1).unwrap();
     server.poll();
     let (token, _) = server.recv().unwrap();
-    let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
+    let region = Region::open(
+        &scratch.dir(),
+        "s",
+        u64::from_be_bytes(*b"ipcLANE\x02"),
+        128,
+    )
+    .unwrap();
     // The server's futex: the number of its wake-ups, and whether it sleeps.
     // SAFETY: in bounds, and all access to these words is atomic.
-    let [wakes, sleeping] = [200, 204].map(|word| unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() });
+    let [wakes, sleeping] =
+        [200, 204].map(|word| unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() });
     sleeping.store(1, Ordering::Relaxed);
     let before = wakes.load(Ordering::Relaxed);
     drop(token);
@@ -280,7 +405,15 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
 fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() {
     let scratch = Scratch::new("ipc-panic");
     let (mut server, mut client) = pair(&scratch, 1, 8);
-    let step = |server: &mut S| server.step(|request| if *request == 1 { panic!("a handler's own fault") } else { 10 * request });
+    let step = |server: &mut S| {
+        server.step(|request| {
+            if *request == 1 {
+                panic!("a handler's own fault")
+            } else {
+                10 * request
+            }
+        })
+    };
     for is_found_before in [false, true] {
         for request in 0..4 {
             client.call(request, request).unwrap();
@@ -295,14 +428,26 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
         let (token, request) = server.recv().unwrap();
         server.reply(token, 10 * request).unwrap();
         let mut ended = vec![];
-        client.poll(|user, outcome| ended.push((user, outcome))).unwrap();
+        client
+            .poll(|user, outcome| ended.push((user, outcome)))
+            .unwrap();
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
+        assert_eq!(
+            ended,
+            [
+                (0, Ok(0)),
+                (1, Err(CallFailed::Dropped)),
+                (2, Ok(20)),
+                (3, Ok(30)),
+                (7, Ok(70))
+            ]
+        );
     }
 }
 
 #[test]
-fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_and_later_ones_as_stopped() {
+fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_and_later_ones_as_stopped()
+ {
     let scratch = Scratch::new("ipc-unwound");
     for is_found_before in [false, true] {
         let (mut server, mut client) = pair(&scratch, 1, 8);
@@ -311,7 +456,13 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
         }
         assert_eq!(if is_found_before { server.poll() } else { 4 }, 4);
         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-            server.step(|request| if *request == 1 { panic!("a handler's own fault") } else { 10 * request });
+            server.step(|request| {
+                if *request == 1 {
+                    panic!("a handler's own fault")
+                } else {
+                    10 * request
+                }
+            });
         }));
         assert!(unwound.is_err());
         let mut ended = vec![];
@@ -321,31 +472,61 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
         }
         ended.sort_unstable_by_key(|(user, _)| *user);
         let stopped = Err(CallFailed::Stopped);
-        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Dropped)), (2, stopped), (3, stopped)], "{is_found_before}");
+        assert_eq!(
+            ended,
+            [
+                (0, Ok(0)),
+                (1, Err(CallFailed::Dropped)),
+                (2, stopped),
+                (3, stopped)
+            ],
+            "{is_found_before}"
+        );
     }
 }
 
 /// As by `rm -rf /dev/shm/copyrpc-*`.
 #[test]
-fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing() {
+fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing()
+ {
     let scratch = Scratch::new("ipc-removed");
     let (dir, (mut server, mut client)) = (scratch.dir(), pair(&scratch, 2, 8));
     std::fs::remove_dir_all(scratch.path()).unwrap();
     for request in 0..20 {
         client.call(request, request).unwrap();
         assert_eq!(server.step(|request| request + 1), 1);
-        assert_eq!(client.poll(|user, reply| assert_eq!(reply, Ok(user + 1))), Ok(1));
+        assert_eq!(
+            client.poll(|user, reply| assert_eq!(reply, Ok(user + 1))),
+            Ok(1)
+        );
     }
     let path = scratch.path().join("s").display().to_string();
     let missing = C::connect_in(&dir, "s", 1).unwrap_err();
-    assert!(missing.may_pass() && missing.to_string().contains(&path), "{missing}");
-    assert!(missing.to_string().ends_with(", with the same directory?"), "{missing}");
+    assert!(
+        missing.may_pass() && missing.to_string().contains(&path),
+        "{missing}"
+    );
+    assert!(
+        missing.to_string().ends_with(", with the same directory?"),
+        "{missing}"
+    );
     let user = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap());
-    assert!(missing.to_string().contains(&format!("does not exist: is its owner running, as user {user}")), "{missing}");
+    assert!(
+        missing.to_string().contains(&format!(
+            "does not exist: is its owner running, as user {user}"
+        )),
+        "{missing}"
+    );
     let refused = S::bind_in(&dir, "s", 2, 8, 1).unwrap_err();
     assert!(refused.to_string().contains(&path), "{refused}");
     drop(server);
-    assert!(matches!(client.call(1, 1), Err(ipc::CallError::Disconnected { end: SessionEnd::PeerGone, .. })));
+    assert!(matches!(
+        client.call(1, 1),
+        Err(ipc::CallError::Disconnected {
+            end: SessionEnd::PeerGone,
+            ..
+        })
+    ));
 }
 
 /// Each poll ends one call, by a callback that panics.
@@ -383,7 +564,10 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
 #[test]
 fn refused_dropped_and_too_long_are_three_ends() {
     let scratch = Scratch::new("three-ends");
-    let max = ipc::bytes::MessageBytes { request: 100, response: 100 };
+    let max = ipc::bytes::MessageBytes {
+        request: 100,
+        response: 100,
+    };
     let mut server = ipc::bytes::Server::bind_in(&scratch.dir(), "s", 1, 4, max, 0).unwrap();
     let mut client = ipc::bytes::Client::connect_in(&scratch.dir(), "s", 0).unwrap();
     for call in 0..2 {
@@ -397,6 +581,15 @@ fn refused_dropped_and_too_long_are_three_ends() {
     client.call(&[7], 2).unwrap();
     assert_eq!(server.step(|_| [0; 101]), 1);
     let mut ended = vec![];
-    client.poll(|user, outcome| ended.push((user, outcome.map(<[u8]>::len)))).unwrap();
-    assert_eq!(ended, [(0, Err(CallFailed::Refused)), (1, Err(CallFailed::Dropped)), (2, Err(CallFailed::ReplyTooLong))]);
+    client
+        .poll(|user, outcome| ended.push((user, outcome.map(<[u8]>::len))))
+        .unwrap();
+    assert_eq!(
+        ended,
+        [
+            (0, Err(CallFailed::Refused)),
+            (1, Err(CallFailed::Dropped)),
+            (2, Err(CallFailed::ReplyTooLong))
+        ]
+    );
 }

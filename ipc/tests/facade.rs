@@ -1,6 +1,12 @@
 //! Servers and clients in a few lines.
 #![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -27,7 +33,9 @@ fn requests_that_were_received_before_a_step_are_answered_after_it() {
     let answered = server.step(|number| 10 * number);
     server.reply(held.0, 10).unwrap();
     let mut replies = vec![];
-    client.poll(|user, reply| replies.push((user, reply))).unwrap();
+    client
+        .poll(|user, reply| replies.push((user, reply)))
+        .unwrap();
     assert_eq!((answered, replies), (1, vec![(2, Ok(20)), (1, Ok(10))]));
 }
 
@@ -46,8 +54,14 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_ends_
     let mut client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
     assert_eq!(client.ask(b"ab", LONG), Ok(b"ababab".to_vec()));
     assert_eq!(client.ask(&[7; 1000], LONG), Ok(vec![7; 3000]));
-    assert_eq!(client.ask(&[7; 2000], LONG), Err(AskError::Failed(CallFailed::ReplyTooLong)));
-    assert_eq!(client.ask(&[7; 5000], LONG), Err(AskError::TooLarge { max: 4096 }));
+    assert_eq!(
+        client.ask(&[7; 2000], LONG),
+        Err(AskError::Failed(CallFailed::ReplyTooLong))
+    );
+    assert_eq!(
+        client.ask(&[7; 5000], LONG),
+        Err(AskError::TooLarge { max: 4096 })
+    );
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }
@@ -55,16 +69,28 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_ends_
 #[test]
 fn a_server_from_bind_has_the_tag_0_and_another_tag_or_kind_of_client_is_refused() {
     let (values, messages) = (name("tag-values"), name("tag-bytes"));
-    let _servers = (Server::<u64, u64>::bind(&values).unwrap(), ipc::bytes::Server::bind(&messages).unwrap());
+    let _servers = (
+        Server::<u64, u64>::bind(&values).unwrap(),
+        ipc::bytes::Server::bind(&messages).unwrap(),
+    );
     let dir = ipc::Dir::open(None).unwrap();
-    let connect_value = |name: &str, tag| Client::<u64, u64, ()>::connect_in(&dir, name, tag).map(drop);
-    let connect_bytes = |name: &str, tag| ipc::bytes::Client::<()>::connect_in(&dir, name, tag).map(drop);
+    let connect_value =
+        |name: &str, tag| Client::<u64, u64, ()>::connect_in(&dir, name, tag).map(drop);
+    let connect_bytes =
+        |name: &str, tag| ipc::bytes::Client::<()>::connect_in(&dir, name, tag).map(drop);
     assert!(connect_value(&values, 0).is_ok() && connect_bytes(&messages, 0).is_ok());
     for refused in [connect_value(&values, 1), connect_bytes(&messages, 1)] {
-        assert!(matches!(refused, Err(ConnectError::Types { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ConnectError::Types { .. })),
+            "{refused:?}"
+        );
     }
-    for refused in [connect_bytes(&values, 0), connect_value(&messages, 0)].map(Result::unwrap_err) {
-        assert!(matches!(refused, ConnectError::Region(_)) && !refused.may_pass(), "{refused:?}");
+    for refused in [connect_bytes(&values, 0), connect_value(&messages, 0)].map(Result::unwrap_err)
+    {
+        assert!(
+            matches!(refused, ConnectError::Region(_)) && !refused.may_pass(),
+            "{refused:?}"
+        );
     }
 }
 
@@ -76,7 +102,10 @@ fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
     let mut client = ipc::bytes::Client::connect(&name).unwrap();
     let questions = client.depth();
     for _ in 0..questions {
-        assert_eq!(client.ask(b"late", Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+        assert_eq!(
+            client.ask(b"late", Duration::ZERO),
+            Err(AskError::Failed(CallFailed::TimedOut))
+        );
     }
     let mut answered = 0;
     while answered < questions {
@@ -94,23 +123,38 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
     let dir = ipc::Dir::open(None).unwrap();
     let mut client = None;
     for (round, response) in [(0, 64), (1, 8192), (2, 4096)] {
-        let max = ipc::bytes::MessageBytes { request: 4096, response };
+        let max = ipc::bytes::MessageBytes {
+            request: 4096,
+            response,
+        };
         let mut server = ipc::bytes::Server::bind_in(&dir, &name, 1, 4, max, 0).unwrap();
         let stop = server.stop_handle();
-        let server = std::thread::spawn(move || server.serve(move |request| request.repeat(response / 8)));
-        let client = client.get_or_insert_with(|| ipc::bytes::Client::connect_within(&name, LONG).unwrap());
-        assert_eq!(client.ask(b"12345678", LONG).map(|reply| reply.len()), Ok(response), "round {round}");
+        let server =
+            std::thread::spawn(move || server.serve(move |request| request.repeat(response / 8)));
+        let client =
+            client.get_or_insert_with(|| ipc::bytes::Client::connect_within(&name, LONG).unwrap());
+        assert_eq!(
+            client.ask(b"12345678", LONG).map(|reply| reply.len()),
+            Ok(response),
+            "round {round}"
+        );
         assert_eq!(client.message_bytes(), max);
         stop.stop();
         server.join().unwrap();
-        assert!(matches!(client.ask(b"none", Duration::ZERO), Err(AskError::NotSent(_))));
+        assert!(matches!(
+            client.ask(b"none", Duration::ZERO),
+            Err(AskError::NotSent(_))
+        ));
     }
 }
 
 #[test]
 fn a_server_knows_that_the_client_of_a_request_has_gone() {
     let name = name("wanted");
-    let (mut server, mut other) = (ipc::bytes::Server::bind(&name).unwrap(), Server::<u64, u64>::bind(&format!("{name}-other")).unwrap());
+    let (mut server, mut other) = (
+        ipc::bytes::Server::bind(&name).unwrap(),
+        Server::<u64, u64>::bind(&format!("{name}-other")).unwrap(),
+    );
     let mut client = ipc::bytes::Client::<()>::connect(&name).unwrap();
     client.call(b"a", ()).unwrap();
     server.poll();
@@ -128,7 +172,8 @@ fn a_server_knows_that_the_client_of_a_request_has_gone() {
 }
 
 #[test]
-fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
+fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own()
+ {
     let name = name("methods");
     let (handles, handle) = mpsc::channel();
     let server = std::thread::spawn({
@@ -140,7 +185,9 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
         }
     });
     let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
-    methods::check(client, |error| matches!(error, AskError::Failed(CallFailed::TimedOut)));
+    methods::check(client, |error| {
+        matches!(error, AskError::Failed(CallFailed::TimedOut))
+    });
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }

@@ -1,17 +1,23 @@
-//! Compares the ways to announce new WQEs to the device, and the ways in which the device reports arrivals. WRITEs with immediate of 28
-//! bytes, each in one WQEBB, go from a queue pair to another of the same device, in one thread. The doorbell stores 8 bytes, the last WQE
-//! through BlueFlame, or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven on a NIC). It announces one or four WQEs. The
-//! completion queue has plain CQEs, or compressed ones if the device has them. All combinations are measured in turn. Then one message at a
-//! time: the time of its doorbell, and the time until its arrival. A WQE without a doorbell is the reference: it takes only its stores.
+//! Compares the ways to announce new WQEs to the device, and the ways in which the device reports
+//! arrivals. WRITEs with immediate of 28 bytes, each in one WQEBB, go from a queue pair to another
+//! of the same device, in one thread. The doorbell stores 8 bytes, the last WQE through BlueFlame,
+//! or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven on a NIC). It announces one
+//! or four WQEs. The completion queue has plain CQEs, or compressed ones if the device has them.
+//! All combinations are measured in turn. Then one message at a time: the time of its doorbell, and
+//! the time until its arrival. A WQE without a doorbell is the reference: it takes only its stores.
 //!
-//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or the default `soft`), medians
-//! of ROUNDS (11) rounds, each with its ratio to the first. `scripts/instructions` counts the instructions of each. Without `--bench`, as
+//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE
+//! (`mlx5_0`, or the default `soft`), medians of ROUNDS (11) rounds, each with its ratio to the
+//! first. `scripts/instructions` counts the instructions of each. Without `--bench`, as
 //! `cargo test` runs it, or with `--quick`, one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
 
-use mlx5::{Access, ConnectOptions, Cq, CqConfig, CreateError, Device, Inline, Mr, Pd, QpConfig, RcQp, Signal, Srq, WriteImm};
+use mlx5::{
+    Access, ConnectOptions, Cq, CqConfig, CreateError, Device, Inline, Mr, Pd, QpConfig, RcQp,
+    Signal, Srq, WriteImm,
+};
 
 /// Number of messages in flight.
 const IN_FLIGHT: usize = 128;
@@ -41,15 +47,37 @@ impl Pair {
     fn new(device: &Device, compression: bool) -> Result<Self, CreateError> {
         let pd = device.alloc_pd()?;
         let send_cq = device.create_cq(1024)?;
-        let recv_cq = device.create_cq(CqConfig { compression, ..CqConfig::from(1024) })?;
+        let recv_cq = device.create_cq(CqConfig {
+            compression,
+            ..CqConfig::from(1024)
+        })?;
         let (srq, own) = (pd.create_srq(511, 0)?, pd.create_srq(1, 0)?);
-        let config = QpConfig { max_send_wr: 1024, ..QpConfig::default() };
+        let config = QpConfig {
+            max_send_wr: 1024,
+            ..QpConfig::default()
+        };
         let mut sender = pd.create_qp(&send_cq, &send_cq, &own, &config)?;
         let mut receiver = pd.create_qp(&recv_cq, &recv_cq, &srq, &config)?;
-        receiver.connect(&sender.address(), &ConnectOptions::default()).unwrap();
-        sender.connect(&receiver.address(), &ConnectOptions::default()).unwrap();
-        let target = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
-        let mut pair = Self { sender, _receiver: receiver, send_cq, recv_cq, srq, target, sent: 0, received: 0, _pd: pd };
+        receiver
+            .connect(&sender.address(), &ConnectOptions::default())
+            .unwrap();
+        sender
+            .connect(&receiver.address(), &ConnectOptions::default())
+            .unwrap();
+        let target = pd
+            .alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .unwrap();
+        let mut pair = Self {
+            sender,
+            _receiver: receiver,
+            send_cq,
+            recv_cq,
+            srq,
+            target,
+            sent: 0,
+            received: 0,
+            _pd: pd,
+        };
         pair.post_receives();
         Ok(pair)
     }
@@ -66,7 +94,12 @@ impl Pair {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while (self.sent - self.received) as usize + per_doorbell as usize <= IN_FLIGHT {
             let messages = self.sent..self.sent + per_doorbell;
-            let operation = |imm| WriteImm { addr, rkey, imm, payload: Inline(&PAYLOAD) };
+            let operation = |imm| WriteImm {
+                addr,
+                rkey,
+                imm,
+                payload: Inline(&PAYLOAD),
+            };
             self.sent = messages.end;
             if bell == Bell::Batch {
                 let mut batch = self.sender.blueflame_batch();
@@ -74,17 +107,35 @@ impl Pair {
                 batch.finish();
                 continue;
             }
-            messages.for_each(|imm| self.sender.post(&operation(imm), Signal::Reclaim, 0).unwrap());
-            if bell == Bell::BlueFlame { self.sender.ring_doorbell_bf() } else { self.sender.ring_doorbell() }
+            messages.for_each(|imm| {
+                self.sender
+                    .post(&operation(imm), Signal::Reclaim, 0)
+                    .unwrap()
+            });
+            if bell == Bell::BlueFlame {
+                self.sender.ring_doorbell_bf()
+            } else {
+                self.sender.ring_doorbell()
+            }
         }
     }
 
     /// Takes the messages that arrived, each once and in order.
     fn receive(&mut self) {
-        let Self { sender, send_cq, recv_cq, srq, received, .. } = self;
+        let Self {
+            sender,
+            send_cq,
+            recv_cq,
+            srq,
+            received,
+            ..
+        } = self;
         recv_cq.poll(IN_FLIGHT, |cqe| {
             cqe.result().unwrap();
-            assert_eq!((cqe.imm(), cqe.byte_count()), (*received, PAYLOAD.len() as u32));
+            assert_eq!(
+                (cqe.imm(), cqe.byte_count()),
+                (*received, PAYLOAD.len() as u32)
+            );
             assert!(srq.complete_receive(&cqe).is_some());
             *received += 1;
         });
@@ -109,7 +160,8 @@ impl Pair {
 }
 
 impl Pair {
-    /// Sends one message after the other. Returns the medians in ns: of writing a WQE, of its doorbell, and until the message has arrived.
+    /// Sends one message after the other. Returns the medians in ns: of writing a WQE, of its
+    /// doorbell, and until the message has arrived.
     fn times(&mut self, bell: Bell, messages: u32) -> [f64; 3] {
         while self.received < self.sent {
             self.receive();
@@ -117,7 +169,12 @@ impl Pair {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         let mut times = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..messages {
-            let operation = WriteImm { addr, rkey, imm: self.sent, payload: Inline(&PAYLOAD) };
+            let operation = WriteImm {
+                addr,
+                rkey,
+                imm: self.sent,
+                payload: Inline(&PAYLOAD),
+            };
             let start = Instant::now();
             self.sender.post(&operation, Signal::Reclaim, 0).unwrap();
             let written = start.elapsed();
@@ -132,7 +189,10 @@ impl Pair {
                 self.receive();
             }
             let each = [written, rung - written, start.elapsed()];
-            times.iter_mut().zip(each).for_each(|(times, time)| times.push(time.as_nanos() as f64));
+            times
+                .iter_mut()
+                .zip(each)
+                .for_each(|(times, time)| times.push(time.as_nanos() as f64));
         }
         times.map(median)
     }
@@ -144,12 +204,21 @@ fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 fn main() -> Result<(), CreateError> {
-    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
+    let (options, args): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|arg| arg.starts_with('-'));
     let has = |option: &str| options.iter().any(|given| given == option);
     let is_short = !has("--bench") || has("--quick");
-    let (rounds, ms) = if is_short { (1, 5) } else { (args.get(1).map_or(11, |n| n.parse().unwrap()), 100) };
+    let (rounds, ms) = if is_short {
+        (1, 5)
+    } else {
+        (args.get(1).map_or(11, |n| n.parse().unwrap()), 100)
+    };
     let device = Device::open(args.first().map_or("soft", String::as_str)).unwrap();
-    println!("messages per second on {}, {IN_FLIGHT} under way, {rounds} rounds", device.info().name);
+    println!(
+        "messages per second on {}, {IN_FLIGHT} under way, {rounds} rounds",
+        device.info().name
+    );
     for (name, compression) in [("plain", false), ("compressed", true)] {
         let mut pair = match Pair::new(&device, compression) {
             Ok(pair) => pair,
@@ -159,18 +228,28 @@ fn main() -> Result<(), CreateError> {
             }
             Err(error) => return Err(error),
         };
-        let ways = [Bell::EightBytes, Bell::BlueFlame, Bell::Batch].map(|bell| [1, 4].map(|per_doorbell| (bell, per_doorbell)));
+        let ways = [Bell::EightBytes, Bell::BlueFlame, Bell::Batch]
+            .map(|bell| [1, 4].map(|per_doorbell| (bell, per_doorbell)));
         let ways: Vec<_> = ways.concat();
-        let rates: Vec<Vec<f64>> =
-            (0..rounds).map(|_| ways.iter().map(|&(bell, n)| pair.rate(bell, n, Duration::from_millis(ms))).collect()).collect();
+        let rates: Vec<Vec<f64>> = (0..rounds)
+            .map(|_| {
+                ways.iter()
+                    .map(|&(bell, n)| pair.rate(bell, n, Duration::from_millis(ms)))
+                    .collect()
+            })
+            .collect();
         for (way, (bell, per_doorbell)) in ways.iter().enumerate() {
             let rate = median(rates.iter().map(|round| round[way]).collect());
             let ratio = median(rates.iter().map(|round| round[way] / round[0]).collect());
-            println!("{name} CQEs, {bell:?}, {per_doorbell} to a doorbell: {rate:.0} ({ratio:.2} of the first)");
+            println!(
+                "{name} CQEs, {bell:?}, {per_doorbell} to a doorbell: {rate:.0} ({ratio:.2} of the first)"
+            );
         }
         for bell in [Bell::EightBytes, Bell::BlueFlame] {
             let [written, rung, arrived] = pair.times(bell, if is_short { 100 } else { 100_000 });
-            println!("{name} CQEs, {bell:?}, one message: WQE {written:.0} ns, doorbell {rung:.0} ns, arrived after {arrived:.0} ns");
+            println!(
+                "{name} CQEs, {bell:?}, one message: WQE {written:.0} ns, doorbell {rung:.0} ns, arrived after {arrived:.0} ns"
+            );
         }
     }
     Ok(())

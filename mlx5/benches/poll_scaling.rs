@@ -1,22 +1,32 @@
-//! Measures whether the cost of [`MonoCq::poll`] is independent of the number of queues. It is compared with two ways to serve N queues
-//! round-robin, in the same process and the same minutes, and with libmlx5:
+//! Measures whether the cost of [`MonoCq::poll`] is independent of the number of queues. It is
+//! compared with two ways to serve N queues round-robin, in the same process and the same minutes,
+//! and with libmlx5:
 //!
-//! - **flags**: N rings of 64-byte lines, each line with a valid flag, as a server polls its clients' buffers. It is the cheapest such
-//!   loop: one load and one branch per empty queue.
+//! - **flags**: N rings of 64-byte lines, each line with a valid flag, as a server polls its
+//!   clients' buffers. It is the cheapest such loop: one load and one branch per empty queue.
 //! - **CQs**: N completion queues of this driver, polled one after the other.
-//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one completion, whose queue pair number is looked
-//!   up in the same table as `MonoCq`'s. Only under `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason
-//!   printed.
+//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one
+//!   completion, whose queue pair number is looked up in the same table as `MonoCq`'s. Only under
+//!   `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason printed.
 //!
-//! There are three loads, and a poll takes at most one message. *idle*: the cost of finding all queues empty. *one active*: the cost of
-//! each message if all come to one queue. *all active*: the same if they come to all queues in turn.
+//! There are three loads, and a poll takes at most one message. *idle*: the cost of finding all
+//! queues empty. *one active*: the cost of each message if all come to one queue. *all active*: the
+//! same if they come to all queues in turn.
 //!
-//! One thread writes the messages beforehand and then reads them, so only instructions and cache footprint are measured. Lines that come
-//! from other cores or from a device cost more, and N flags are N lines.
+//! One thread writes the messages beforehand and then reads them, so only instructions and cache
+//! footprint are measured. Lines that come from other cores or from a device cost more, and N flags
+//! are N lines.
 //!
-//! `cargo bench -p mlx5 --bench poll_scaling` prints times; with `-- --instructions` also exact instruction counts (needs valgrind).
-//! Without `--bench` (as `cargo test` runs it) it only checks that every contender finds every message.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
+//! `cargo bench -p mlx5 --bench poll_scaling` prints times; with `-- --instructions` also exact
+//! instruction counts (needs valgrind). Without `--bench` (as `cargo test` runs it) it only checks
+//! that every contender finds every message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a benchmark"
+)]
 
 #[path = "../tests/support/libmlx5/mod.rs"]
 mod libmlx5;
@@ -43,7 +53,8 @@ trait Contender {
     fn new(queues: u32) -> Self;
     /// Writes, as the device, the next message of `queue`.
     fn write(&mut self, queue: u32, message: u32);
-    /// Polls until one message is found, or all queues were found empty. Adds its queue and value to `found`, in any way that needs both.
+    /// Polls until one message is found, or all queues were found empty. Adds its queue and value
+    /// to `found`, in any way that needs both.
     fn poll(&mut self, found: impl FnMut(u32, u32)) -> usize;
 }
 
@@ -53,7 +64,13 @@ fn qpn(queue: u32) -> u32 {
 }
 
 fn cqe(queue: u32, message: u32) -> [u8; 64] {
-    ResponderCqe { qpn: qpn(queue), imm: message, byte_count: 64, ..Default::default() }.emit()
+    ResponderCqe {
+        qpn: qpn(queue),
+        imm: message,
+        byte_count: 64,
+        ..Default::default()
+    }
+    .emit()
 }
 
 struct Mono {
@@ -69,14 +86,23 @@ impl Contender for Mono {
         for queue in 0..queues {
             cq.register(qpn(queue), queue);
         }
-        Self { cq, null: device.null().unwrap() }
+        Self {
+            cq,
+            null: device.null().unwrap(),
+        }
     }
     fn write(&mut self, queue: u32, message: u32) {
-        assert!(self.null.write_cqe(self.cq.cqn(), &cqe(queue, message), CqeOpcode::ResponderWriteImm));
+        assert!(self.null.write_cqe(
+            self.cq.cqn(),
+            &cqe(queue, message),
+            CqeOpcode::ResponderWriteImm
+        ));
     }
     #[inline(always)]
     fn poll(&mut self, mut found: impl FnMut(u32, u32)) -> usize {
-        self.cq.poll(1, |queue, cqe| found(queue.copied().unwrap_or(u32::MAX), cqe.imm()))
+        self.cq.poll(1, |queue, cqe| {
+            found(queue.copied().unwrap_or(u32::MAX), cqe.imm())
+        })
     }
 }
 
@@ -101,11 +127,20 @@ struct Flags {
 impl Contender for Flags {
     const NAME: &'static str = "flags";
     fn new(queues: u32) -> Self {
-        let queue = |_| FlagQueue { lines: vec![Line::default()], consumer: 0, producer: 0 };
-        Self { queues: (0..queues).map(queue).collect(), next: 0 }
+        let queue = |_| FlagQueue {
+            lines: vec![Line::default()],
+            consumer: 0,
+            producer: 0,
+        };
+        Self {
+            queues: (0..queues).map(queue).collect(),
+            next: 0,
+        }
     }
     fn write(&mut self, queue: u32, message: u32) {
-        let FlagQueue { lines, producer, .. } = &mut self.queues[queue as usize];
+        let FlagQueue {
+            lines, producer, ..
+        } = &mut self.queues[queue as usize];
         lines[*producer].message.store(message, Ordering::Relaxed);
         lines[*producer].valid.store(1, Ordering::Release);
         *producer += 1;
@@ -117,8 +152,14 @@ impl Contender for Flags {
     fn poll(&mut self, mut found: impl FnMut(u32, u32)) -> usize {
         for _ in 0..self.queues.len() {
             let queue = self.next;
-            self.next = if queue + 1 == self.queues.len() { 0 } else { queue + 1 };
-            let FlagQueue { lines, consumer, .. } = &mut self.queues[queue];
+            self.next = if queue + 1 == self.queues.len() {
+                0
+            } else {
+                queue + 1
+            };
+            let FlagQueue {
+                lines, consumer, ..
+            } = &mut self.queues[queue];
             let line = &lines[*consumer];
             if line.valid.load(Ordering::Acquire) != 0 {
                 *consumer += 1;
@@ -140,18 +181,39 @@ impl Contender for Cqs {
     const NAME: &'static str = "CQs";
     fn new(queues: u32) -> Self {
         let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
-        // Room for every load with little memory: each queue has its share for *all active*, and the active one has all for *one active*.
-        let entries = |queue| if queue == active(queues) { MESSAGES } else { (MESSAGES / queues).max(2) };
-        Self { cqs: (0..queues).map(|q| device.create_cq(entries(q)).unwrap()).collect(), null: device.null().unwrap(), next: 0 }
+        // Room for every load with little memory: each queue has its share for *all active*, and
+        // the active one has all for *one active*.
+        let entries = |queue| {
+            if queue == active(queues) {
+                MESSAGES
+            } else {
+                (MESSAGES / queues).max(2)
+            }
+        };
+        Self {
+            cqs: (0..queues)
+                .map(|q| device.create_cq(entries(q)).unwrap())
+                .collect(),
+            null: device.null().unwrap(),
+            next: 0,
+        }
     }
     fn write(&mut self, queue: u32, message: u32) {
-        assert!(self.null.write_cqe(self.cqs[queue as usize].cqn(), &cqe(queue, message), CqeOpcode::ResponderWriteImm));
+        assert!(self.null.write_cqe(
+            self.cqs[queue as usize].cqn(),
+            &cqe(queue, message),
+            CqeOpcode::ResponderWriteImm
+        ));
     }
     #[inline(always)]
     fn poll(&mut self, mut found: impl FnMut(u32, u32)) -> usize {
         for _ in 0..self.cqs.len() {
             let queue = self.next;
-            self.next = if queue + 1 == self.cqs.len() { 0 } else { queue + 1 };
+            self.next = if queue + 1 == self.cqs.len() {
+                0
+            } else {
+                queue + 1
+            };
             if self.cqs[queue].poll(1, |cqe| found(queue as u32, cqe.imm())) != 0 {
                 return 1;
             }
@@ -160,7 +222,8 @@ impl Contender for Cqs {
     }
 }
 
-/// The libmlx5 objects for the maximum number of queues. They are made once, because making a thousand queue pairs takes long.
+/// The libmlx5 objects for the maximum number of queues. They are made once, because making a
+/// thousand queue pairs takes long.
 struct Verbs {
     cq: VerbsCq,
     srq: VerbsSrq,
@@ -199,12 +262,20 @@ impl Verbs {
             recv_wr: 0,
             recv_sge: 0,
         };
-        let qps: Vec<VerbsQp> = (0..MOST_QUEUES).map(|_| device.create_qp(&request)).collect();
+        let qps: Vec<VerbsQp> = (0..MOST_QUEUES)
+            .map(|_| device.create_qp(&request))
+            .collect();
         let mut queues = FastMap::new();
         for (queue, qp) in (0..).zip(&qps) {
             queues.insert(qp.parts.qpn, queue).unwrap();
         }
-        Self { cq, srq, qps, queues, posted: 0 }
+        Self {
+            cq,
+            srq,
+            qps,
+            queues,
+            posted: 0,
+        }
     }
 }
 
@@ -224,7 +295,11 @@ thread_local! {
 impl Drop for IbvPollCq {
     fn drop(&mut self) {
         // Unread completions are not left to the next contender.
-        while self.verbs.as_ref().is_some_and(|verbs| !verbs.cq.poll(64).is_empty()) {}
+        while self
+            .verbs
+            .as_ref()
+            .is_some_and(|verbs| !verbs.cq.poll(64).is_empty())
+        {}
         VERBS.set(self.verbs.take());
     }
 }
@@ -234,7 +309,11 @@ impl Contender for IbvPollCq {
     fn new(_: u32) -> Self {
         let (_, device) = library().as_ref().unwrap();
         let verbs = VERBS.take().unwrap_or_else(|| Box::new(Verbs::new(device)));
-        Self { cq: verbs.cq.parts.cq, poll: verbs.cq.poll_function(), verbs: Some(verbs) }
+        Self {
+            cq: verbs.cq.parts.cq,
+            poll: verbs.cq.poll_function(),
+            verbs: Some(verbs),
+        }
     }
     fn write(&mut self, queue: u32, message: u32) {
         let verbs = self.verbs.as_mut().unwrap();
@@ -243,7 +322,15 @@ impl Contender for IbvPollCq {
         verbs.posted += 1;
         // libmlx5 numbers its queue pairs from 0; the number is the user index.
         let qpn = verbs.qps[queue as usize].parts.qpn;
-        let mut cqe = ResponderCqe { qpn, srqn: queue, imm: message, byte_count: 64, wqe_counter, ..Default::default() }.emit();
+        let mut cqe = ResponderCqe {
+            qpn,
+            srqn: queue,
+            imm: message,
+            byte_count: 64,
+            wqe_counter,
+            ..Default::default()
+        }
+        .emit();
         cqe[OP_OWN_OFFSET] = op_own(CqeOpcode::ResponderWriteImm, verbs.cq.owner());
         verbs.cq.write(&[0; CQE_BYTES], &cqe);
     }
@@ -254,8 +341,14 @@ impl Contender for IbvPollCq {
         if unsafe { (self.poll)(self.cq, 1, &mut wc) } != 1 {
             return 0;
         }
-        let queue = self.verbs.as_ref().and_then(|verbs| verbs.queues.get(wc.qp_num));
-        found(queue.copied().unwrap_or(u32::MAX), u32::from_be(wc.imm_data));
+        let queue = self
+            .verbs
+            .as_ref()
+            .and_then(|verbs| verbs.queues.get(wc.qp_num));
+        found(
+            queue.copied().unwrap_or(u32::MAX),
+            u32::from_be(wc.imm_data),
+        );
         1
     }
 }
@@ -274,7 +367,11 @@ enum Load {
     AllActive,
 }
 
-const LOADS: [(&str, Load); 3] = [("idle", Load::Idle), ("one-active", Load::OneActive), ("all-active", Load::AllActive)];
+const LOADS: [(&str, Load); 3] = [
+    ("idle", Load::Idle),
+    ("one-active", Load::OneActive),
+    ("all-active", Load::AllActive),
+];
 
 /// Makes a contender with all messages of `load` written.
 fn filled<C: Contender>(queues: u32, load: Load) -> C {
@@ -298,21 +395,39 @@ fn poll_many<C: Contender>(contender: &mut C, polls: u32) -> (usize, u32) {
     (n, black_box(sum))
 }
 
-/// Checks that every contender finds every message once, with its queue, and a queue's messages in order.
+/// Checks that every contender finds every message once, with its queue, and a queue's messages in
+/// order.
 fn verify<C: Contender>(queues: u32) {
     for (name, load) in LOADS {
         let mut contender = filled::<C>(queues, load);
         let (mut seen, mut last) = (0, vec![None; queues as usize]);
         let mut one = || {
             contender.poll(|queue, message| {
-                let expected = if matches!(load, Load::OneActive) { active(queues) } else { message % queues };
-                assert_eq!(queue, expected, "{} found a message of another queue", C::NAME);
-                assert!(last[queue as usize].replace(message) < Some(message), "{} lost the order or a message twice", C::NAME);
+                let expected = if matches!(load, Load::OneActive) {
+                    active(queues)
+                } else {
+                    message % queues
+                };
+                assert_eq!(
+                    queue,
+                    expected,
+                    "{} found a message of another queue",
+                    C::NAME
+                );
+                assert!(
+                    last[queue as usize].replace(message) < Some(message),
+                    "{} lost the order or a message twice",
+                    C::NAME
+                );
                 seen += 1;
             })
         };
         while one() != 0 {}
-        let want = if matches!(load, Load::Idle) { 0 } else { MESSAGES };
+        let want = if matches!(load, Load::Idle) {
+            0
+        } else {
+            MESSAGES
+        };
         assert_eq!(seen, want, "{}, {queues} queues, {name}", C::NAME);
     }
 }
@@ -320,12 +435,24 @@ fn verify<C: Contender>(queues: u32) {
 /// Returns the time of a poll in ns.
 fn time<C: Contender>(queues: u32, load: Load) -> f64 {
     let mut contender = filled::<C>(queues, load);
-    // An idle round of many queues takes long, and without messages only the number of rounds limits it.
-    let polls = if matches!(load, Load::Idle) { (1 << 21) / queues.max(64) } else { MESSAGES };
+    // An idle round of many queues takes long, and without messages only the number of rounds
+    // limits it.
+    let polls = if matches!(load, Load::Idle) {
+        (1 << 21) / queues.max(64)
+    } else {
+        MESSAGES
+    };
     let start = Instant::now();
     let (found, _) = poll_many(&mut contender, polls);
     let ns = start.elapsed().as_nanos() as f64 / f64::from(polls);
-    assert_eq!(found as u32, if matches!(load, Load::Idle) { 0 } else { MESSAGES });
+    assert_eq!(
+        found as u32,
+        if matches!(load, Load::Idle) {
+            0
+        } else {
+            MESSAGES
+        }
+    );
     ns
 }
 
@@ -335,14 +462,32 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn print_times() {
-    println!("time of one poll in ns, and as a multiple of MonoCq's (medians of 15 interleaved rounds)");
+    println!(
+        "time of one poll in ns, and as a multiple of MonoCq's (medians of 15 interleaved rounds)"
+    );
     let has_verbs = library().is_ok();
     for (name, load) in LOADS {
         let [mono, others @ ..] = NAMES;
-        println!("\n{name}\n{:>7} {mono:>10} {:>18} {:>18} {:>18}", "queues", others[0], others[1], others[2]);
+        println!(
+            "\n{name}\n{:>7} {mono:>10} {:>18} {:>18} {:>18}",
+            "queues", others[0], others[1], others[2]
+        );
         for queues in (0..=10).map(|log| 1 << log) {
-            let verbs = || if has_verbs { time::<IbvPollCq>(queues, load) } else { f64::NAN };
-            let round = |_| [time::<Mono>(queues, load), time::<Flags>(queues, load), time::<Cqs>(queues, load), verbs()];
+            let verbs = || {
+                if has_verbs {
+                    time::<IbvPollCq>(queues, load)
+                } else {
+                    f64::NAN
+                }
+            };
+            let round = |_| {
+                [
+                    time::<Mono>(queues, load),
+                    time::<Flags>(queues, load),
+                    time::<Cqs>(queues, load),
+                    verbs(),
+                ]
+            };
             let rounds: Vec<[f64; 4]> = (0..15).map(round).collect();
             let column = |i: usize| median(rounds.iter().map(|round| round[i]).collect());
             let ratio = |i: usize| median(rounds.iter().map(|round| round[i] / round[0]).collect());
@@ -374,14 +519,32 @@ fn count(contender: &str, load: &str, queues: u32) -> f64 {
     let collected = |polls: u32| -> u64 {
         let output = Command::new("valgrind")
             // Leaves out the thread of `mlx5-run`'s device.
-            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*poll_many*"])
+            .args([
+                "--tool=callgrind",
+                "--callgrind-out-file=/dev/null",
+                "--toggle-collect=*poll_many*",
+            ])
             .arg(std::env::current_exe().unwrap())
-            .args(["--run", contender, load, &queues.to_string(), &polls.to_string()])
+            .args([
+                "--run",
+                contender,
+                load,
+                &queues.to_string(),
+                &polls.to_string(),
+            ])
             .output()
-            .unwrap_or_else(|e| panic!("valgrind cannot be started ({e}); install it, or leave --instructions out"));
+            .unwrap_or_else(|e| {
+                panic!("valgrind cannot be started ({e}); install it, or leave --instructions out")
+            });
         let text = String::from_utf8_lossy(&output.stderr);
-        let line = text.lines().find_map(|line| line.split_once("Collected : "));
-        line.unwrap_or_else(|| panic!("valgrind counted nothing:\n{text}")).1.trim().parse().unwrap()
+        let line = text
+            .lines()
+            .find_map(|line| line.split_once("Collected : "));
+        line.unwrap_or_else(|| panic!("valgrind counted nothing:\n{text}"))
+            .1
+            .trim()
+            .parse()
+            .unwrap()
     };
     (collected(3072) as f64 - collected(1024) as f64) / 2048.0
 }
@@ -389,7 +552,10 @@ fn count(contender: &str, load: &str, queues: u32) -> f64 {
 fn print_instructions() {
     println!("\ninstructions of one poll (callgrind)");
     let [mono, flags, cqs, verbs] = NAMES;
-    println!("{:<11} {:>7} {mono:>11} {flags:>11} {cqs:>11} {verbs:>11}", "load", "queues");
+    println!(
+        "{:<11} {:>7} {mono:>11} {flags:>11} {cqs:>11} {verbs:>11}",
+        "load", "queues"
+    );
     for (load, _) in LOADS {
         for queues in [1, 32, MOST_QUEUES] {
             print!("{load:<11} {queues:>7}");
@@ -408,7 +574,15 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     // `--run` and four more: the arguments that `count` passes.
     if let [_, contender, load, queues, polls] = &arguments[..] {
-        println!("{}", run(contender, load, queues.parse().unwrap(), polls.parse().unwrap()));
+        println!(
+            "{}",
+            run(
+                contender,
+                load,
+                queues.parse().unwrap(),
+                polls.parse().unwrap()
+            )
+        );
         return;
     }
     for queues in [1, 2, 7, 64, MOST_QUEUES] {

@@ -1,13 +1,17 @@
-//! Atomics: two threads, each with a device of its own, share a counter (fetch-and-add) and a lock (compare-and-swap) in the memory of a
-//! third thread, which sleeps meanwhile.
+//! Atomics: two threads, each with a device of its own, share a counter (fetch-and-add) and a lock
+//! (compare-and-swap) in the memory of a third thread, which sleeps meanwhile.
 //!
-//! `cargo run --release -p mlx5 --example atomics [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
+//! `cargo run --release -p mlx5 --example atomics [DEVICE]`: on the software HCA, or on DEVICE, for
+//! example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::error::Error;
 use std::sync::mpsc;
 
-use mlx5::{Access, CompareSwap, ConnectOptions, Cq, Device, DeviceSpec, FetchAdd, Inline, Mr, QpAddress, QpConfig};
+use mlx5::{
+    Access, CompareSwap, ConnectOptions, Cq, Device, DeviceSpec, FetchAdd, Inline, Mr, QpAddress,
+    QpConfig,
+};
 use mlx5::{RcOperation, RcQp, Read, Signal, Write};
 
 const THREADS: u64 = 2;
@@ -26,7 +30,8 @@ fn main() -> Result<(), Failure> {
     let device = Device::open(&spec)?;
     let pd = device.alloc_pd()?;
     let (cq, srq) = (device.create_cq(16)?, pd.create_srq(1, 0)?);
-    let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let all =
+        Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let shared = pd.alloc(4096, all)?;
 
     let mut qps = Vec::new();
@@ -50,12 +55,25 @@ fn main() -> Result<(), Failure> {
     }
     let mut value = [0; 8];
     shared.read(VALUE as usize, &mut value)?;
-    println!("{} tickets, each drawn once; counted to {} under the lock", tickets.len(), u64::from_ne_bytes(value));
-    if u64::from_ne_bytes(value) == THREADS * ROUNDS { Ok(()) } else { Err("an increment was lost".into()) }
+    println!(
+        "{} tickets, each drawn once; counted to {} under the lock",
+        tickets.len(),
+        u64::from_ne_bytes(value)
+    );
+    if u64::from_ne_bytes(value) == THREADS * ROUNDS {
+        Ok(())
+    } else {
+        Err("an increment was lost".into())
+    }
 }
 
 /// Draws numbers, and increments a plain word under a lock. Returns the numbers.
-fn worker(id: u64, spec: &DeviceSpec, (owner, addr, rkey): Target, tell: &mpsc::Sender<QpAddress>) -> Result<Vec<u64>, Failure> {
+fn worker(
+    id: u64,
+    spec: &DeviceSpec,
+    (owner, addr, rkey): Target,
+    tell: &mpsc::Sender<QpAddress>,
+) -> Result<Vec<u64>, Failure> {
     let device = Device::open(spec)?;
     let (pd, mut cq) = (device.alloc_pd()?, device.create_cq(16)?);
     let mut qp = pd.create_qp(&cq, &cq, &pd.create_srq(1, 0)?, &QpConfig::default())?;
@@ -65,14 +83,66 @@ fn worker(id: u64, spec: &DeviceSpec, (owner, addr, rkey): Target, tell: &mpsc::
     tell.send(qp.address())?;
     let mut tickets = Vec::new();
     for _ in 0..ROUNDS {
-        tickets.push(run(&mut qp, &mut cq, &mr, &FetchAdd { addr: addr + COUNTER, rkey, add: 1, into })?);
-        while run(&mut qp, &mut cq, &mr, &CompareSwap { addr: addr + LOCK, rkey, compare: 0, swap: id, into })? != 0 {
+        tickets.push(run(
+            &mut qp,
+            &mut cq,
+            &mr,
+            &FetchAdd {
+                addr: addr + COUNTER,
+                rkey,
+                add: 1,
+                into,
+            },
+        )?);
+        while run(
+            &mut qp,
+            &mut cq,
+            &mr,
+            &CompareSwap {
+                addr: addr + LOCK,
+                rkey,
+                compare: 0,
+                swap: id,
+                into,
+            },
+        )? != 0
+        {
             std::thread::yield_now();
         }
-        let value = run(&mut qp, &mut cq, &mr, &Read { addr: addr + VALUE, rkey, into })?;
-        // The WRITE is executed before the operation behind it, so the next holder of the lock reads the new value.
-        qp.post(&Write { addr: addr + VALUE, rkey, payload: Inline(&(value + 1).to_ne_bytes()) }, Signal::Reclaim, 0)?;
-        if run(&mut qp, &mut cq, &mr, &CompareSwap { addr: addr + LOCK, rkey, compare: id, swap: 0, into })? != id {
+        let value = run(
+            &mut qp,
+            &mut cq,
+            &mr,
+            &Read {
+                addr: addr + VALUE,
+                rkey,
+                into,
+            },
+        )?;
+        // The WRITE is executed before the operation behind it, so the next holder of the lock
+        // reads the new value.
+        qp.post(
+            &Write {
+                addr: addr + VALUE,
+                rkey,
+                payload: Inline(&(value + 1).to_ne_bytes()),
+            },
+            Signal::Reclaim,
+            0,
+        )?;
+        if run(
+            &mut qp,
+            &mut cq,
+            &mr,
+            &CompareSwap {
+                addr: addr + LOCK,
+                rkey,
+                compare: id,
+                swap: 0,
+                into,
+            },
+        )? != id
+        {
             return Err("somebody else took the lock".into());
         }
     }

@@ -1,13 +1,17 @@
-//! Unreliable datagrams: one queue pair talks to many, without connections. A datagram that a peer cannot take is lost silently.
+//! Unreliable datagrams: one queue pair talks to many, without connections. A datagram that a peer
+//! cannot take is lost silently.
 //!
-//! `cargo run --release -p mlx5 --example datagrams [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
+//! `cargo run --release -p mlx5 --example datagrams [DEVICE]`: on the software HCA, or on DEVICE,
+//! for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use mlx5::{Access, Cq, Destination, Device, DeviceSpec, GRH_BYTES, Inline, Mr, Pd, QpConfig, ReceiveSource};
+use mlx5::{
+    Access, Cq, Destination, Device, DeviceSpec, GRH_BYTES, Inline, Mr, Pd, QpConfig, ReceiveSource,
+};
 use mlx5::{Signal, UdQp, UdSend, UdSendImm};
 
 const QKEY: u32 = 0x1111;
@@ -29,7 +33,10 @@ struct Post {
 impl Post {
     fn new(device: &Device, pd: &Pd) -> Result<Self, Box<dyn Error>> {
         let (send_cq, recv_cq) = (device.create_cq(16)?, device.create_cq(16)?);
-        let own = ReceiveSource::Own { depth: RECEIVES as u32, max_sge: 1 };
+        let own = ReceiveSource::Own {
+            depth: RECEIVES as u32,
+            max_sge: 1,
+        };
         let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, own, &QpConfig::default())?;
         qp.activate(QKEY)?;
         let mr = pd.alloc(RECEIVES * SLOT, Access::LOCAL_WRITE)?;
@@ -37,15 +44,27 @@ impl Post {
             qp.post_receive(&[mr.sge(i * SLOT, SLOT as u32)?], i as u64)?;
         }
         qp.ring_receives();
-        Ok(Self { qp, send_cq, recv_cq, mr })
+        Ok(Self {
+            qp,
+            send_cq,
+            recv_cq,
+            mr,
+        })
     }
 
     /// Returns the datagrams that have arrived, and posts their receives again.
     fn receive(&mut self) -> Result<Vec<Message>, Box<dyn Error>> {
         let mut arrived = Vec::new();
         let Self { qp, recv_cq, .. } = self;
-        recv_cq
-            .poll(RECEIVES, |cqe| arrived.push((cqe.result(), cqe.source_qpn(), cqe.imm(), cqe.byte_count(), qp.complete_receive(&cqe))));
+        recv_cq.poll(RECEIVES, |cqe| {
+            arrived.push((
+                cqe.result(),
+                cqe.source_qpn(),
+                cqe.imm(),
+                cqe.byte_count(),
+                qp.complete_receive(&cqe),
+            ))
+        });
         let mut messages = Vec::new();
         for (result, source, imm, bytes, receive) in arrived {
             result?;
@@ -53,7 +72,8 @@ impl Post {
             // The byte count includes the bytes of the GRH, even if there is none.
             let mut text = vec![0; bytes as usize - GRH_BYTES];
             self.mr.read(at + GRH_BYTES, &mut text)?;
-            self.qp.post_receive(&[self.mr.sge(at, SLOT as u32)?], (at / SLOT) as u64)?;
+            self.qp
+                .post_receive(&[self.mr.sge(at, SLOT as u32)?], (at / SLOT) as u64)?;
             messages.push((source, imm, String::from_utf8(text)?));
         }
         self.qp.ring_receives();
@@ -98,28 +118,66 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A destination is a port, a QPN and a Q_Key; processes exchange the three.
     let to = alice.qp.destination_of(&server.qp.address(), QKEY)?;
     let wrong = Destination::new(to.vector(), to.qpn(), QKEY + 1);
-    alice.qp.post(&UdSend { to: &to, payload: Inline(b"it is Alice") }, Signal::Always, 0)?;
-    bob.qp.post(&UdSendImm { to: &to, imm: 7, payload: Inline(b"it is Bob") }, Signal::Always, 0)?;
-    bob.qp.post(&UdSend { to: &wrong, payload: Inline(b"nobody reads this") }, Signal::Always, 1)?;
+    alice.qp.post(
+        &UdSend {
+            to: &to,
+            payload: Inline(b"it is Alice"),
+        },
+        Signal::Always,
+        0,
+    )?;
+    bob.qp.post(
+        &UdSendImm {
+            to: &to,
+            imm: 7,
+            payload: Inline(b"it is Bob"),
+        },
+        Signal::Always,
+        0,
+    )?;
+    bob.qp.post(
+        &UdSend {
+            to: &wrong,
+            payload: Inline(b"nobody reads this"),
+        },
+        Signal::Always,
+        1,
+    )?;
     alice.qp.ring();
     bob.qp.ring();
 
     // A completion has the sender's QPN. The server must know the port of that queue pair.
     let mut known = HashMap::new();
     for post in [&alice, &bob] {
-        known.insert(post.qp.qpn(), server.qp.destination_of(&post.qp.address(), QKEY)?);
+        known.insert(
+            post.qp.qpn(),
+            server.qp.destination_of(&post.qp.address(), QKEY)?,
+        );
     }
     let mut messages = server.receive_some(2)?;
     messages.sort_by(|one, other| one.2.cmp(&other.2));
     println!("the server received {messages:?}");
     for (source, imm, text) in &messages {
-        let answer = UdSendImm { to: known.get(source).ok_or("an unknown sender")?, imm: imm + 1, payload: Inline(text.as_bytes()) };
+        let answer = UdSendImm {
+            to: known.get(source).ok_or("an unknown sender")?,
+            imm: imm + 1,
+            payload: Inline(text.as_bytes()),
+        };
         server.qp.post(&answer, Signal::Always, 0)?;
     }
     server.qp.ring();
     let (to_alice, to_bob) = (alice.receive_some(1)?, bob.receive_some(1)?);
-    println!("the answers are {to_alice:?} and {to_bob:?}; the datagram with the wrong Q_Key was sent, and is lost");
-    let is_right = to_alice == [(to.qpn(), 1, "it is Alice".into())] && to_bob == [(to.qpn(), 8, "it is Bob".into())];
-    [(&mut server, 2), (&mut alice, 1), (&mut bob, 2)].into_iter().try_for_each(|(post, count)| post.sent(count))?;
-    if is_right { Ok(()) } else { Err("not what was sent".into()) }
+    println!(
+        "the answers are {to_alice:?} and {to_bob:?}; the datagram with the wrong Q_Key was sent, and is lost"
+    );
+    let is_right = to_alice == [(to.qpn(), 1, "it is Alice".into())]
+        && to_bob == [(to.qpn(), 8, "it is Bob".into())];
+    [(&mut server, 2), (&mut alice, 1), (&mut bob, 2)]
+        .into_iter()
+        .try_for_each(|(post, count)| post.sent(count))?;
+    if is_right {
+        Ok(())
+    } else {
+        Err("not what was sent".into())
+    }
 }

@@ -1,4 +1,5 @@
-//! Two processes exchange messages over one connection, on the software HCA or on DEVICE, for example `mlx5_0`.
+//! Two processes exchange messages over one connection, on the software HCA or on DEVICE, for
+//! example `mlx5_0`.
 //!
 //! `cargo run --release -p mlx5 --example pingpong [DEVICE [ROUNDS]]`
 #![allow(clippy::print_stdout, reason = "an example")]
@@ -21,10 +22,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
-    let mut child = Command::new(std::env::current_exe()?).args(&args).env("PINGPONG", address).spawn()?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(&args)
+        .env("PINGPONG", address)
+        .spawn()?;
     ask(connect(endpoint, listener.accept()?.0)?, rounds)?;
     println!("on {}", device.info().name);
-    if child.wait()?.success() { Ok(()) } else { Err("the other process failed".into()) }
+    if child.wait()?.success() {
+        Ok(())
+    } else {
+        Err("the other process failed".into())
+    }
 }
 
 /// Exchanges the addresses of both ends by any means, here TCP, and connects.
@@ -42,7 +50,10 @@ fn ask(mut endpoint: Endpoint, rounds: u32) -> Result<(), Box<dyn Error>> {
         endpoint.send(&round.to_le_bytes())?;
         assert_eq!(endpoint.recv()?, round.to_be_bytes());
     }
-    println!("{rounds} round trips, mean {:?}", start.elapsed() / rounds.max(1));
+    println!(
+        "{rounds} round trips, mean {:?}",
+        start.elapsed() / rounds.max(1)
+    );
     Ok(())
 }
 

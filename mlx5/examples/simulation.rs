@@ -1,5 +1,6 @@
-//! A server and some clients in virtual time: the cost of a round trip, and the added cost of more queue pairs than the NIC's context cache
-//! holds. Needs no NIC and no second thread, and prints the same numbers on every machine.
+//! A server and some clients in virtual time: the cost of a round trip, and the added cost of more
+//! queue pairs than the NIC's context cache holds. Needs no NIC and no second thread, and prints
+//! the same numbers on every machine.
 #![allow(clippy::expect_used, clippy::print_stdout, reason = "an example")]
 
 use std::cell::Cell;
@@ -31,20 +32,43 @@ fn end(simulation: &mut Simulation<'_>, peers: usize) -> Result<(Device, End), B
         qps.push(qp);
     }
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    Ok((device, End { qps, arrivals, receives, region }))
+    Ok((
+        device,
+        End {
+            qps,
+            arrivals,
+            receives,
+            region,
+        },
+    ))
 }
 
 impl End {
     /// Sends to `peer`, whose region is at `to`.
     fn send(&mut self, peer: usize, to: (u64, u32)) {
-        let op = WriteImm { addr: to.0, rkey: to.1, imm: 1, payload: Inline(&[7; 32]) };
-        self.qps[peer].post(&op, Signal::Reclaim, 0).expect("one message at a time fits");
+        let op = WriteImm {
+            addr: to.0,
+            rkey: to.1,
+            imm: 1,
+            payload: Inline(&[7; 32]),
+        };
+        self.qps[peer]
+            .post(&op, Signal::Reclaim, 0)
+            .expect("one message at a time fits");
         self.qps[peer].ring();
     }
 
     /// Returns the peer of the next message that has arrived. `None` if the queue is empty.
     fn next(&mut self) -> Option<usize> {
-        let (mut from, Self { qps, arrivals, receives, .. }) = (None, self);
+        let (
+            mut from,
+            Self {
+                qps,
+                arrivals,
+                receives,
+                ..
+            },
+        ) = (None, self);
         while from.is_none()
             && arrivals.poll(1, |peer, cqe| {
                 let peer = *peer.expect("every queue pair is registered");
@@ -62,7 +86,10 @@ impl End {
 /// Returns the virtual ns per request with this number of clients.
 fn run(clients: usize) -> Result<u64, Box<dyn Error>> {
     let answered = &Cell::new(0u64);
-    let mut simulation = Simulation::new(NicParameters { context_entries: 32, ..NicParameters::default() });
+    let mut simulation = Simulation::new(NicParameters {
+        context_entries: 32,
+        ..NicParameters::default()
+    });
     let (device, mut server) = end(&mut simulation, clients)?;
     let to_server = (server.region.addr(), server.region.rkey());
     let mut back = Vec::new();
@@ -74,7 +101,11 @@ fn run(clients: usize) -> Result<u64, Box<dyn Error>> {
         back.push((client.region.addr(), client.region.rkey()));
         let mut is_first = true;
         simulation.spawn(&[&device], move |_| {
-            if std::mem::take(&mut is_first) || client.next().is_some_and(|_| answered.replace(answered.get() + 1) < 1000) {
+            if std::mem::take(&mut is_first)
+                || client
+                    .next()
+                    .is_some_and(|_| answered.replace(answered.get() + 1) < 1000)
+            {
                 client.send(0, to_server);
             }
             Did::IdleUntil(None)

@@ -1,4 +1,5 @@
-//! Embeds the library in the launcher, in release builds: cargo installs programs, but no libraries.
+//! Embeds the library in the launcher, in release builds: cargo installs programs, but no
+//! libraries.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -19,7 +20,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let manifest = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
     // Rebuilds for changes of its own sources, and in a clone for those of its dependencies.
-    for source in ["src", "Cargo.toml", "../hca/src", "../wire/src", "../../ipc/shm/src", "../../ipc/calls/src"] {
+    for source in [
+        "src",
+        "Cargo.toml",
+        "../hca/src",
+        "../wire/src",
+        "../../ipc/shm/src",
+        "../../ipc/calls/src",
+    ] {
         let source = manifest.join(source);
         if source.exists() {
             println!("cargo::rerun-if-changed={}", source.display());
@@ -27,12 +35,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (target, built) = (var("TARGET")?, out.join("library"));
     let mut cargo = Command::new(var("CARGO")?);
-    cargo.args(["build", "--quiet", "--release", "--locked", "--lib", "--target", &target]).arg("--target-dir").arg(&built);
-    cargo.arg("--manifest-path").arg(manifest.join("Cargo.toml")).env(INNER, "1");
+    cargo
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--locked",
+            "--lib",
+            "--target",
+            &target,
+        ])
+        .arg("--target-dir")
+        .arg(&built);
+    cargo
+        .arg("--manifest-path")
+        .arg(manifest.join("Cargo.toml"))
+        .env(INNER, "1");
     if !cargo.status()?.success() {
         return Err(format!("{cargo:?} failed").into());
     }
-    fs::copy(built.join(target).join("release").join(NAME), out.join(NAME))?;
+    fs::copy(
+        built.join(target).join("release").join(NAME),
+        out.join(NAME),
+    )?;
     // The directory is large, and not needed before its sources change.
     Ok(fs::remove_dir_all(built)?)
 }

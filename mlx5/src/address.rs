@@ -15,21 +15,24 @@ pub enum DeviceKind {
 pub struct QpAddress {
     /// Kind of device.
     pub kind: DeviceKind,
-    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the smaller MTU of its two ends.
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the
+    /// smaller MTU of its two ends.
     pub mtu: u16,
     /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
-    /// UDP port of a software HCA that sends RoCE packets; 0 for all others: RoCE devices have 4791.
+    /// UDP port of a software HCA that sends RoCE packets; 0 for all others: RoCE devices
+    /// have 4791.
     pub port: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
     /// First packet sequence number, 24 bits; a software HCA without packets ignores it.
     pub psn: u32,
-    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its owner died, this number never. 0 on
-    /// hardware.
+    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its
+    /// owner died, this number never. 0 on hardware.
     pub epoch: u64,
-    /// Global identifier of the port, which names the port on RoCE. On the software HCA it names the user of the process, for an error at a
-    /// peer of another user: the last four bytes are the user id plus 1, the others zero.
+    /// Global identifier of the port, which names the port on RoCE. On the software HCA it names
+    /// the user of the process, for an error at a peer of another user: the last four bytes are the
+    /// user id plus 1, the others zero.
     pub gid: [u8; 16],
 }
 
@@ -40,7 +43,16 @@ impl QpAddress {
     /// Returns the address of a queue pair of a software HCA.
     #[must_use]
     pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
-        Self { kind: DeviceKind::Soft, mtu: 4096, lid, port: 0, qpn, psn: 0, epoch, gid: [0; 16] }
+        Self {
+            kind: DeviceKind::Soft,
+            mtu: 4096,
+            lid,
+            port: 0,
+            qpn,
+            psn: 0,
+            epoch,
+            gid: [0; 16],
+        }
     }
 
     /// Adds the user of a software HCA.
@@ -51,12 +63,15 @@ impl QpAddress {
 
     /// Returns the user of a software HCA, if the address names it.
     pub(crate) fn user(&self) -> Option<u32> {
-        let user = self.gid.last_chunk().filter(|_| self.kind == DeviceKind::Soft);
+        let user = self
+            .gid
+            .last_chunk()
+            .filter(|_| self.kind == DeviceKind::Soft);
         user.and_then(|user| u32::from_le_bytes(*user).checked_sub(1))
     }
 
-    /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, UDP port, QPN, PSN, epoch, GID;
-    /// little-endian.
+    /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, UDP port,
+    /// QPN, PSN, epoch, GID; little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -71,7 +86,8 @@ impl QpAddress {
         b
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never makes.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never
+    /// makes.
     #[must_use]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
         let kind = match b[0] {
@@ -92,7 +108,8 @@ impl QpAddress {
             gid,
         };
         let is_mtu = address.mtu.is_power_of_two() && (256..=4096).contains(&address.mtu);
-        (address.to_bytes() == *b && is_mtu && address.qpn < 1 << 24 && address.psn < 1 << 24).then_some(address)
+        (address.to_bytes() == *b && is_mtu && address.qpn < 1 << 24 && address.psn < 1 << 24)
+            .then_some(address)
     }
 }
 
@@ -104,13 +121,31 @@ mod tests {
     fn an_address_survives_the_way_to_the_peer_and_other_bytes_are_none() {
         let gid = core::array::from_fn(|i| i as u8 + 1);
         let kind = DeviceKind::Hardware;
-        let address = QpAddress { kind, mtu: 1024, lid: 0x1234, port: 0x4321, qpn: 0xabcdef, psn: 0x654321, epoch: 1 << 60 | 7, gid };
+        let address = QpAddress {
+            kind,
+            mtu: 1024,
+            lid: 0x1234,
+            port: 0x4321,
+            qpn: 0xabcdef,
+            psn: 0x654321,
+            epoch: 1 << 60 | 7,
+            gid,
+        };
         let bytes = address.to_bytes();
         assert_eq!(QpAddress::from_bytes(&bytes), Some(address));
         let soft = QpAddress::soft(7, 8, 9);
         assert_eq!(QpAddress::from_bytes(&soft.to_bytes()), Some(soft));
         // Kind, padding, MTU, the upper bytes of QPN and PSN.
-        for (at, value) in [(0, 0), (0, 3), (1, 1), (2, 1), (3, 0), (3, 32), (11, 1), (15, 1)] {
+        for (at, value) in [
+            (0, 0),
+            (0, 3),
+            (1, 1),
+            (2, 1),
+            (3, 0),
+            (3, 32),
+            (11, 1),
+            (15, 1),
+        ] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(QpAddress::from_bytes(&bad), None, "byte {at} is {value}");

@@ -9,23 +9,29 @@ use crate::wire::{CQE_BYTES, CQE128_BYTES};
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NullOptions {
-    /// How doorbells write its registers, which are memory that no device reads. Default [`RegisterKind::Ordinary`].
+    /// How doorbells write its registers, which are memory that no device reads. Default
+    /// [`RegisterKind::Ordinary`].
     pub register: RegisterKind,
 }
 
-/// The configuration of a completion queue. A plain number converts to that many entries of 64 bytes, not compressed.
+/// The configuration of a completion queue. A plain number converts to that many entries of 64
+/// bytes, not compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqConfig {
-    /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two. Every operation that may complete
-    /// before the next poll needs one: a queue that overruns is dead.
+    /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two.
+    /// Every operation that may complete before the next poll needs one: a queue that overruns is
+    /// dead.
     pub entries: u32,
-    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data before its CQE.
+    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data before
+    /// its CQE.
     pub cqe_bytes: u32,
-    /// Whether the device may write similar CQEs as one session of 8-byte mini CQEs ([`MiniCqe`](crate::wire::MiniCqe)). Polls hand them
-    /// out as ordinary CQEs.
+    /// Whether the device may write similar CQEs as one session of 8-byte mini CQEs
+    /// ([`MiniCqe`](crate::wire::MiniCqe)). Polls hand them out as ordinary CQEs.
     pub compression: bool,
-    /// Completion vector of its events, 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). On hardware each vector has an
-    /// interrupt of its own, usually on a core of its own: choose the vector of the core on which the program waits.
+    /// Completion vector of its events,
+    /// 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). On hardware each vector
+    /// has an interrupt of its own, usually on a core of its own: choose the vector of the core on
+    /// which the program waits.
     pub comp_vector: u32,
 }
 
@@ -34,14 +40,23 @@ impl CqConfig {
     pub(crate) fn stride(&self) -> Result<usize, CreateError> {
         match self.cqe_bytes as usize {
             stride @ (CQE_BYTES | CQE128_BYTES) => Ok(stride),
-            stride => Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" }),
+            stride => Err(CreateError::Illegal {
+                what: "the size of a CQE",
+                value: stride as u64,
+                legal: "64 or 128",
+            }),
         }
     }
 }
 
 impl From<u32> for CqConfig {
     fn from(entries: u32) -> Self {
-        Self { entries, cqe_bytes: CQE_BYTES as u32, compression: false, comp_vector: 0 }
+        Self {
+            entries,
+            cqe_bytes: CQE_BYTES as u32,
+            compression: false,
+            comp_vector: 0,
+        }
     }
 }
 
@@ -52,17 +67,25 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Inline bytes of one operation, 0..=220.
     pub max_inline_data: usize,
-    /// Whether the device may put the data of a SEND of up to 32 bytes, or 64 with large CQEs, into the CQE instead of the receive's buffer
-    /// ([`Cqe::inline_data`](crate::Cqe::inline_data)); that buffer is then not written. Reliable connections only.
+    /// Whether the device may put the data of a SEND of up to 32 bytes, or 64 with large CQEs, into
+    /// the CQE instead of the receive's buffer ([`Cqe::inline_data`](crate::Cqe::inline_data));
+    /// that buffer is then not written. Reliable connections only.
     pub scatter_to_cqe: bool,
-    /// Number of the peer's messages that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, minimum
-    /// 8. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair need not be the same. Hardware ignores it.
+    /// Number of the peer's messages that may wait on the software HCA until this end polls,
+    /// 1..=128; rounded up to a power of two, minimum
+    /// 8. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair
+    ///    need not be the same. Hardware ignores it.
     pub lane_slots: u32,
 }
 
 impl Default for QpConfig {
     fn default() -> Self {
-        Self { max_send_wr: 256, max_inline_data: 64, scatter_to_cqe: false, lane_slots: 128 }
+        Self {
+            max_send_wr: 256,
+            max_inline_data: 64,
+            scatter_to_cqe: false,
+            lane_slots: 128,
+        }
     }
 }
 
@@ -77,6 +100,7 @@ pub enum QpState {
     ReadyToReceive,
     /// Sends and receives messages.
     ReadyToSend,
-    /// An operation failed; every posted operation is flushed. It is the last state of a queue pair: create a new one.
+    /// An operation failed; every posted operation is flushed. It is the last state of a queue
+    /// pair: create a new one.
     Error,
 }

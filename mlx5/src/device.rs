@@ -32,14 +32,19 @@ use crate::wire::{Access, AsyncEvent};
 /// send::<mlx5::DeviceSpec>();
 /// ```
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a program has one for each of its devices")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a program has one for each of its devices"
+)]
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
-    /// Hardware: an mlx5 device that libibverbs finds. Its peers are queue pairs of such devices on any machine.
+    /// Hardware: an mlx5 device that libibverbs finds. Its peers are queue pairs of such devices on
+    /// any machine.
     Verbs(VerbsOptions),
-    /// A device that executes nothing: its queues, records and registers exist, but no device reads them. For measuring the driver alone,
-    /// and for tests that play the device through [`Device::null`]. Its queue pairs connect to any address.
+    /// A device that executes nothing: its queues, records and registers exist, but no device reads
+    /// them. For measuring the driver alone, and for tests that play the device through
+    /// [`Device::null`]. Its queue pairs connect to any address.
     Null(NullOptions),
 }
 
@@ -49,12 +54,14 @@ impl From<&DeviceSpec> for DeviceSpec {
     }
 }
 
-/// Parses the options in the name of a software HCA with a port for packets. `None` for other names.
+/// Parses the options in the name of a software HCA with a port for packets. `None` for other
+/// names.
 fn roce_options(name: &str) -> Option<Result<RoceOptions, String>> {
     name.strip_prefix("soft:roce=").map(str::parse)
 }
 
-/// Converts a name: `soft` and `null` with their defaults; `soft:roce=ADDRESS,..` with [`RoceOptions`]; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
+/// Converts a name: `soft` and `null` with their defaults; `soft:roce=ADDRESS,..` with
+/// [`RoceOptions`]; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
 /// follows after a colon, `mlx5_0:2`; the default is the first active one.
 impl From<&str> for DeviceSpec {
     fn from(name: &str) -> Self {
@@ -64,16 +71,26 @@ impl From<&str> for DeviceSpec {
             _ => {}
         }
         if let Some(Ok(roce)) = roce_options(name) {
-            return Self::Soft(SoftOptions { roce: Some(roce), ..SoftOptions::default() });
+            return Self::Soft(SoftOptions {
+                roce: Some(roce),
+                ..SoftOptions::default()
+            });
         }
         let (relay, name) = match name.split_once(':') {
             Some(("relay", name)) => (true, name),
             Some(("verbs", name)) => (false, name),
             _ => (false, name),
         };
-        let with_port = name.rsplit_once(':').and_then(|(device, port)| Some((device, Some(port.parse().ok()?))));
+        let with_port = name
+            .rsplit_once(':')
+            .and_then(|(device, port)| Some((device, Some(port.parse().ok()?))));
         let (device, port) = with_port.unwrap_or((name, None));
-        Self::Verbs(VerbsOptions { device: Some(device.to_owned()), port, relay, ..VerbsOptions::default() })
+        Self::Verbs(VerbsOptions {
+            device: Some(device.to_owned()),
+            port,
+            relay,
+            ..VerbsOptions::default()
+        })
     }
 }
 
@@ -83,8 +100,9 @@ impl Default for DeviceSpec {
     }
 }
 
-/// An open device. It belongs to the thread that opened it, as does every object made from it; each thread opens its own. Clones refer to
-/// the same device, which closes with the last of them and of the objects made from it.
+/// An open device. It belongs to the thread that opened it, as does every object made from it; each
+/// thread opens its own. Clones refer to the same device, which closes with the last of them and of
+/// the objects made from it.
 ///
 /// It is neither `Send` nor `Sync`:
 /// ```compile_fail,E0277
@@ -103,14 +121,18 @@ pub struct Device {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("info", &self.info()).finish()
+        f.debug_struct("Device")
+            .field("info", &self.info())
+            .finish()
     }
 }
 
-/// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The device makes progress first, so check
-/// after that whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a poll would take
-/// ends the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread that wakes it for the device's events,
-/// and each sleep arms all CQs of the device. Without that thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The
+/// device makes progress first, so check after that whether a CQ holds a completion
+/// ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a poll would take ends
+/// the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread that
+/// wakes it for the device's events, and each sleep arms all CQs of the device. Without that
+/// thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);
@@ -133,24 +155,40 @@ impl Device {
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
                 let hook = Rc::clone(soft.hca());
-                Ok(Self { control: Control::new(Rc::new(soft), Some(hook)), null: None })
+                Ok(Self {
+                    control: Control::new(Rc::new(soft), Some(hook)),
+                    null: None,
+                })
             }
             DeviceSpec::Null(options) => {
                 let null = Rc::new(Null::new(*options));
-                Ok(Self { control: Control::new(Rc::clone(&null) as _, None), null: Some(null) })
+                Ok(Self {
+                    control: Control::new(Rc::clone(&null) as _, None),
+                    null: Some(null),
+                })
             }
             DeviceSpec::Verbs(options) => {
                 if let Some(Err(reason)) = options.device.as_deref().and_then(roce_options) {
                     return Err(OpenError::Roce { reason });
                 }
-                let context = Context::open(options).map_err(|error| match (&options.device, &error) {
-                    (Some(name), VerbsError::NotInstalled { .. } | VerbsError::NoDevice { .. }) => OpenError::NoVerbs(name.clone(), error),
-                    _ => error.into(),
-                })?;
+                let context =
+                    Context::open(options).map_err(|error| match (&options.device, &error) {
+                        (
+                            Some(name),
+                            VerbsError::NotInstalled { .. } | VerbsError::NoDevice { .. },
+                        ) => OpenError::NoVerbs(name.clone(), error),
+                        _ => error.into(),
+                    })?;
                 if context.is_direct {
-                    return Ok(Self { control: Control::new(Rc::new(context), None), null: None });
+                    return Ok(Self {
+                        control: Control::new(Rc::new(context), None),
+                        null: None,
+                    });
                 }
-                Ok(Self { control: Control::of_relay(Rc::new(Relay::new(context)?)), null: None })
+                Ok(Self {
+                    control: Control::of_relay(Rc::new(Relay::new(context)?)),
+                    null: None,
+                })
             }
         }
     }
@@ -161,7 +199,8 @@ impl Device {
     /// See [`OpenError`].
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
         let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
-        // The device was opened with the simulation's options, so it belongs to its network and `add` cannot fail.
+        // The device was opened with the simulation's options, so it belongs to its network and
+        // `add` cannot fail.
         let _ = simulation.add(&device);
         Ok(device)
     }
@@ -169,11 +208,14 @@ impl Device {
     /// Returns the device's side of a [`DeviceSpec::Null`] device. `None` for all other devices.
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
-        self.null.as_ref().map(|null| NullDevice::new(Rc::clone(null)))
+        self.null
+            .as_ref()
+            .map(|null| NullDevice::new(Rc::clone(null)))
     }
 
-    /// Returns the software HCA of this device, which has information that no hardware has: the broken rules, the hash of its trace, the
-    /// time of its next event. `None` on hardware and on a null device.
+    /// Returns the software HCA of this device, which has information that no hardware has: the
+    /// broken rules, the hash of its trace, the time of its next event. `None` on hardware and on a
+    /// null device.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
         self.control.hook()
@@ -185,45 +227,51 @@ impl Device {
         self.control.info()
     }
 
-    /// Returns the time on the device's clock, in ns since an arbitrary moment. The device measures its retries and delays by it. A program
-    /// that measures its own deadlines by it runs in virtual time without a change. Hardware has the system's monotonic clock.
+    /// Returns the time on the device's clock, in ns since an arbitrary moment. The device measures
+    /// its retries and delays by it. A program that measures its own deadlines by it runs in
+    /// virtual time without a change. Hardware has the system's monotonic clock.
     #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.control.now_ns()
     }
 
-    /// Returns the same time as [`now_ns`](Self::now_ns). The system's clock costs a fifth this way, and is late by up to a tick of the
-    /// kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it is never early. A virtual clock has only one time.
+    /// Returns the same time as [`now_ns`](Self::now_ns). The system's clock costs a fifth this
+    /// way, and is late by up to a tick of the kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it
+    /// is never early. A virtual clock has only one time.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.control.coarse_now_ns()
     }
 
-    /// Makes the device do due work and take arrived messages, as a poll of an empty CQ does. Returns whether there may be new CQEs.
+    /// Makes the device do due work and take arrived messages, as a poll of an empty CQ does.
+    /// Returns whether there may be new CQEs.
     pub fn progress(&self) -> bool {
         self.control.progress()
     }
 
-    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, for at most `timeout` (`None`: without limit).
-    /// Meanwhile the device makes progress. Returns whether there is a completion; `false` also if the [`waker`](Self::waker) ended the
-    /// sleep. Hardware returns `true` also for a completion that was polled after its CQ was armed. CQs with a completion are disarmed:
-    /// poll them, then arm them again.
+    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, for at
+    /// most `timeout` (`None`: without limit). Meanwhile the device makes progress. Returns whether
+    /// there is a completion; `false` also if the [`waker`](Self::waker) ended the sleep. Hardware
+    /// returns `true` also for a completion that was polled after its CQ was armed. CQs with a
+    /// completion are disarmed: poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
+        self.control
+            .wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Returns a waker that ends a [`wait`](Self::wait) of this device from any thread: the current one, or else the next, which returns at
-    /// once. Several wakes before that count as one. Stores before [`Waker::wake_by_ref`] are visible after the wait. The waker may outlive
-    /// the device.
+    /// Returns a waker that ends a [`wait`](Self::wait) of this device from any thread: the current
+    /// one, or else the next, which returns at once. Several wakes before that count as one. Stores
+    /// before [`Waker::wake_by_ref`] are visible after the wait. The waker may outlive the device.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.control.waker()
     }
 
-    /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the failure of a queue pair may be reported
-    /// only here. So check from time to time while you wait for completions without a limit; on hardware the check costs a system call.
-    /// Dropping a queue or queue pair discards its events. An event does not end [`Device::wait`].
+    /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the
+    /// failure of a queue pair may be reported only here. So check from time to time while you wait
+    /// for completions without a limit; on hardware the check costs a system call. Dropping a queue
+    /// or queue pair discards its events. An event does not end [`Device::wait`].
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         self.control.take_async_event()
@@ -234,7 +282,9 @@ impl Device {
     /// # Errors
     /// The device has none left. The software HCA always has one.
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        Ok(Pd { object: PdObject::new(&self.control)? })
+        Ok(Pd {
+            object: PdObject::new(&self.control)?,
+        })
     }
 
     /// Creates a completion queue. A plain number is enough: entries of 64 bytes, not compressed.
@@ -254,7 +304,8 @@ impl Device {
     }
 }
 
-/// A protection domain. A queue pair uses memory regions of its own domain only, for local and for remote access.
+/// A protection domain. A queue pair uses memory regions of its own domain only, for local and for
+/// remote access.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -273,7 +324,8 @@ impl fmt::Debug for Pd {
 }
 
 impl Pd {
-    /// Allocates `bytes` of zeroed, page-aligned memory that peers access at memory speed, and registers it with `access`.
+    /// Allocates `bytes` of zeroed, page-aligned memory that peers access at memory speed, and
+    /// registers it with `access`.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -281,9 +333,9 @@ impl Pd {
         self.alloc_in(bytes, access, false)
     }
 
-    /// Allocates memory like [`alloc`](Self::alloc), on pages of 2 MiB, so that large regions cost the CPU, and a NIC, fewer translations.
-    /// The size is rounded up to whole pages. If the system has no huge pages left, the memory is on ordinary pages, and [`Mr::pages`]
-    /// gives the reason.
+    /// Allocates memory like [`alloc`](Self::alloc), on pages of 2 MiB, so that large regions cost
+    /// the CPU, and a NIC, fewer translations. The size is rounded up to whole pages. If the system
+    /// has no huge pages left, the memory is on ordinary pages, and [`Mr::pages`] gives the reason.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -297,24 +349,32 @@ impl Pd {
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// Registers memory of another allocator. A NIC treats it like any other memory. Peers of a software HCA access it through the kernel's
-    /// cross-process copy, which is about 400 times slower for small messages than memory of [`alloc`](Self::alloc).
+    /// Registers memory of another allocator. A NIC treats it like any other memory. Peers of a
+    /// software HCA access it through the kernel's cross-process copy, which is about 400 times
+    /// slower for small messages than memory of [`alloc`](Self::alloc).
     ///
     /// # Errors
     /// See [`RegisterError`].
     ///
     /// # Safety
-    /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is stopped in the middle of a copy writes
-    /// when it resumes, even if the region was dropped meanwhile. The memory is accessed only as memory shared with the device: no Rust
-    /// reference to it is held across an operation that may write it.
-    pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
+    /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is
+    /// stopped in the middle of a copy writes when it resumes, even if the region was dropped
+    /// meanwhile. The memory is accessed only as memory shared with the device: no Rust reference
+    /// to it is held across an operation that may write it.
+    pub unsafe fn register(
+        &self,
+        addr: core::ptr::NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
         // SAFETY: guaranteed by the caller.
         let parts = unsafe { control.register(self.object.pdn, addr, len, access) }?;
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// Creates a shared receive queue of at least `depth` receives with up to `max_sge` buffers each.
+    /// Creates a shared receive queue of at least `depth` receives with up to `max_sge` buffers
+    /// each.
     ///
     /// # Errors
     /// A size is outside the device's limits, or there is no memory.
@@ -322,8 +382,8 @@ impl Pd {
         Srq::create(&self.object, depth, max_sge)
     }
 
-    /// Creates a reliable-connected queue pair. Its sends complete on `send_cq`. Its receives come from `receives` (an `&Srq`, or a queue
-    /// of its own) and complete on `recv_cq`.
+    /// Creates a reliable-connected queue pair. Its sends complete on `send_cq`. Its receives come
+    /// from `receives` (an `&Srq`, or a queue of its own) and complete on `recv_cq`.
     ///
     /// # Errors
     /// A size is outside the device's limits, or there is no memory.
@@ -334,10 +394,15 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<RcQp, CreateError> {
-        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Connected)
+        Qp::create(
+            &self.parents(send_cq, recv_cq, receives.into()),
+            config,
+            Connected,
+        )
     }
 
-    /// Creates an unreliable-datagram queue pair; the arguments are those of [`create_qp`](Self::create_qp).
+    /// Creates an unreliable-datagram queue pair; the arguments are those of
+    /// [`create_qp`](Self::create_qp).
     ///
     /// # Errors
     /// A size is outside the device's limits, or there is no memory.
@@ -348,11 +413,26 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<UdQp, CreateError> {
-        Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Datagram { qkey: 0 })
+        Qp::create(
+            &self.parents(send_cq, recv_cq, receives.into()),
+            config,
+            Datagram { qkey: 0 },
+        )
     }
 
-    fn parents<'a>(&'a self, send_cq: &'a Cq, recv_cq: &'a Cq, receives: ReceiveSource<'a>) -> QpParents<'a> {
+    fn parents<'a>(
+        &'a self,
+        send_cq: &'a Cq,
+        recv_cq: &'a Cq,
+        receives: ReceiveSource<'a>,
+    ) -> QpParents<'a> {
         let (control, pd) = (&self.object.control, &self.object);
-        QpParents { control, pd, send_cq: send_cq.object(), recv_cq: recv_cq.object(), receives }
+        QpParents {
+            control,
+            pd,
+            send_cq: send_cq.object(),
+            recv_cq: recv_cq.object(),
+            receives,
+        }
     }
 }

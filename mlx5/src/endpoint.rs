@@ -29,8 +29,9 @@ pub struct EndpointConfig {
     pub message_bytes: u32,
     /// Memory that the peer reads and writes, in bytes. Default 64 KiB.
     pub memory_bytes: usize,
-    /// Maximum time that a call may block. An operation that takes longer ends the connection. Default `None`: unlimited. The device may
-    /// give up an operation earlier ([`ConnectOptions::transport_timeout_ns`]).
+    /// Maximum time that a call may block. An operation that takes longer ends the connection.
+    /// Default `None`: unlimited. The device may give up an operation earlier
+    /// ([`ConnectOptions::transport_timeout_ns`]).
     pub timeout: Option<Duration>,
     /// Attributes of the connection.
     pub connection: ConnectOptions,
@@ -38,7 +39,13 @@ pub struct EndpointConfig {
 
 impl Default for EndpointConfig {
     fn default() -> Self {
-        Self { depth: 64, message_bytes: 4096, memory_bytes: 1 << 16, timeout: None, connection: ConnectOptions::default() }
+        Self {
+            depth: 64,
+            message_bytes: 4096,
+            memory_bytes: 1 << 16,
+            timeout: None,
+            connection: ConnectOptions::default(),
+        }
     }
 }
 
@@ -55,8 +62,8 @@ impl EndpointAddress {
     /// Bytes of [`to_bytes`](Self::to_bytes).
     pub const LEN: usize = QpAddress::LEN + 20;
 
-    /// Encodes the address, for any transport to the peer: the queue pair's address, then address, bytes and rkey of the memory,
-    /// little-endian.
+    /// Encodes the address, for any transport to the peer: the queue pair's address, then address,
+    /// bytes and rkey of the memory, little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -67,7 +74,8 @@ impl EndpointAddress {
         b
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never makes.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never
+    /// makes.
     #[must_use]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
         let (qp, rest) = b.split_first_chunk()?;
@@ -75,7 +83,12 @@ impl EndpointAddress {
         let (bytes, rest) = rest.split_first_chunk()?;
         let (addr, bytes) = (u64::from_le_bytes(*addr), u64::from_le_bytes(*bytes));
         addr.checked_add(bytes)?;
-        Some(Self { qp: QpAddress::from_bytes(qp)?, addr, bytes, rkey: u32::from_le_bytes(*rest.first_chunk()?) })
+        Some(Self {
+            qp: QpAddress::from_bytes(qp)?,
+            addr,
+            bytes,
+            rkey: u32::from_le_bytes(*rest.first_chunk()?),
+        })
     }
 }
 
@@ -112,8 +125,9 @@ pub enum EndpointError {
     /// The connection had already failed.
     #[error("the connection has failed: {0}")]
     Broken(CompletionError),
-    /// [`EndpointConfig::timeout`] has passed. A [`recv`](Endpoint::recv) has received no message and may be repeated. Any other operation
-    /// may still take effect, and the connection has ended with it: create a new endpoint.
+    /// [`EndpointConfig::timeout`] has passed. A [`recv`](Endpoint::recv) has received no message
+    /// and may be repeated. Any other operation may still take effect, and the connection has ended
+    /// with it: create a new endpoint.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
     /// A post was refused.
@@ -124,11 +138,13 @@ pub enum EndpointError {
     PostReceive(#[from] PostReceiveError),
 }
 
-/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory for the peer's READs,
-/// WRITEs and atomics. The two ends exchange their [`address`](Self::address) by any means, and connect.
+/// A reliable connection in one value: protection domain, completion queue, queue pair, receives,
+/// buffers, and memory for the peer's READs, WRITEs and atomics. The two ends exchange their
+/// [`address`](Self::address) by any means, and connect.
 ///
-/// Calls block, so an endpoint serves one conversation and not throughput. To keep many operations in flight, or to share queues, use the
-/// [queue pair](Self::qp) and the objects it is made from ([`Pd`]).
+/// Calls block, so an endpoint serves one conversation and not throughput. To keep many operations
+/// in flight, or to share queues, use the [queue pair](Self::qp) and the objects it is made from
+/// ([`Pd`]).
 ///
 /// ```
 /// use mlx5::{Device, EndpointConfig};
@@ -146,8 +162,8 @@ pub enum EndpointError {
 /// # }
 /// ```
 ///
-/// It is not `Send`. A peer that goes away sends no notice: an operation towards it fails, and [`recv`](Self::recv) blocks until its
-/// timeout.
+/// It is not `Send`. A peer that goes away sends no notice: an operation towards it fails, and
+/// [`recv`](Self::recv) blocks until its timeout.
 pub struct Endpoint {
     qp: RcQp,
     cq: Cq,
@@ -168,7 +184,10 @@ pub struct Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("address", &self.address()).field("remote", &self.remote).finish_non_exhaustive()
+        f.debug_struct("Endpoint")
+            .field("address", &self.address())
+            .field("remote", &self.remote)
+            .finish_non_exhaustive()
     }
 }
 
@@ -184,14 +203,27 @@ impl Device {
 
 impl Endpoint {
     fn new(device: &Device, pd: &Pd, config: EndpointConfig) -> Result<Self, EndpointError> {
-        let EndpointConfig { depth, message_bytes, memory_bytes, .. } = config;
+        let EndpointConfig {
+            depth,
+            message_bytes,
+            memory_bytes,
+            ..
+        } = config;
         check("depth", depth.into(), 1, 4096)
             .and_then(|()| check("message_bytes", message_bytes.into(), 1, 1 << 20))
             .and_then(|()| check("memory_bytes", memory_bytes as u64, 1, isize::MAX as u64))
             .map_err(CreateError::from)?;
         let cq = device.create_cq(depth + 1)?;
         let own = ReceiveSource::Own { depth, max_sge: 1 };
-        let qp = pd.create_qp(&cq, &cq, own, &QpConfig { max_send_wr: 1, ..QpConfig::default() })?;
+        let qp = pd.create_qp(
+            &cq,
+            &cq,
+            own,
+            &QpConfig {
+                max_send_wr: 1,
+                ..QpConfig::default()
+            },
+        )?;
         let has_atomics = device.info().has_atomics;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         Ok(Self {
@@ -201,9 +233,19 @@ impl Endpoint {
             inbox: VecDeque::with_capacity(depth as usize),
             broken: None,
             remote: None,
-            buffer: pd.alloc(message_bytes.max(ATOMIC_BYTES) as usize, Access::LOCAL_WRITE)?,
+            buffer: pd.alloc(
+                message_bytes.max(ATOMIC_BYTES) as usize,
+                Access::LOCAL_WRITE,
+            )?,
             receives: pd.alloc(depth as usize * message_bytes as usize, Access::LOCAL_WRITE)?,
-            memory: pd.alloc(memory_bytes, if has_atomics { access | Access::REMOTE_ATOMIC } else { access })?,
+            memory: pd.alloc(
+                memory_bytes,
+                if has_atomics {
+                    access | Access::REMOTE_ATOMIC
+                } else {
+                    access
+                },
+            )?,
             config,
             device: device.clone(),
         })
@@ -213,11 +255,16 @@ impl Endpoint {
     #[must_use]
     pub fn address(&self) -> EndpointAddress {
         let Self { qp, memory, .. } = self;
-        EndpointAddress { qp: qp.address(), addr: memory.addr(), bytes: memory.len() as u64, rkey: memory.rkey() }
+        EndpointAddress {
+            qp: qp.address(),
+            addr: memory.addr(),
+            bytes: memory.len() as u64,
+            rkey: memory.rkey(),
+        }
     }
 
-    /// Connects to the endpoint with this address, which must connect to this one. A message sent before the peer has connected waits for
-    /// it, up to the transport timeout.
+    /// Connects to the endpoint with this address, which must connect to this one. A message sent
+    /// before the peer has connected waits for it, up to the transport timeout.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -229,7 +276,8 @@ impl Endpoint {
             }
             self.qp.ring_receives();
         }
-        self.qp.ready_to_receive(&remote.qp, &self.config.connection)?;
+        self.qp
+            .ready_to_receive(&remote.qp, &self.config.connection)?;
         self.qp.ready_to_send()?;
         self.remote = Some(*remote);
         Ok(())
@@ -241,22 +289,25 @@ impl Endpoint {
         &self.memory
     }
 
-    /// Returns the queue pair. The endpoint polls its completion queue and takes every completion for its own: do not post to the queue
-    /// pair.
+    /// Returns the queue pair. The endpoint polls its completion queue and takes every completion
+    /// for its own: do not post to the queue pair.
     #[must_use]
     pub fn qp(&self) -> &RcQp {
         &self.qp
     }
 
-    /// Sends a message. Returns once the peer's device has it. Blocks while the peer holds [`depth`](EndpointConfig::depth) messages that
-    /// it has not received.
+    /// Sends a message. Returns once the peer's device has it. Blocks while the peer holds
+    /// [`depth`](EndpointConfig::depth) messages that it has not received.
     ///
     /// # Errors
     /// See [`EndpointError`].
     pub fn send(&mut self, message: &[u8]) -> Result<(), EndpointError> {
         let max = self.config.message_bytes as usize;
         if message.len() > max {
-            return Err(EndpointError::TooLong { bytes: message.len(), max });
+            return Err(EndpointError::TooLong {
+                bytes: message.len(),
+                max,
+            });
         }
         self.usable()?;
         self.buffer.write(0, message)?;
@@ -281,11 +332,17 @@ impl Endpoint {
         self.connected()?;
         self.poll();
         let Some((number, bytes)) = self.inbox.pop_front() else {
-            return self.broken.map_or(Ok(None), |error| Err(EndpointError::Broken(error)));
+            return self
+                .broken
+                .map_or(Ok(None), |error| Err(EndpointError::Broken(error)));
         };
         let mut message = vec![0; bytes as usize];
-        self.receives.read(number as usize * self.config.message_bytes as usize, &mut message)?;
-        // After a failure the queue pair takes no receive, but messages that have arrived are still returned.
+        self.receives.read(
+            number as usize * self.config.message_bytes as usize,
+            &mut message,
+        )?;
+        // After a failure the queue pair takes no receive, but messages that have arrived are still
+        // returned.
         if self.broken.is_none() {
             self.post_receive(number)?;
             self.qp.ring_receives();
@@ -293,7 +350,8 @@ impl Endpoint {
         Ok(Some(message))
     }
 
-    /// Writes into the peer's memory from `offset` on. Returns once the peer's device has the bytes. The peer gets no notice.
+    /// Writes into the peer's memory from `offset` on. Returns once the peer's device has the
+    /// bytes. The peer gets no notice.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -302,7 +360,11 @@ impl Endpoint {
         for piece in bytes.chunks(self.config.message_bytes as usize) {
             self.buffer.write(0, piece)?;
             let payload = self.buffer.sge(0, piece.len() as u32)?;
-            self.carry_out(&Write { addr, rkey, payload })?;
+            self.carry_out(&Write {
+                addr,
+                rkey,
+                payload,
+            })?;
             addr += piece.len() as u64;
         }
         Ok(())
@@ -323,25 +385,46 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Adds to the number at `offset` of the peer's memory, a multiple of 8. Returns the previous value.
+    /// Adds to the number at `offset` of the peer's memory, a multiple of 8. Returns the previous
+    /// value.
     ///
     /// # Errors
     /// See [`EndpointError`].
     pub fn fetch_add(&mut self, offset: usize, add: u64) -> Result<u64, EndpointError> {
         let (addr, rkey) = self.range(offset, ATOMIC_BYTES as usize)?;
-        self.atomic(|into| FetchAdd { addr, rkey, add, into })
+        self.atomic(|into| FetchAdd {
+            addr,
+            rkey,
+            add,
+            into,
+        })
     }
 
-    /// Stores `swap` at `offset` of the peer's memory, a multiple of 8, if the value there is `compare`. Returns the previous value.
+    /// Stores `swap` at `offset` of the peer's memory, a multiple of 8, if the value there is
+    /// `compare`. Returns the previous value.
     ///
     /// # Errors
     /// See [`EndpointError`].
-    pub fn compare_swap(&mut self, offset: usize, compare: u64, swap: u64) -> Result<u64, EndpointError> {
+    pub fn compare_swap(
+        &mut self,
+        offset: usize,
+        compare: u64,
+        swap: u64,
+    ) -> Result<u64, EndpointError> {
         let (addr, rkey) = self.range(offset, ATOMIC_BYTES as usize)?;
-        self.atomic(|into| CompareSwap { addr, rkey, compare, swap, into })
+        self.atomic(|into| CompareSwap {
+            addr,
+            rkey,
+            compare,
+            swap,
+            into,
+        })
     }
 
-    fn atomic<O: RcOperation>(&mut self, operation: impl FnOnce(crate::Sge) -> O) -> Result<u64, EndpointError> {
+    fn atomic<O: RcOperation>(
+        &mut self,
+        operation: impl FnOnce(crate::Sge) -> O,
+    ) -> Result<u64, EndpointError> {
         let operation = operation(self.buffer.sge(0, ATOMIC_BYTES)?);
         self.carry_out(&operation)?;
         let mut old = [0; ATOMIC_BYTES as usize];
@@ -351,11 +434,18 @@ impl Endpoint {
 
     /// Returns address and rkey of a range of the peer's memory.
     fn range(&self, offset: usize, len: usize) -> Result<(u64, u32), EndpointError> {
-        let EndpointAddress { addr, bytes, rkey, .. } = self.usable()?;
+        let EndpointAddress {
+            addr, bytes, rkey, ..
+        } = self.usable()?;
         let region = usize::try_from(bytes).unwrap_or(usize::MAX);
         match offset.checked_add(len) {
             Some(end) if end <= region => Ok((addr + offset as u64, rkey)),
-            _ => Err(OutOfBounds { offset, len, region }.into()),
+            _ => Err(OutOfBounds {
+                offset,
+                len,
+                region,
+            }
+            .into()),
         }
     }
 
@@ -365,7 +455,10 @@ impl Endpoint {
 
     /// Returns the peer's address if operations may be posted.
     fn usable(&self) -> Result<EndpointAddress, EndpointError> {
-        self.broken.map_or_else(|| self.connected(), |error| Err(EndpointError::Broken(error)))
+        self.broken.map_or_else(
+            || self.connected(),
+            |error| Err(EndpointError::Broken(error)),
+        )
     }
 
     fn post_receive(&mut self, number: u64) -> Result<(), EndpointError> {
@@ -374,14 +467,20 @@ impl Endpoint {
         Ok(self.qp.post_receive(&[buffer], number)?)
     }
 
-    /// Posts an operation, and waits for its completion. A call that times out ends the connection, as a peer does that does not answer.
+    /// Posts an operation, and waits for its completion. A call that times out ends the connection,
+    /// as a peer does that does not answer.
     fn carry_out(&mut self, operation: &impl RcOperation) -> Result<(), EndpointError> {
         self.qp.post(operation, Signal::Always, 0)?;
         self.ended = None;
         self.qp.ring();
         if let Err(error) = self.wait_until(|endpoint| endpoint.ended.is_some()) {
             let (syndrome, kind) = (Syndrome::TransportRetryExceeded, self.qp.address().kind);
-            self.broken.get_or_insert(CompletionError { syndrome, raw: syndrome as u8, vendor: 0, kind });
+            self.broken.get_or_insert(CompletionError {
+                syndrome,
+                raw: syndrome as u8,
+                vendor: 0,
+                kind,
+            });
             self.qp.fail();
             return Err(error);
         }
@@ -390,7 +489,14 @@ impl Endpoint {
 
     /// Takes completions.
     fn poll(&mut self) -> usize {
-        let Self { qp, cq, ended, inbox, broken, .. } = self;
+        let Self {
+            qp,
+            cq,
+            ended,
+            inbox,
+            broken,
+            ..
+        } = self;
         cq.poll(16, |cqe| {
             let result = cqe.result();
             if let Err(error) = result {
@@ -410,7 +516,10 @@ impl Endpoint {
         const SLICE: Duration = Duration::from_millis(10);
         self.connected()?;
         // A time that the clock cannot represent is never reached.
-        let end = self.config.timeout.and_then(|timeout| Some((timeout, Instant::now().checked_add(timeout)?)));
+        let end = self
+            .config
+            .timeout
+            .and_then(|timeout| Some((timeout, Instant::now().checked_add(timeout)?)));
         let mut spins = 0;
         loop {
             let polled = self.poll();
@@ -428,13 +537,15 @@ impl Endpoint {
                 core::hint::spin_loop();
                 continue;
             }
-            let left = end.map(|(timeout, end)| (timeout, end.saturating_duration_since(Instant::now())));
+            let left =
+                end.map(|(timeout, end)| (timeout, end.saturating_duration_since(Instant::now())));
             if let Some((timeout, Duration::ZERO)) = left {
                 return Err(EndpointError::TimedOut(timeout));
             }
             self.cq.arm(false);
             if !self.cq.has_completion() {
-                self.device.wait(Some(left.map_or(SLICE, |(_, left)| left.min(SLICE))));
+                self.device
+                    .wait(Some(left.map_or(SLICE, |(_, left)| left.min(SLICE))));
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Errors of the control path: those of the software HCA, whose texts serve all devices, and those of hardware.
+//! Errors of the control path: those of the software HCA, whose texts serve all devices, and those
+//! of hardware.
 
 use crate::address::DeviceKind;
 use crate::config::QpState;
@@ -21,7 +22,8 @@ pub enum OpenError {
     /// A device behind libibverbs cannot be used; the error advises.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The name is not that of a software HCA, and there are no devices behind libibverbs; the error advises.
+    /// The name is not that of a software HCA, and there are no devices behind libibverbs; the
+    /// error advises.
     #[error("{0:?} would be a device behind libibverbs, but {1}")]
     NoVerbs(String, VerbsError),
 }
@@ -114,10 +116,20 @@ pub enum ConnectError {
 
 /// Refuses options outside their ranges.
 pub(crate) fn check_options(options: &ConnectOptions) -> Result<(), ConnectError> {
-    let option = |option, value, legal| Err(ConnectError::Option { option, value, legal });
+    let option = |option, value, legal| {
+        Err(ConnectError::Option {
+            option,
+            value,
+            legal,
+        })
+    };
     match options {
-        ConnectOptions { timeout: 0 | 32.., .. } => option("timeout", options.timeout, "1..=31"),
-        ConnectOptions { retry_count: 8.., .. } => option("retry_count", options.retry_count, "0..=7"),
+        ConnectOptions {
+            timeout: 0 | 32.., ..
+        } => option("timeout", options.timeout, "1..=31"),
+        ConnectOptions {
+            retry_count: 8.., ..
+        } => option("retry_count", options.retry_count, "0..=7"),
         ConnectOptions { rnr_retry: 8.., .. } => option("rnr_retry", options.rnr_retry, "0..=7"),
         _ => Ok(()),
     }

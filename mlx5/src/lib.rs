@@ -1,5 +1,6 @@
-//! A userspace driver for NVIDIA/Mellanox mlx5 devices that writes its own work queue elements, rings its own doorbells and polls its
-//! own completion queues; and a **software HCA** that executes the same bytes, so that everything above it runs on any Linux machine.
+//! A userspace driver for NVIDIA/Mellanox mlx5 devices that writes its own work queue elements,
+//! rings its own doorbells and polls its own completion queues; and a **software HCA** that
+//! executes the same bytes, so that everything above it runs on any Linux machine.
 //!
 //! ```rust
 //! use mlx5::{Device, EndpointConfig};
@@ -18,8 +19,9 @@
 //! # }
 //! ```
 //!
-//! An `Endpoint` is a reliable connection with the queues and memory that it needs. Its calls block. The objects below it are public too;
-//! use them to keep many operations in flight, or to put many queue pairs on one completion queue:
+//! An `Endpoint` is a reliable connection with the queues and memory that it needs. Its calls
+//! block. The objects below it are public too; use them to keep many operations in flight, or to
+//! put many queue pairs on one completion queue:
 //!
 //! ```rust
 //! use mlx5::{Access, ConnectOptions, Device, Inline, QpConfig, Signal, WriteImm};
@@ -65,8 +67,9 @@
 //! | [`hca`] | the software HCA, package `mlx5-hca` |
 //! | [`wire`] | the device's byte formats, package `mlx5-wire` |
 //!
-//! Each has a short example program that needs no NIC: `cargo run --release -p mlx5 --example NAME [DEVICE]`. The last two examples run on
-//! the software HCA only. The others also run on a NIC, given its name.
+//! Each has a short example program that needs no NIC:
+//! `cargo run --release -p mlx5 --example NAME [DEVICE]`. The last two examples run on the software
+//! HCA only. The others also run on a NIC, given its name.
 //!
 //! | example | shows |
 //! |---|---|
@@ -80,9 +83,11 @@
 //! | `strict` | three mistakes, and the rules that strict mode reports for them |
 //! | `simulation` | a server and its clients in virtual time |
 //!
-//! [`contract`] has the rules: threads and forks, limits, doorbells, the ordering contract, errors, progress, and what differs from a NIC.
+//! [`contract`] has the rules: threads and forks, limits, doorbells, the ordering contract, errors,
+//! progress, and what differs from a NIC.
 //!
-//! Source of the formats: NVIDIA, *Adapters Programmer's Reference Manual*; `infiniband/mlx5dv.h` of rdma-core.
+//! Source of the formats: NVIDIA, *Adapters Programmer's Reference Manual*; `infiniband/mlx5dv.h`
+//! of rdma-core.
 
 // The README's code compiles and runs as a doctest.
 #[cfg(doctest)]
@@ -125,17 +130,20 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
 pub use mlx5_hca::{
-    Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages, Queue, RoceOptions, Rule, SoftOptions, Timing,
-    Violation,
+    Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages, Queue,
+    RoceOptions, Rule, SoftOptions, Timing, Violation,
 };
 #[doc(no_inline)]
-pub use mlx5_sim::{Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated, Simulation};
+pub use mlx5_sim::{
+    Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated,
+    Simulation,
+};
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
 pub use mr::{Busy, Mr, OutOfBounds};
 pub use ops::{
-    CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read, Segments, Send, SendImm, Sge,
-    UdOperation, UdSend, UdSendImm, Write, WriteImm,
+    CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read,
+    Segments, Send, SendImm, Sge, UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
 pub use provider::null::NullDevice;
 pub use queues::batch::BlueflameBatch;
@@ -149,7 +157,8 @@ pub use queues::ud_qp::UdQp;
 pub use shm::memfd::NoHugePages;
 #[doc(no_inline)]
 pub use wire::{
-    ATOMIC_BYTES, Access, AddressVector, AsyncEvent, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
+    ATOMIC_BYTES, Access, AddressVector, AsyncEvent, ConnectOptions, CqeOpcode, GRH_BYTES,
+    MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,
 };
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell and every store to its register is one of
-//! the six operations of [`Mmio`]. [`doorbell`](crate::queues::doorbell) orders them; the tests record that order through this trait.
+//! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell
+//! and every store to its register is one of the six operations of [`Mmio`].
+//! [`doorbell`](crate::queues::doorbell) orders them; the tests record that order through this
+//! trait.
 //!
 //! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
 //!
@@ -9,10 +11,11 @@
 //! | `mmio_wc_start` | the stores above, and the first store to a write-combining register, which otherwise overtakes them | `sfence` | `dsb st` |
 //! | `mmio_flush_writes` | stores to that register, and those of the next doorbell; also flushes them now | `sfence` | `dsb st` |
 //!
-//! A soft device's register and record are ordinary memory, read by the storing thread itself in the hook that follows, so program order
-//! suffices and all three are compiler fences. Its register gets plain stores: a non-temporal copy into ordinary memory evicts the line
-//! from the cache and costs a hundred times as much. A write-combining register gets whole 64-byte lines in non-temporal stores of the
-//! widest kind that the processor has, which is detected once.
+//! A soft device's register and record are ordinary memory, read by the storing thread itself in
+//! the hook that follows, so program order suffices and all three are compiler fences. Its register
+//! gets plain stores: a non-temporal copy into ordinary memory evicts the line from the cache and
+//! costs a hundred times as much. A write-combining register gets whole 64-byte lines in
+//! non-temporal stores of the widest kind that the processor has, which is detected once.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
@@ -22,12 +25,14 @@ pub enum RegisterKind {
     /// Cached memory, read by the storing thread: a strict soft device.
     #[default]
     Ordinary,
-    /// Not written, because no device reads it: a soft device that is not strict reads the doorbell record, and is called.
+    /// Not written, because no device reads it: a soft device that is not strict reads the doorbell
+    /// record, and is called.
     Unread,
     /// Write-combining memory: hardware.
     WriteCombining,
-    /// A hardware register that takes 8 bytes at a time and no WQE, because the kernel had no BlueFlame register left or the device has
-    /// none: every doorbell is like that of [`ring_doorbell`](crate::Qp::ring_doorbell).
+    /// A hardware register that takes 8 bytes at a time and no WQE, because the kernel had no
+    /// BlueFlame register left or the device has none: every doorbell is like that of
+    /// [`ring_doorbell`](crate::Qp::ring_doorbell).
     DoorbellOnly,
 }
 
@@ -87,8 +92,8 @@ impl Streaming {
     }
 }
 
-/// The operations of a doorbell. The defaults are for hardware. The implementations differ in the copy, and [`Ordinary`] in the barriers
-/// too. They have no values, so every call is direct.
+/// The operations of a doorbell. The defaults are for hardware. The implementations differ in the
+/// copy, and [`Ordinary`] in the barriers too. They have no values, so every call is direct.
 pub(crate) trait Mmio {
     /// Makes stores before it visible to the device before stores after it.
     #[inline(always)]
@@ -102,7 +107,8 @@ pub(crate) trait Mmio {
         record.store(value, Ordering::Relaxed);
     }
 
-    /// Makes stores before it, to memory of any kind, visible to the device before the stores to a write-combining register after it.
+    /// Makes stores before it, to memory of any kind, visible to the device before the stores to a
+    /// write-combining register after it.
     #[inline(always)]
     fn mmio_wc_start() {
         hardware::sfence();
@@ -114,8 +120,11 @@ pub(crate) trait Mmio {
     /// 8 bytes are readable at `from`, and writable at `register`; both are 8-aligned.
     #[inline(always)]
     unsafe fn store_8(register: *mut u8, from: *const u8) {
-        // SAFETY: guaranteed by the caller; the register is accessed through atomics and non-temporal stores only.
-        unsafe { (*register.cast::<AtomicU64>()).store(from.cast::<u64>().read(), Ordering::Relaxed) };
+        // SAFETY: guaranteed by the caller; the register is accessed through atomics and
+        // non-temporal stores only.
+        unsafe {
+            (*register.cast::<AtomicU64>()).store(from.cast::<u64>().read(), Ordering::Relaxed)
+        };
     }
 
     /// Copies the line of 64 bytes at offset `AT`.
@@ -131,7 +140,8 @@ pub(crate) trait Mmio {
     /// Copies `bytes` to the register.
     ///
     /// # Safety
-    /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`; both are 64-aligned.
+    /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`;
+    /// both are 64-aligned.
     #[inline(always)]
     unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: guaranteed by the caller.
@@ -150,15 +160,17 @@ pub(crate) trait Mmio {
         Self::end_copy();
     }
 
-    /// Flushes the stores to a write-combining register out of the processor now, and before any later store.
+    /// Flushes the stores to a write-combining register out of the processor now, and before any
+    /// later store.
     #[inline(always)]
     fn mmio_flush_writes() {
         hardware::sfence();
     }
 }
 
-/// Makes the device's stores before the byte that was just loaded with Acquire visible to later loads (rdma-core's
-/// `udma_from_device_barrier`). On AArch64 an Acquire load alone orders only the stores of processors.
+/// Makes the device's stores before the byte that was just loaded with Acquire visible to later
+/// loads (rdma-core's `udma_from_device_barrier`). On AArch64 an Acquire load alone orders only the
+/// stores of processors.
 #[inline(always)]
 pub(crate) fn udma_from_device_barrier() {
     #[cfg(target_arch = "aarch64")]
@@ -168,7 +180,8 @@ pub(crate) fn udma_from_device_barrier() {
     }
 }
 
-/// Makes a receive queue's WQEs visible to requesters and hardware: the whole doorbell of a queue without a register.
+/// Makes a receive queue's WQEs visible to requesters and hardware: the whole doorbell of a queue
+/// without a register.
 #[inline(always)]
 pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
     hardware::udma_to_device_barrier();
@@ -176,8 +189,8 @@ pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
     record.store(value, Ordering::Release);
 }
 
-/// Stores 8 bytes, which repeat the doorbell record, to a register of write-combining memory: the second half of arming a CQ (libmlx5
-/// `mlx5_arm_cq`).
+/// Stores 8 bytes, which repeat the doorbell record, to a register of write-combining memory: the
+/// second half of arming a CQ (libmlx5 `mlx5_arm_cq`).
 ///
 /// # Safety
 /// `register` is writable for 8 bytes and 8-aligned.
@@ -247,8 +260,9 @@ mod hardware {
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
-    //! The copies are assembly because the compiler's own non-temporal stores have no place in its memory model (it may move other
-    //! accesses across them), and because AVX-512 intrinsics are younger than this crate's Rust version.
+    //! The copies are assembly because the compiler's own non-temporal stores have no place in its
+    //! memory model (it may move other accesses across them), and because AVX-512 intrinsics are
+    //! younger than this crate's Rust version.
 
     use super::Mmio;
     use core::arch::asm;
@@ -285,8 +299,8 @@ mod x86_64 {
     impl Mmio for Avx {
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is for those). An xmm register stands
-            // for its wider forms.
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is
+            // for those). An xmm register stands for its wider forms.
             unsafe {
                 asm!(
                     "vmovdqa ymm0, [{from} + {at}]",
@@ -309,7 +323,8 @@ mod x86_64 {
     impl Mmio for Avx512 {
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this type is for those).
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this
+            // type is for those).
             unsafe {
                 asm!(
                     "vmovdqa64 zmm0, [{from} + {at}]",
@@ -327,11 +342,12 @@ mod x86_64 {
         }
     }
 
-    /// Clears the upper halves of the vector registers, as the calling convention requires: otherwise the caller's SSE code is slowed down.
+    /// Clears the upper halves of the vector registers, as the calling convention requires:
+    /// otherwise the caller's SSE code is slowed down.
     #[inline(always)]
     fn leave_avx() {
-        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64 without AVX never uses; the clobbers tell
-        // code that was compiled with AVX.
+        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64
+        // without AVX never uses; the clobbers tell code that was compiled with AVX.
         unsafe {
             asm!(
                 "vzeroupper",

@@ -12,12 +12,13 @@ use crate::provider::control::Control;
 
 /// A registered memory region.
 ///
-/// The device, and peers through it, may write this memory at any time, so no `&[u8]` of it exists. Bytes are copied in and out, or
-/// accessed through [`as_ptr`](Self::as_ptr) under the caller's own ordering contract. A CQE proves that a peer's bytes are visible;
-/// looking at the bytes does not.
+/// The device, and peers through it, may write this memory at any time, so no `&[u8]` of it exists.
+/// Bytes are copied in and out, or accessed through [`as_ptr`](Self::as_ptr) under the caller's own
+/// ordering contract. A CQE proves that a peer's bytes are visible; looking at the bytes does not.
 ///
-/// Dropping the region deregisters it. The drop waits up to 50 ms for a peer in the middle of a copy. After that the memory is quarantined:
-/// it is never reused, and is counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names the region
+/// Dropping the region deregisters it. The drop waits up to 50 ms for a peer in the middle of a
+/// copy. After that the memory is quarantined: it is never reused, and is counted in
+/// [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names the region
 /// and has not yet run fails.
 ///
 /// It is not `Send`:
@@ -37,8 +38,10 @@ impl Drop for Mr {
     }
 }
 
-/// A region that a peer may still be copying to or from: the peer has not finished a doorbell within 50 ms, because it is stopped, for example; or
-/// membarrier(2) works in the peer's process and not in this one, so that this process cannot know. The key is invalid already; try again later.
+/// A region that a peer may still be copying to or from: the peer has not finished a doorbell
+/// within 50 ms, because it is stopped, for example; or membarrier(2) works in the peer's process
+/// and not in this one, so that this process cannot know. The key is invalid already; try again
+/// later.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a peer may still be copying to or from this region: it does not finish a doorbell (is it stopped?), or membarrier(2) works in its process but \
@@ -51,7 +54,11 @@ pub struct Busy(
 
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mr").field("addr", &self.addr()).field("len", &self.len()).field("key", &self.lkey()).finish()
+        f.debug_struct("Mr")
+            .field("addr", &self.addr())
+            .field("len", &self.len())
+            .field("key", &self.lkey())
+            .finish()
     }
 }
 
@@ -69,7 +76,11 @@ pub struct OutOfBounds {
 
 impl Mr {
     pub(crate) fn new(region: Region, control: Control, pd: Rc<PdObject>) -> Self {
-        Self { region, control, pd }
+        Self {
+            region,
+            control,
+            pd,
+        }
     }
 
     pub(crate) fn pd(&self) -> &Rc<PdObject> {
@@ -85,7 +96,8 @@ impl Mr {
             return Err(Busy(self));
         }
         let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: both fields are taken once, from a value whose `drop` will not run; the rest is plain data.
+        // SAFETY: both fields are taken once, from a value whose `drop` will not run; the rest is
+        // plain data.
         unsafe {
             drop(core::ptr::read(&this.control));
             drop(core::ptr::read(&this.pd));
@@ -93,7 +105,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Returns the kind of pages under the region, if [`Pd::alloc_huge`](crate::Pd::alloc_huge) allocated it.
+    /// Returns the kind of pages under the region, if [`Pd::alloc_huge`](crate::Pd::alloc_huge)
+    /// allocated it.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.region.pages
@@ -124,7 +137,8 @@ impl Mr {
         self.region.key
     }
 
-    /// Returns a pointer to the first byte. It is valid for `len` bytes as long as this region lives; the device may write them meanwhile.
+    /// Returns a pointer to the first byte. It is valid for `len` bytes as long as this region
+    /// lives; the device may write them meanwhile.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.region.addr
@@ -134,7 +148,11 @@ impl Mr {
         match offset.checked_add(len) {
             // SAFETY: the range is inside the region.
             Some(end) if end <= self.len() => Ok(unsafe { self.as_ptr().as_ptr().add(offset) }),
-            _ => Err(OutOfBounds { offset, len, region: self.len() }),
+            _ => Err(OutOfBounds {
+                offset,
+                len,
+                region: self.len(),
+            }),
         }
     }
 
@@ -144,21 +162,28 @@ impl Mr {
     /// The range is not inside the region.
     pub fn sge(&self, offset: usize, len: u32) -> Result<Sge, OutOfBounds> {
         self.range(offset, len as usize)?;
-        Ok(Sge { addr: self.addr() + offset as u64, len, lkey: self.lkey() })
+        Ok(Sge {
+            addr: self.addr() + offset as u64,
+            len,
+            lkey: self.lkey(),
+        })
     }
 
-    /// Copies `bytes` into the region. Bytes that an operation gathers must not change from its doorbell to its completion.
+    /// Copies `bytes` into the region. Bytes that an operation gathers must not change from its
+    /// doorbell to its completion.
     ///
     /// # Errors
     /// The range is not inside the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.range(offset, bytes.len())?;
-        // SAFETY: `to` is valid for that many bytes, and no Rust reference to the region's memory exists.
+        // SAFETY: `to` is valid for that many bytes, and no Rust reference to the region's memory
+        // exists.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies bytes out of the region. Bytes that a READ, an atomic or a peer writes there are complete only once a completion says so.
+    /// Copies bytes out of the region. Bytes that a READ, an atomic or a peer writes there are
+    /// complete only once a completion says so.
     ///
     /// # Errors
     /// The range is not inside the region.

@@ -13,7 +13,10 @@ pub(crate) struct PdObject {
 
 impl PdObject {
     pub(crate) fn new(control: &Control) -> Result<Rc<Self>, CreateError> {
-        Ok(Rc::new(Self { pdn: control.alloc_pd()?, control: control.clone() }))
+        Ok(Rc::new(Self {
+            pdn: control.alloc_pd()?,
+            control: control.clone(),
+        }))
     }
 }
 

@@ -1,7 +1,14 @@
-//! Four processes with 64 queue pairs between every two (192 in each). All send to all: WRITE with immediate, READ, SEND and atomics, with
-//! every result checked. Meanwhile processes are stopped and killed at random, and new ones take the places of the killed. The others
-//! continue, and get transport errors only from the killed ones. In the end every posted receive can be used.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! Four processes with 64 queue pairs between every two (192 in each). All send to all: WRITE with
+//! immediate, READ, SEND and atomics, with every result checked. Meanwhile processes are stopped
+//! and killed at random, and new ones take the places of the killed. The others continue, and get
+//! transport errors only from the killed ones. In the end every posted receive can be used.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -34,9 +41,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[test]
 #[ignore = "helper process of the other test, started by it"]
 fn worker_process() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
     support::watchdog(Duration::from_secs(SECONDS * u64::from(support::scale())) + 4 * PATIENCE);
-    worker::run(Path::new(&dir), std::env::var(NUMBER).unwrap().parse().unwrap());
+    worker::run(
+        Path::new(&dir),
+        std::env::var(NUMBER).unwrap().parse().unwrap(),
+    );
 }
 
 struct Process {
@@ -60,9 +72,20 @@ impl Process {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let (tx, lines) = channel();
-        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tx.send(line)));
+        std::thread::spawn(move || {
+            output
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| tx.send(line))
+        });
         let input = child.stdin.take();
-        let mut process = Self { child, input, lines, number, errors: vec![] };
+        let mut process = Self {
+            child,
+            input,
+            lines,
+            number,
+            errors: vec![],
+        };
         process.hear("ready");
         process
     }
@@ -75,9 +98,14 @@ impl Process {
     fn hear(&mut self, verb: &str) -> Vec<u64> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let line = match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            let line = match self
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => panic!("process {} has stalled: no {verb}", self.number),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("process {} has stalled: no {verb}", self.number)
+                }
                 Err(RecvTimeoutError::Disconnected) => panic!("process {} ended", self.number),
             };
             let mut words = line.split_whitespace();
@@ -98,14 +126,20 @@ impl Process {
 
     fn signal(&self, signal: i32) {
         // SAFETY: kill(2) of our own child.
-        assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
+        assert_eq!(
+            unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) },
+            0
+        );
     }
 
     /// Stops it, and waits until it is stopped (proc(5)).
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
-        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('T'));
-        while !is_stopped(std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap()) {
+        let is_stopped =
+            |stat: String| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('T'));
+        while !is_stopped(
+            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap(),
+        ) {
             std::thread::yield_now();
         }
     }
@@ -119,7 +153,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let dir = fabric::new_dir("all");
-        let processes = (0..PROCESSES).map(|number| Process::start(&dir, number)).collect();
+        let processes = (0..PROCESSES)
+            .map(|number| Process::start(&dir, number))
+            .collect();
         let mut world = Self { dir, processes };
         (0..PROCESSES).for_each(|a| (0..a).for_each(|b| world.connect(a, b)));
         world
@@ -128,24 +164,39 @@ impl World {
     fn connect(&mut self, a: usize, b: usize) {
         let of_a = self.processes[a].ask(&format!("create {b}"), "created");
         let of_b = self.processes[b].ask(&format!("create {a}"), "created");
-        let line =
-            |peer: usize, numbers: &[u64]| format!("connect {peer} {}", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
+        let line = |peer: usize, numbers: &[u64]| {
+            format!(
+                "connect {peer} {}",
+                numbers
+                    .iter()
+                    .map(u64::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            )
+        };
         self.processes[a].ask(&line(b, &of_b), "connected");
         self.processes[b].ask(&line(a, &of_a), "connected");
     }
 
-    /// Checks that every process outside `except` completes operations with every other such process.
+    /// Checks that every process outside `except` completes operations with every other such
+    /// process.
     fn all_go_on(&mut self, except: &[usize]) {
         let end = Instant::now() + PATIENCE;
         let others: Vec<usize> = (0..PROCESSES).filter(|p| !except.contains(p)).collect();
-        let before: Vec<_> = others.iter().map(|&p| self.processes[p].ask("status", "status")).collect();
+        let before: Vec<_> = others
+            .iter()
+            .map(|&p| self.processes[p].ask("status", "status"))
+            .collect();
         for (&p, before) in others.iter().zip(before) {
             loop {
                 let now = self.processes[p].ask("status", "status");
                 if others.iter().all(|&q| q == p || now[q] > before[q]) {
                     break;
                 }
-                assert!(Instant::now() < end, "process {p} has stalled while {except:?} were stopped: {before:?}, {now:?}");
+                assert!(
+                    Instant::now() < end,
+                    "process {p} has stalled while {except:?} were stopped: {before:?}, {now:?}"
+                );
             }
         }
     }
@@ -155,11 +206,21 @@ impl World {
         self.processes[p].child.kill().unwrap();
         self.processes[p].child.wait().unwrap();
         let others: Vec<usize> = (0..PROCESSES).filter(|&q| q != p).collect();
-        others.iter().for_each(|&q| self.processes[q].tell(&format!("dead {p}")));
+        others
+            .iter()
+            .for_each(|&q| self.processes[q].tell(&format!("dead {p}")));
         for &q in &others {
             let process = &mut self.processes[q];
-            assert_eq!(process.hear("reaped"), [QPS as u64], "each queue pair to the killed process has failed");
-            assert_eq!(core::mem::take(&mut process.errors), [p], "errors from the killed process only");
+            assert_eq!(
+                process.hear("reaped"),
+                [QPS as u64],
+                "each queue pair to the killed process has failed"
+            );
+            assert_eq!(
+                core::mem::take(&mut process.errors),
+                [p],
+                "errors from the killed process only"
+            );
         }
         self.processes[p] = Process::start(&self.dir, p);
         others.iter().for_each(|&q| self.connect(p, q));
@@ -176,21 +237,30 @@ impl World {
             let released = self.processes[p].ask("release", "released");
             assert_eq!(released[1], depth);
             if released[0] != depth {
-                println!("process {p} has received {} of {depth}; {flooded} were sent", released[0]);
+                println!(
+                    "process {p} has received {} of {depth}; {flooded} were sent",
+                    released[0]
+                );
             }
             leaked += depth - released[0];
         }
         leaked
     }
 
-    /// Returns the number of messages that were sent, by processes that send no more, and not received. All messages in flight arrive
-    /// first.
+    /// Returns the number of messages that were sent, by processes that send no more, and not
+    /// received. All messages in flight arrive first.
     fn lost(&mut self) -> u64 {
         let end = Instant::now() + PATIENCE;
         loop {
-            let totals: Vec<_> = self.processes.iter_mut().map(|process| process.ask("totals", "totals")).collect();
+            let totals: Vec<_> = self
+                .processes
+                .iter_mut()
+                .map(|process| process.ask("totals", "totals"))
+                .collect();
             let pairs = (0..PROCESSES).flat_map(|from| (0..PROCESSES).map(move |to| (from, to)));
-            let lost = pairs.map(|(from, to)| totals[from][to].abs_diff(totals[to][PROCESSES + from])).sum();
+            let lost = pairs
+                .map(|(from, to)| totals[from][to].abs_diff(totals[to][PROCESSES + from]))
+                .sum();
             if lost == 0 || Instant::now() > end {
                 return lost;
             }
@@ -207,8 +277,11 @@ impl World {
 fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
     let seconds = SECONDS * u64::from(support::scale());
     support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let seed = std::env::var("MLX5_TEST_SEED").map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().unwrap());
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let seed = std::env::var("MLX5_TEST_SEED")
+        .map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().unwrap());
     println!("MLX5_TEST_SEED={seed}");
     let mut random = Random::new(seed);
     let mut world = World::new();
@@ -225,28 +298,51 @@ fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
                 kills += 1;
             }
             what => {
-                let stopped: &[usize] = if random.one_in(2) { &[first] } else { &[first, second] };
+                let stopped: &[usize] = if random.one_in(2) {
+                    &[first]
+                } else {
+                    &[first, second]
+                };
                 stopped.iter().for_each(|&p| world.processes[p].stop());
                 stops += stopped.len();
                 world.all_go_on(stopped);
                 if what == 1 {
-                    // It ends as it is: the others cannot ask a stopped process to connect to its successor.
-                    stopped[1..].iter().for_each(|&p| world.processes[p].signal(libc::SIGCONT));
+                    // It ends as it is: the others cannot ask a stopped process to connect to its
+                    // successor.
+                    stopped[1..]
+                        .iter()
+                        .for_each(|&p| world.processes[p].signal(libc::SIGCONT));
                     world.kill(first);
                     kills += 1;
                 } else {
-                    stopped.iter().for_each(|&p| world.processes[p].signal(libc::SIGCONT));
+                    stopped
+                        .iter()
+                        .for_each(|&p| world.processes[p].signal(libc::SIGCONT));
                 }
             }
         }
     }
     world.all_go_on(&[]);
-    world.processes.iter_mut().for_each(|process| process.tell("finish"));
-    world.processes.iter_mut().for_each(|process| drop(process.hear("finished")));
+    world
+        .processes
+        .iter_mut()
+        .for_each(|process| process.tell("finish"));
+    world
+        .processes
+        .iter_mut()
+        .for_each(|process| drop(process.hear("finished")));
     let lost = world.lost();
-    let completed: u64 = world.processes.iter_mut().flat_map(|process| process.ask("status", "status")).sum();
+    let completed: u64 = world
+        .processes
+        .iter_mut()
+        .flat_map(|process| process.ask("status", "status"))
+        .sum();
     let leaked = world.leaked();
-    let errors: usize = world.processes.iter().map(|process| process.errors.len()).sum();
+    let errors: usize = world
+        .processes
+        .iter()
+        .map(|process| process.errors.len())
+        .sum();
     println!(
         "{} processes x {} queue pairs: {kills} kills, {stops} stops, {completed} operations of the living, 0 stalls, {lost} lost, 0 damaged, \
          {leaked} receives leaked of {}",

@@ -1,5 +1,12 @@
-//! Asynchronous events: reports of a device about itself and its objects, in addition to completions.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! Asynchronous events: reports of a device about itself and its objects, in addition to
+//! completions.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 #[path = "support/end.rs"]
 mod end;
@@ -11,16 +18,29 @@ use mlx5::*;
 use time::Net;
 
 /// Options that wait up to 10 s for the peer.
-const PATIENT: ConnectOptions = ConnectOptions { timeout: 18, retry_count: 7, rnr_retry: 7, rnr_timer_ns: 10_000 };
+const PATIENT: ConnectOptions = ConnectOptions {
+    timeout: 18,
+    retry_count: 7,
+    rnr_retry: 7,
+    rnr_timer_ns: 10_000,
+};
 /// Options that wait some 100 us.
-const HASTY: ConnectOptions = ConnectOptions { timeout: 4, retry_count: 1, ..PATIENT };
+const HASTY: ConnectOptions = ConnectOptions {
+    timeout: 4,
+    retry_count: 1,
+    ..PATIENT
+};
 
-/// Number of completions that a queue of 4 does not hold: behind libibverbs it may have 8, beside the 4 that this crate has taken from it.
+/// Number of completions that a queue of 4 does not hold: behind libibverbs it may have 8, beside
+/// the 4 that this crate has taken from it.
 const TOO_MANY: usize = 16;
 
 /// Makes two connected ends on devices that are not strict, because the mistakes here are intended.
 fn connected(net: &Net, sizes: [Size; 2], retries: &ConnectOptions) -> [End; 2] {
-    let options = SoftOptions { strict: false, ..net.options() };
+    let options = SoftOptions {
+        strict: false,
+        ..net.options()
+    };
     let [mut a, mut b] = sizes.map(|size| End::new(net.open(&options), size));
     connect(&mut a, &mut b, retries);
     [a, b]
@@ -39,18 +59,49 @@ fn a_completion_queue_that_overruns_and_what_it_takes_down_are_reported_once() {
     for of_receives in [false, true] {
         let net = Net::new();
         let small = Size { cqes: 4, ..SHARED };
-        let [mut a, mut b] = connected(&net, if of_receives { [SHARED, small] } else { [small, SHARED] }, &HASTY);
-        assert_eq!((a.device.take_async_event(), b.device.take_async_event()), (None, None));
+        let [mut a, mut b] = connected(
+            &net,
+            if of_receives {
+                [SHARED, small]
+            } else {
+                [small, SHARED]
+            },
+            &HASTY,
+        );
+        assert_eq!(
+            (a.device.take_async_event(), b.device.take_async_event()),
+            (None, None)
+        );
         b.receives(TOO_MANY, 8);
         for user in 0..TOO_MANY as u64 {
-            a.qp.post(&Send { payload: () }, if of_receives { Signal::Reclaim } else { Signal::Always }, user).unwrap();
+            a.qp.post(
+                &Send { payload: () },
+                if of_receives {
+                    Signal::Reclaim
+                } else {
+                    Signal::Always
+                },
+                user,
+            )
+            .unwrap();
         }
         a.qp.ring();
-        let (end, cqn) = if of_receives { (&b, b.recv_cq.cqn()) } else { (&a, a.send_cq.cqn()) };
-        let both = [AsyncEvent::CqError { cqn }, AsyncEvent::QpFatal { qpn: end.qp.qpn() }];
+        let (end, cqn) = if of_receives {
+            (&b, b.recv_cq.cqn())
+        } else {
+            (&a, a.send_cq.cqn())
+        };
+        let both = [
+            AsyncEvent::CqError { cqn },
+            AsyncEvent::QpFatal { qpn: end.qp.qpn() },
+        ];
         assert_eq!(events(&net, &end.device, 2), both);
         let other = if of_receives { &a } else { &b };
-        assert_eq!(other.device.take_async_event(), None, "the other end learns of it by its completions");
+        assert_eq!(
+            other.device.take_async_event(),
+            None,
+            "the other end learns of it by its completions"
+        );
     }
 }
 
@@ -60,7 +111,8 @@ fn overrun(net: &Net) -> [End; 2] {
     let [mut a, mut b] = connected(net, [small, SHARED], &HASTY);
     b.receives(TOO_MANY, 8);
     for user in 0..TOO_MANY as u64 {
-        a.qp.post(&Send { payload: () }, Signal::Always, user).unwrap();
+        a.qp.post(&Send { payload: () }, Signal::Always, user)
+            .unwrap();
     }
     a.qp.ring();
     [a, b]
@@ -82,9 +134,16 @@ fn an_event_that_was_taken_does_not_hold_up_the_end_of_its_object() {
     let [a, _b] = overrun(&net);
     let device = a.device.clone();
     let first = net.collect(1, || device.take_async_event().into_iter().collect());
-    assert!(matches!(first[..], [AsyncEvent::CqError { .. }]), "{first:?}");
+    assert!(
+        matches!(first[..], [AsyncEvent::CqError { .. }]),
+        "{first:?}"
+    );
     drop(a);
-    assert_eq!(device.take_async_event(), None, "that of the queue pair was not taken, and went with it");
+    assert_eq!(
+        device.take_async_event(),
+        None,
+        "that of the queue pair was not taken, and went with it"
+    );
 }
 
 #[test]
@@ -93,24 +152,43 @@ fn while_the_port_is_down_nothing_arrives_and_connections_go_on_if_it_comes_up_i
     let [mut a, mut b] = connected(&net, [SHARED, SHARED], &PATIENT);
     let soft = std::rc::Rc::clone(a.device.soft().unwrap());
     b.receives(4, 8);
-    a.post(&Send { payload: Inline(b"before") }, 0);
+    a.post(
+        &Send {
+            payload: Inline(b"before"),
+        },
+        0,
+    );
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     assert!(soft.is_port_up());
     for _ in 0..2 {
         soft.set_port_up(false);
     }
-    assert_eq!(events(&net, &a.device, 1), [AsyncEvent::PortError { port: 1 }]);
-    a.post(&Send { payload: Inline(b"during") }, 1);
+    assert_eq!(
+        events(&net, &a.device, 1),
+        [AsyncEvent::PortError { port: 1 }]
+    );
+    a.post(
+        &Send {
+            payload: Inline(b"during"),
+        },
+        1,
+    );
     for _ in 0..100 {
         net.progress();
     }
-    assert_eq!((a.sent(), net.collect(1, || b.received()).len()), (vec![], 1));
+    assert_eq!(
+        (a.sent(), net.collect(1, || b.received()).len()),
+        (vec![], 1)
+    );
     soft.set_port_up(true);
     // It tries again from time to time.
     net.pass_ns(1_000_000);
     assert_eq!(net.collect(1, || a.sent()), [(1, Ok(0))]);
     assert_eq!(net.collect(1, || b.received()).len(), 1);
-    assert_eq!(events(&net, &a.device, 1), [AsyncEvent::PortActive { port: 1 }]);
+    assert_eq!(
+        events(&net, &a.device, 1),
+        [AsyncEvent::PortActive { port: 1 }]
+    );
 }
 
 #[test]
@@ -128,9 +206,16 @@ fn a_port_that_stays_down_ends_connections_by_their_retries() {
         net.pass_ns(1_000_000);
         net.progress();
     };
-    assert_eq!(sent[0].1.unwrap_err().syndrome, Syndrome::TransportRetryExceeded);
+    assert_eq!(
+        sent[0].1.unwrap_err().syndrome,
+        Syndrome::TransportRetryExceeded
+    );
     assert_eq!(b.received(), []);
-    assert_eq!(events(&net, &a.device, 1), [AsyncEvent::PortError { port: 1 }], "no completion is missing, so no queue pair has failed");
+    assert_eq!(
+        events(&net, &a.device, 1),
+        [AsyncEvent::PortError { port: 1 }],
+        "no completion is missing, so no queue pair has failed"
+    );
 }
 
 #[test]

@@ -1,5 +1,13 @@
-//! Unreliable datagrams on the software HCA: those that arrive, those that are lost silently, and the errors.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
+//! Unreliable datagrams on the software HCA: those that arrive, those that are lost silently, and
+//! the errors.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test"
+)]
 
 #[path = "support/end.rs"]
 mod end;
@@ -33,13 +41,38 @@ impl Post {
     /// Makes one that is not active yet.
     fn new(device: Device, owns_receives: bool) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
-        let config = QpConfig { max_send_wr: 64, max_inline_data: 200, ..QpConfig::default() };
+        let (send_cq, recv_cq) = (
+            device.create_cq(256).unwrap(),
+            device.create_cq(256).unwrap(),
+        );
+        let config = QpConfig {
+            max_send_wr: 64,
+            max_inline_data: 200,
+            ..QpConfig::default()
+        };
         let srq = (!owns_receives).then(|| pd.create_srq(63, 3).unwrap());
-        let own = ReceiveSource::Own { depth: 64, max_sge: 3 };
-        let qp = pd.create_ud_qp(&send_cq, &recv_cq, srq.as_ref().map_or(own, ReceiveSource::Shared), &config).unwrap();
+        let own = ReceiveSource::Own {
+            depth: 64,
+            max_sge: 3,
+        };
+        let qp = pd
+            .create_ud_qp(
+                &send_cq,
+                &recv_cq,
+                srq.as_ref().map_or(own, ReceiveSource::Shared),
+                &config,
+            )
+            .unwrap();
         let mr = pd.alloc(BYTES, ANY).unwrap();
-        Self { qp, send_cq, recv_cq, srq, mr, pd, device }
+        Self {
+            qp,
+            send_cq,
+            recv_cq,
+            srq,
+            mr,
+            pd,
+            device,
+        }
     }
 
     fn active(net: &Net, owns_receives: bool) -> Self {
@@ -74,7 +107,12 @@ impl Post {
     fn sent(&mut self) -> Vec<Sent> {
         let mut got = vec![];
         let qp = &mut self.qp;
-        self.send_cq.poll(1000, |cqe| got.push((qp.complete(&cqe).unwrap(), cqe.result().map(|()| cqe.byte_count()))));
+        self.send_cq.poll(1000, |cqe| {
+            got.push((
+                qp.complete(&cqe).unwrap(),
+                cqe.result().map(|()| cqe.byte_count()),
+            ))
+        });
         got
     }
 
@@ -82,9 +120,14 @@ impl Post {
     fn received(&mut self) -> Vec<(Received, u32)> {
         let mut got = vec![];
         let has_grh = self.to(self).vector().has_grh();
-        let Self { qp, srq, recv_cq, .. } = self;
+        let Self {
+            qp, srq, recv_cq, ..
+        } = self;
         recv_cq.poll(1000, |cqe| {
-            assert_eq!((cqe.qpn(), cqe.has_grh()), (qp.qpn(), has_grh && cqe.result().is_ok()));
+            assert_eq!(
+                (cqe.qpn(), cqe.has_grh()),
+                (qp.qpn(), has_grh && cqe.result().is_ok())
+            );
             let user = match srq {
                 Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
@@ -102,8 +145,18 @@ impl Post {
 }
 
 fn arrival(user: u64, imm: Option<u32>, payload: usize) -> Received {
-    let opcode = if imm.is_some() { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
-    Ok(Arrival { user, opcode, imm: imm.unwrap_or(0), byte_count: (GRH_BYTES + payload) as u32, is_solicited: false })
+    let opcode = if imm.is_some() {
+        CqeOpcode::ResponderSendImm
+    } else {
+        CqeOpcode::ResponderSend
+    };
+    Ok(Arrival {
+        user,
+        opcode,
+        imm: imm.unwrap_or(0),
+        byte_count: (GRH_BYTES + payload) as u32,
+        is_solicited: false,
+    })
 }
 
 #[test]
@@ -120,19 +173,60 @@ fn a_datagram_arrives_behind_40_bytes_with_its_sender() {
             b.receive(&[buffer], i as u64);
         }
         let to = &a.to(&b);
-        a.post(&UdSend { to, payload: Inline(&data[..200]) }, 0);
-        a.post(&UdSendImm { to, imm: 0xdead_beef, payload: a.mr.sge(0, 4096).unwrap() }, 1);
-        a.post(&UdSend { to, payload: (Inline(&data[..100]), a.mr.sge(100, 900).unwrap()) }, 2);
-        a.post(&UdSendImm { to, imm: 7, payload: () }, 3);
+        a.post(
+            &UdSend {
+                to,
+                payload: Inline(&data[..200]),
+            },
+            0,
+        );
+        a.post(
+            &UdSendImm {
+                to,
+                imm: 0xdead_beef,
+                payload: a.mr.sge(0, 4096).unwrap(),
+            },
+            1,
+        );
+        a.post(
+            &UdSend {
+                to,
+                payload: (Inline(&data[..100]), a.mr.sge(100, 900).unwrap()),
+            },
+            2,
+        );
+        a.post(
+            &UdSendImm {
+                to,
+                imm: 7,
+                payload: (),
+            },
+            3,
+        );
         a.post(&UdSend { to, payload: () }, 4);
         let from = a.qp.qpn();
-        let mut want = [arrival(0, None, 200), arrival(1, Some(0xdead_beef), 4096), arrival(2, None, 1000)].to_vec();
+        let mut want = [
+            arrival(0, None, 200),
+            arrival(1, Some(0xdead_beef), 4096),
+            arrival(2, None, 1000),
+        ]
+        .to_vec();
         want.extend([arrival(3, Some(7), 0), arrival(4, None, 0)]);
-        assert_eq!(net.collect(5, || b.received()), want.into_iter().map(|w| (w, from)).collect::<Vec<_>>());
-        assert_eq!(net.collect(5, || a.sent()), (0..5).map(|user| (user, Ok(0))).collect::<Vec<_>>());
+        assert_eq!(
+            net.collect(5, || b.received()),
+            want.into_iter().map(|w| (w, from)).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            net.collect(5, || a.sent()),
+            (0..5).map(|user| (user, Ok(0))).collect::<Vec<_>>()
+        );
         for (i, len) in [200, 4096, 1000, 0, 0].into_iter().enumerate() {
             assert_eq!(b.bytes(i * 8192 + GRH_BYTES, len), data[..len]);
-            assert_eq!(b.bytes(i * 8192 + GRH_BYTES + len, 40), [0x5a; 40], "nothing behind it");
+            assert_eq!(
+                b.bytes(i * 8192 + GRH_BYTES + len, 40),
+                [0x5a; 40],
+                "nothing behind it"
+            );
         }
     }
 }
@@ -147,21 +241,43 @@ fn a_solicited_datagram_says_so_to_its_receiver() {
     }
     let to = &a.to(&b);
     a.post(&UdSend { to, payload: () }, 0);
-    a.qp.post(&UdSend { to, payload: () }, Signal::Always.solicited(), 1).unwrap();
+    a.qp.post(&UdSend { to, payload: () }, Signal::Always.solicited(), 1)
+        .unwrap();
     a.qp.ring();
     let got = net.collect(2, || b.received());
-    assert_eq!(got.iter().map(|(arrival, _)| arrival.unwrap().is_solicited).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(
+        got.iter()
+            .map(|(arrival, _)| arrival.unwrap().is_solicited)
+            .collect::<Vec<_>>(),
+        [false, true]
+    );
 }
 
 #[test]
 fn the_40_bytes_may_lie_across_the_first_buffers() {
     let net = Net::new();
     let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
-    let buffers = [b.mr.sge(0, 16).unwrap(), b.mr.sge(100, 30).unwrap(), b.mr.sge(200, 50).unwrap()];
+    let buffers = [
+        b.mr.sge(0, 16).unwrap(),
+        b.mr.sge(100, 30).unwrap(),
+        b.mr.sge(200, 50).unwrap(),
+    ];
     b.receive(&buffers, 1);
-    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"sixand the rest") }, 0);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(1, None, 15), a.qp.qpn())]);
-    assert_eq!((b.bytes(124, 6), b.bytes(200, 9)), (b"sixand".to_vec(), b" the rest".to_vec()));
+    a.post(
+        &UdSend {
+            to: &a.to(&b),
+            payload: Inline(b"sixand the rest"),
+        },
+        0,
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(1, None, 15), a.qp.qpn())]
+    );
+    assert_eq!(
+        (b.bytes(124, 6), b.bytes(200, 9)),
+        (b"sixand".to_vec(), b" the rest".to_vec())
+    );
     // On RoCE the header of IP ends them.
     let has_grh = b.to(&b).vector().has_grh();
     assert!(has_grh || (b.bytes(0, 16), b.bytes(100, 24)) == (vec![0; 16], vec![0; 24]));
@@ -180,7 +296,8 @@ fn what_nobody_takes_is_lost_without_a_word() {
     net.forget(&gone.device);
     drop(gone);
     // RoCE has no LIDs.
-    let elsewhere = (!local.has_grh()).then(|| Destination::new(AddressVector::local(777, 0), qpn, QKEY));
+    let elsewhere =
+        (!local.has_grh()).then(|| Destination::new(AddressVector::local(777, 0), qpn, QKEY));
     let lost = [
         Destination::new(local, qpn, QKEY ^ 1),
         Destination::new(local, qpn ^ 1, QKEY),
@@ -190,20 +307,48 @@ fn what_nobody_takes_is_lost_without_a_word() {
         to_gone,
     ];
     // First without a receive, then with one that none of the datagrams may take.
-    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"too early") }, 0);
+    a.post(
+        &UdSend {
+            to: &a.to(&b),
+            payload: Inline(b"too early"),
+        },
+        0,
+    );
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     net.quiet();
     assert_eq!(b.received(), []);
     let buffer = b.mr.sge(0, 100).unwrap();
     b.receive(&[buffer], 9);
     for (user, to) in lost.iter().chain(&elsewhere).enumerate() {
-        a.post(&UdSend { to, payload: Inline(b"lost") }, user as u64);
-        assert_eq!(net.collect(1, || a.sent()), [(user as u64, Ok(0))], "complete as soon as it has left");
+        a.post(
+            &UdSend {
+                to,
+                payload: Inline(b"lost"),
+            },
+            user as u64,
+        );
+        assert_eq!(
+            net.collect(1, || a.sent()),
+            [(user as u64, Ok(0))],
+            "complete as soon as it has left"
+        );
     }
     net.quiet();
-    assert_eq!((b.received(), asleep.received(), failed.received()), (vec![], vec![], vec![]));
-    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"here") }, 1);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(9, None, 4), a.qp.qpn())]);
+    assert_eq!(
+        (b.received(), asleep.received(), failed.received()),
+        (vec![], vec![], vec![])
+    );
+    a.post(
+        &UdSend {
+            to: &a.to(&b),
+            payload: Inline(b"here"),
+        },
+        1,
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(9, None, 4), a.qp.qpn())]
+    );
     assert_eq!(b.bytes(GRH_BYTES, 4), b"here");
     assert_eq!([a.qp.state(), b.qp.state()], [QpState::ReadyToSend; 2]);
 }
@@ -217,15 +362,33 @@ fn what_was_sent_before_the_sender_closed_its_device_arrives() {
         b.receive(&[buffer], user);
     }
     let to = a.to(&b);
-    a.post(&UdSend { to: &to, payload: Inline(b"known") }, 0);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 5), a.qp.qpn())]);
+    a.post(
+        &UdSend {
+            to: &to,
+            payload: Inline(b"known"),
+        },
+        0,
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(0, None, 5), a.qp.qpn())]
+    );
     assert_eq!(net.collect(1, || a.sent()).len(), 1);
     let qpn = a.qp.qpn();
-    a.post(&UdSend { to: &to, payload: Inline(b"last") }, 1);
+    a.post(
+        &UdSend {
+            to: &to,
+            payload: Inline(b"last"),
+        },
+        1,
+    );
     assert_eq!(net.collect(1, || a.sent()).len(), 1);
     net.forget(&a.device);
     drop(a);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(1, None, 4), qpn)]);
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(1, None, 4), qpn)]
+    );
     assert_eq!(b.bytes(64 + GRH_BYTES, 4), b"last");
 }
 
@@ -239,7 +402,16 @@ fn a_burst_that_finds_no_room_is_lost_in_part_and_never_stops_the_sender() {
     }
     let to = &a.to(&b);
     for imm in 0..60u32 {
-        a.qp.post(&UdSendImm { to, imm, payload: () }, Signal::Always, imm.into()).unwrap();
+        a.qp.post(
+            &UdSendImm {
+                to,
+                imm,
+                payload: (),
+            },
+            Signal::Always,
+            imm.into(),
+        )
+        .unwrap();
     }
     a.qp.ring();
     assert_eq!(net.collect(60, || a.sent()).len(), 60);
@@ -258,19 +430,34 @@ fn a_datagram_that_does_not_fit_the_receive_is_a_local_length_error_there_only()
             let buffer = b.mr.sge(0, room as u32).unwrap();
             b.receive(&[buffer], 1);
             b.receive(&[buffer], 2);
-            a.post(&UdSend { to: &a.to(&b), payload: Inline(&[7; 10][..payload]) }, 0);
+            a.post(
+                &UdSend {
+                    to: &a.to(&b),
+                    payload: Inline(&[7; 10][..payload]),
+                },
+                0,
+            );
             assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
             let failed = net.collect(if owns_receives { 2 } else { 1 }, || b.received());
             let (user, error) = failed[0].0.unwrap_err();
             assert_eq!((user, error.syndrome), (1, Syndrome::LocalLength));
-            assert_eq!(error.vendor_text(), time::detail("the buffers of the receive end before the message"));
+            assert_eq!(
+                error.vendor_text(),
+                time::detail("the buffers of the receive end before the message")
+            );
             if owns_receives {
                 let (user, error) = failed[1].0.unwrap_err();
                 assert_eq!((user, error.syndrome), (2, Syndrome::WorkRequestFlushed));
                 assert_eq!(b.qp.state(), QpState::Error);
             }
             assert_eq!(a.qp.state(), QpState::ReadyToSend);
-            a.post(&UdSend { to: &a.to(&b), payload: () }, 1);
+            a.post(
+                &UdSend {
+                    to: &a.to(&b),
+                    payload: (),
+                },
+                1,
+            );
             assert_eq!(net.collect(1, || a.sent()), [(1, Ok(0))]);
             net.quiet();
             assert_eq!(b.received(), [], "it does not receive any more");
@@ -285,14 +472,32 @@ fn a_datagram_longer_than_the_mtu_is_a_local_length_error_of_its_sender() {
     let buffer = b.mr.sge(0, 8192).unwrap();
     b.receive(&[buffer], 1);
     let to = &a.to(&b);
-    a.qp.post(&UdSend { to, payload: a.mr.sge(0, MAX_DATAGRAM_BYTES as u32 + 1).unwrap() }, Signal::Reclaim, 1).unwrap();
-    a.qp.post(&UdSend { to, payload: () }, Signal::Reclaim, 2).unwrap();
+    a.qp.post(
+        &UdSend {
+            to,
+            payload: a.mr.sge(0, MAX_DATAGRAM_BYTES as u32 + 1).unwrap(),
+        },
+        Signal::Reclaim,
+        1,
+    )
+    .unwrap();
+    a.qp.post(&UdSend { to, payload: () }, Signal::Reclaim, 2)
+        .unwrap();
     a.qp.ring();
     let sent = net.collect(2, || a.sent());
     let [first, second] = [0, 1].map(|i| sent[i].1.unwrap_err());
-    assert_eq!((first.syndrome, first.vendor_text()), (Syndrome::LocalLength, time::detail("a datagram longer than 4096 bytes")));
+    assert_eq!(
+        (first.syndrome, first.vendor_text()),
+        (
+            Syndrome::LocalLength,
+            time::detail("a datagram longer than 4096 bytes")
+        )
+    );
     assert_eq!(second.syndrome, Syndrome::WorkRequestFlushed);
-    assert_eq!(a.qp.post(&UdSend { to, payload: () }, Signal::Always, 3), Err(PostError::WrongState(QpState::Error)));
+    assert_eq!(
+        a.qp.post(&UdSend { to, payload: () }, Signal::Always, 3),
+        Err(PostError::WrongState(QpState::Error))
+    );
     net.quiet();
     assert_eq!(b.received(), []);
 }
@@ -301,9 +506,21 @@ fn a_datagram_longer_than_the_mtu_is_a_local_length_error_of_its_sender() {
 fn a_wrong_local_key_of_a_datagram_is_a_local_protection_error() {
     let net = Net::new();
     let (mut a, b) = (Post::active(&net, true), Post::active(&net, true));
-    let payload = Sge { lkey: b.mr.lkey() ^ 0x5500, ..a.mr.sge(0, 8).unwrap() };
-    a.post(&UdSend { to: &a.to(&b), payload }, 1);
-    assert_eq!(net.collect(1, || a.sent())[0].1.unwrap_err().syndrome, Syndrome::LocalProtection);
+    let payload = Sge {
+        lkey: b.mr.lkey() ^ 0x5500,
+        ..a.mr.sge(0, 8).unwrap()
+    };
+    a.post(
+        &UdSend {
+            to: &a.to(&b),
+            payload,
+        },
+        1,
+    );
+    assert_eq!(
+        net.collect(1, || a.sent())[0].1.unwrap_err().syndrome,
+        Syndrome::LocalProtection
+    );
 }
 
 #[test]
@@ -315,12 +532,27 @@ fn a_controlled_qkey_stands_for_the_senders_own() {
     let buffer = b.mr.sge(0, 100).unwrap();
     b.receive(&[buffer], 5);
     let to = Destination::new(a.to(&b).vector(), b.qp.qpn(), 1 << 31 | 99);
-    other.post(&UdSend { to: &to, payload: () }, 0);
+    other.post(
+        &UdSend {
+            to: &to,
+            payload: (),
+        },
+        0,
+    );
     assert_eq!(net.collect(1, || other.sent()), [(0, Ok(0))]);
     net.quiet();
     assert_eq!(b.received(), []);
-    a.post(&UdSend { to: &to, payload: () }, 0);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(5, None, 0), a.qp.qpn())]);
+    a.post(
+        &UdSend {
+            to: &to,
+            payload: (),
+        },
+        0,
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(5, None, 0), a.qp.qpn())]
+    );
 }
 
 #[test]
@@ -334,11 +566,32 @@ fn a_queue_pair_may_send_to_itself_and_to_others_of_its_device() {
         post.receive(&[buffer], 1);
     }
     let (to_a, to_b) = (a.to(&a), a.to(&b));
-    a.post(&UdSend { to: &to_a, payload: Inline(b"self") }, 0);
-    a.post(&UdSend { to: &to_b, payload: Inline(b"other") }, 1);
-    assert_eq!(net.collect(1, || a.received()), [(arrival(1, None, 4), a.qp.qpn())]);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(1, None, 5), a.qp.qpn())]);
-    assert_eq!((a.bytes(40, 4), b.bytes(40, 5)), (b"self".to_vec(), b"other".to_vec()));
+    a.post(
+        &UdSend {
+            to: &to_a,
+            payload: Inline(b"self"),
+        },
+        0,
+    );
+    a.post(
+        &UdSend {
+            to: &to_b,
+            payload: Inline(b"other"),
+        },
+        1,
+    );
+    assert_eq!(
+        net.collect(1, || a.received()),
+        [(arrival(1, None, 4), a.qp.qpn())]
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(1, None, 5), a.qp.qpn())]
+    );
+    assert_eq!(
+        (a.bytes(40, 4), b.bytes(40, 5)),
+        (b"self".to_vec(), b"other".to_vec())
+    );
 }
 
 #[test]
@@ -346,21 +599,57 @@ fn a_queue_pair_that_fails_flushes_its_receives_and_refuses_posts() {
     let net = Net::new();
     let mut a = Post::new(net.device(), true);
     let to = a.to(&a);
-    assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Reset)));
+    assert_eq!(
+        a.qp.post(
+            &UdSend {
+                to: &to,
+                payload: ()
+            },
+            Signal::Always,
+            0
+        ),
+        Err(PostError::WrongState(QpState::Reset))
+    );
     assert_eq!(a.qp.post_receive(&[], 0), Err(PostReceiveError::WrongState));
     a.qp.activate(QKEY).unwrap();
     let again = a.qp.activate(QKEY);
-    assert!(matches!(again, Err(ConnectError::WrongState { from: QpState::ReadyToSend, needs: QpState::Reset })), "{again:?}");
+    assert!(
+        matches!(
+            again,
+            Err(ConnectError::WrongState {
+                from: QpState::ReadyToSend,
+                needs: QpState::Reset
+            })
+        ),
+        "{again:?}"
+    );
     for user in 0..3 {
         a.receive(&[], user);
     }
     a.qp.fail();
-    let flushed: Vec<_> = net.collect(3, || a.received()).iter().map(|(r, _)| r.unwrap_err()).collect();
+    let flushed: Vec<_> = net
+        .collect(3, || a.received())
+        .iter()
+        .map(|(r, _)| r.unwrap_err())
+        .collect();
     assert_eq!(
-        flushed.iter().map(|(user, error)| (*user, error.syndrome)).collect::<Vec<_>>(),
+        flushed
+            .iter()
+            .map(|(user, error)| (*user, error.syndrome))
+            .collect::<Vec<_>>(),
         [0, 1, 2].map(|u| (u, Syndrome::WorkRequestFlushed))
     );
-    assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Error)));
+    assert_eq!(
+        a.qp.post(
+            &UdSend {
+                to: &to,
+                payload: ()
+            },
+            Signal::Always,
+            0
+        ),
+        Err(PostError::WrongState(QpState::Error))
+    );
 }
 
 /// A device with the LID of a dead one has neither its queue pair numbers nor its keys.
@@ -379,18 +668,42 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     assert_ne!(b.mr.rkey(), key);
     let buffer = b.mr.sge(0, 256).unwrap();
     b.receive(&[buffer], 0);
-    a.post(&UdSend { to: &to, payload: Inline(b"for the dead") }, 0);
+    a.post(
+        &UdSend {
+            to: &to,
+            payload: Inline(b"for the dead"),
+        },
+        0,
+    );
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     // The second datagram, behind it, arrives.
-    a.post(&UdSend { to: &a.to(&b), payload: () }, 1);
-    assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 0), a.qp.qpn())]);
+    a.post(
+        &UdSend {
+            to: &a.to(&b),
+            payload: (),
+        },
+        1,
+    );
+    assert_eq!(
+        net.collect(1, || b.received()),
+        [(arrival(0, None, 0), a.qp.qpn())]
+    );
 }
 
-/// Maximum number of datagrams of a sender in flight, so that all senders together never find the receiver without room.
+/// Maximum number of datagrams of a sender in flight, so that all senders together never find the
+/// receiver without room.
 const AHEAD: u64 = 12;
 
-/// Starts a sender in a thread of its own: `count` numbered datagrams of growing length, as fast as `taken` allows.
-fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, taken: &AtomicU64, own: &mpsc::Sender<(u32, u32)>) {
+/// Starts a sender in a thread of its own: `count` numbered datagrams of growing length, as fast as
+/// `taken` allows.
+fn send_numbered(
+    options: SoftOptions,
+    to: Destination,
+    id: u32,
+    count: u64,
+    taken: &AtomicU64,
+    own: &mpsc::Sender<(u32, u32)>,
+) {
     let mut a = Post::new(Device::open(Net::spec(&options)).unwrap(), true);
     a.qp.activate(0).unwrap();
     own.send((id, a.qp.qpn())).unwrap();
@@ -400,7 +713,14 @@ fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, tak
             end::pause();
         }
         let payload: Vec<u8> = (0..n % 190).map(|i| (i + n) as u8).collect();
-        a.post(&UdSendImm { to: &to, imm: id << 24 | n as u32, payload: Inline(&payload) }, n);
+        a.post(
+            &UdSendImm {
+                to: &to,
+                imm: id << 24 | n as u32,
+                payload: Inline(&payload),
+            },
+            n,
+        );
         while a.sent().is_empty() {
             end::pause();
         }
@@ -409,7 +729,12 @@ fn send_numbered(options: SoftOptions, to: Destination, id: u32, count: u64, tak
     while taken.load(Ordering::Acquire) < count {
         end::pause();
     }
-    assert_eq!(a.device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), []);
+    assert_eq!(
+        a.device
+            .soft()
+            .map_or_else(Vec::new, |soft| soft.take_violations()),
+        []
+    );
 }
 
 #[test]
@@ -441,15 +766,28 @@ fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
             let (id, qpn) = own_rx.recv().unwrap();
             qpns[id as usize] = qpn;
         }
-        while taken.iter().any(|taken| taken.load(Ordering::Relaxed) < count) {
+        while taken
+            .iter()
+            .any(|taken| taken.load(Ordering::Relaxed) < count)
+        {
             end::pause();
             for (received, source_qpn) in b.received() {
                 let arrival = received.unwrap();
-                let (id, n) = ((arrival.imm >> 24) as usize, u64::from(arrival.imm & 0xff_ffff));
-                assert_eq!((n, source_qpn), (taken[id].load(Ordering::Relaxed), qpns[id]), "sender {id}");
+                let (id, n) = (
+                    (arrival.imm >> 24) as usize,
+                    u64::from(arrival.imm & 0xff_ffff),
+                );
+                assert_eq!(
+                    (n, source_qpn),
+                    (taken[id].load(Ordering::Relaxed), qpns[id]),
+                    "sender {id}"
+                );
                 assert_eq!(u64::from(arrival.byte_count), GRH_BYTES as u64 + n % 190);
                 let payload: Vec<u8> = (0..n % 190).map(|i| (i + n) as u8).collect();
-                assert_eq!(b.bytes(arrival.user as usize * 256 + GRH_BYTES, payload.len()), payload);
+                assert_eq!(
+                    b.bytes(arrival.user as usize * 256 + GRH_BYTES, payload.len()),
+                    payload
+                );
                 let buffer = b.mr.sge(arrival.user as usize * 256, 256).unwrap();
                 b.receive(&[buffer], arrival.user);
                 taken[id].store(n + 1, Ordering::Release);

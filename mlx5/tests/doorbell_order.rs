@@ -1,28 +1,55 @@
-//! The barriers of a doorbell are in release code. No test can detect a missing barrier by running, so this one reads the machine code.
+//! The barriers of a doorbell are in release code. No test can detect a missing barrier by running,
+//! so this one reads the machine code.
 //!
-//! One function per copy routine writes a write-combining register. Every path through each must be: record, `sfence`, register, `sfence`,
-//! return. The order of the operations themselves is tested inside the crate, through its seam.
+//! One function per copy routine writes a write-combining register. Every path through each must
+//! be: record, `sfence`, register, `sfence`, return. The order of the operations themselves is
+//! tested inside the crate, through its seam.
 #![cfg(target_arch = "x86_64")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::Command;
 
 fn output(command: &mut Command) -> String {
-    let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}; objdump is part of binutils, which a C linker needs too"));
-    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    let out = command.output().unwrap_or_else(|e| {
+        panic!("{command:?}: {e}; objdump is part of binutils, which a C linker needs too")
+    });
+    assert!(
+        out.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     String::from_utf8(out.stdout).unwrap()
 }
 
 /// The library as a release build links it into every program.
 fn release_library() -> String {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // Built with what CI builds too. Built alone it would be compiled once more, with other features of its dependencies.
+    // Built with what CI builds too. Built alone it would be compiled once more, with other
+    // features of its dependencies.
     let packages = ["-p=mlx5", "-p=mlx5-preload", "-p=benchkv-launch"];
-    let args = [&["build", "--release", "--locked", "--lib"], &packages[..], &["--message-format=json", "--manifest-path"]].concat();
-    let messages = output(Command::new(cargo).args(args).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")));
+    let args = [
+        &["build", "--release", "--locked", "--lib"],
+        &packages[..],
+        &["--message-format=json", "--manifest-path"],
+    ]
+    .concat();
+    let messages = output(
+        Command::new(cargo)
+            .args(args)
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")),
+    );
     let mut paths = messages.lines().flat_map(|line| line.split('"'));
-    paths.rfind(|path| path.ends_with("libmlx5.rlib")).expect("cargo names the library").to_owned()
+    paths
+        .rfind(|path| path.ends_with("libmlx5.rlib"))
+        .expect("cargo names the library")
+        .to_owned()
 }
 
 /// One function: its instructions by address, in Intel syntax.
@@ -33,14 +60,21 @@ fn functions(disassembly: &str, name: &str) -> Vec<Code> {
     let mut found = vec![];
     let mut inside = false;
     for line in disassembly.lines() {
-        if let Some(symbol) = line.strip_suffix(">:").and_then(|l| l.split_once('<')).map(|(_, symbol)| symbol) {
+        if let Some(symbol) = line
+            .strip_suffix(">:")
+            .and_then(|l| l.split_once('<'))
+            .map(|(_, symbol)| symbol)
+        {
             inside = symbol == name || symbol.starts_with(&format!("{name}::"));
             if inside {
                 found.push(Code::new());
             }
         } else if let (true, Some((address, text))) = (inside, line.trim().split_once(":\t")) {
             let address = u64::from_str_radix(address, 16).unwrap();
-            found.last_mut().unwrap().insert(address, text.trim().to_owned());
+            found
+                .last_mut()
+                .unwrap()
+                .insert(address, text.trim().to_owned());
         }
     }
     found
@@ -92,19 +126,35 @@ fn check(code: &Code) {
         if !seen.insert((address, at)) {
             continue;
         }
-        let text = code.get(&address).unwrap_or_else(|| panic!("a way leads out of the function, to {address:#x}: {code:#?}"));
+        let text = code.get(&address).unwrap_or_else(|| {
+            panic!("a way leads out of the function, to {address:#x}: {code:#?}")
+        });
         if text.starts_with("ret") {
-            assert_eq!(at, At::Flushed, "returns at {address:#x} without having rung: {code:#?}");
+            assert_eq!(
+                at,
+                At::Flushed,
+                "returns at {address:#x} without having rung: {code:#?}"
+            );
             continue;
         }
-        let at = step(at, text).unwrap_or_else(|what| panic!("{what} at {address:#x} ({text}), behind {at:?}: {code:#?}"));
+        let at = step(at, text).unwrap_or_else(|what| {
+            panic!("{what} at {address:#x} ({text}), behind {at:?}: {code:#?}")
+        });
         let jumps = text.starts_with('j');
         if jumps {
             let target = text.split_whitespace().nth(1).unwrap();
-            ways.push((u64::from_str_radix(target, 16).unwrap_or_else(|_| panic!("where does it jump: {text}")), at));
+            ways.push((
+                u64::from_str_radix(target, 16)
+                    .unwrap_or_else(|_| panic!("where does it jump: {text}")),
+                at,
+            ));
         }
         if !text.starts_with("jmp") {
-            ways.extend(code.range(address + 1..).next().map(|(next, _)| (*next, at)));
+            ways.extend(
+                code.range(address + 1..)
+                    .next()
+                    .map(|(next, _)| (*next, at)),
+            );
         }
     }
     assert!(seen.iter().any(|(_, at)| *at == At::Flushed));
@@ -118,14 +168,28 @@ fn every_write_combining_doorbell_has_its_fences_in_release_code() {
     // The register of the copy identifies the routine; the routine for ordinary memory has none.
     let with = |register: &str| -> Vec<&Code> {
         let stores = |text: &String| text.contains("movntdq") && text.contains(register);
-        functions.iter().filter(|code| code.values().any(stores)).collect()
+        functions
+            .iter()
+            .filter(|code| code.values().any(stores))
+            .collect()
     };
-    assert_eq!((functions.len(), with("").len()), (5, 3), "SSE2, AVX, AVX-512, 8 bytes only and ordinary memory");
-    let is_8_bytes = |code: &&Code| code.values().any(|text| text == "sfence") && !code.values().any(|text| text.contains("movntdq"));
-    let [code] = functions.iter().filter(is_8_bytes).collect::<Vec<_>>()[..] else { panic!("not one routine for 8 bytes") };
+    assert_eq!(
+        (functions.len(), with("").len()),
+        (5, 3),
+        "SSE2, AVX, AVX-512, 8 bytes only and ordinary memory"
+    );
+    let is_8_bytes = |code: &&Code| {
+        code.values().any(|text| text == "sfence")
+            && !code.values().any(|text| text.contains("movntdq"))
+    };
+    let [code] = functions.iter().filter(is_8_bytes).collect::<Vec<_>>()[..] else {
+        panic!("not one routine for 8 bytes")
+    };
     check(code);
     for register in ["xmm", "ymm", "zmm"] {
-        let [code] = with(register)[..] else { panic!("not one routine with {register}") };
+        let [code] = with(register)[..] else {
+            panic!("not one routine with {register}")
+        };
         check(code);
     }
 }

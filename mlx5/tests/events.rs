@@ -1,6 +1,13 @@
-//! Waiting for completions: events that end a wait, events that do not, and progress meanwhile. `src/tests/events.rs` tests that none is
-//! missed.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
+//! Waiting for completions: events that end a wait, events that do not, and progress meanwhile.
+//! `src/tests/events.rs` tests that none is missed.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test"
+)]
 
 #[path = "support/end.rs"]
 mod end;
@@ -20,11 +27,19 @@ use time::Net;
 const WATCHDOG: Duration = Duration::from_secs(120);
 const SHORT: Option<Duration> = Some(Duration::from_millis(5));
 
-/// Two ends on the system's clock, which advances while a thread sleeps. Their completions are there when the doorbell returns.
+/// Two ends on the system's clock, which advances while a thread sleeps. Their completions are
+/// there when the doorbell returns.
 fn ends(net: &Net, options: &ConnectOptions) -> (End, End) {
     support::watchdog(WATCHDOG);
-    let spec = SoftOptions { clock: Clock::System, timing: Timing::Immediate, ..net.options() };
-    let (mut a, mut b) = (End::new(net.open(&spec), SHARED), End::new(net.open(&spec), SHARED));
+    let spec = SoftOptions {
+        clock: Clock::System,
+        timing: Timing::Immediate,
+        ..net.options()
+    };
+    let (mut a, mut b) = (
+        End::new(net.open(&spec), SHARED),
+        End::new(net.open(&spec), SHARED),
+    );
     connect(&mut a, &mut b, options);
     (a, b)
 }
@@ -47,14 +62,19 @@ fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
     b.recv_cq.arm(false);
     assert!(!b.device.wait(SHORT), "that one was polled");
     // Completions of another queue do not end the wait.
-    let read = Read { addr: a.mr.addr(), rkey: a.mr.rkey(), into: b.mr.sge(0, 8).unwrap() };
+    let read = Read {
+        addr: a.mr.addr(),
+        rkey: a.mr.rkey(),
+        into: b.mr.sge(0, 8).unwrap(),
+    };
     b.post(&read, 0);
     assert!(!b.device.wait(SHORT));
     b.send_cq.arm(false);
     assert!(b.device.wait(None));
 }
 
-/// Waits like a thread that also sleeps on shared memory. A device that cannot end such a sleep would be polled every 100 us.
+/// Waits like a thread that also sleeps on shared memory. A device that cannot end such a sleep
+/// would be polled every 100 us.
 #[test]
 fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
     let net = Net::new();
@@ -67,7 +87,10 @@ fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
                 looks += 1;
                 b.recv_cq.has_completion()
             });
-            wait([&mut &b.device as &mut dyn Sleeper, &mut has_something], timeout)
+            wait(
+                [&mut &b.device as &mut dyn Sleeper, &mut has_something],
+                timeout,
+            )
         };
         // A sleep may also end because of progress that earlier messages need.
         let end = Instant::now() + Duration::from_millis(300);
@@ -90,30 +113,51 @@ fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
     b.recv_cq.arm(true);
     a.post(&Send { payload: () }, 0);
     assert!(!b.device.wait(SHORT));
-    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 1).unwrap();
+    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 1)
+        .unwrap();
     a.qp.ring();
     assert!(b.device.wait(None));
     assert_eq!(b.received().len(), 2);
     b.recv_cq.arm(true);
     // Not solicited, and longer than its receive.
-    a.post(&Send { payload: Inline(b"x") }, 2);
+    a.post(
+        &Send {
+            payload: Inline(b"x"),
+        },
+        2,
+    );
     assert!(b.device.wait(None));
     // Armed while the queue holds the unread completion.
     b.recv_cq.arm(true);
     assert!(b.device.wait(None));
-    assert_eq!(b.received()[0].unwrap_err().1.syndrome, Syndrome::LocalLength);
+    assert_eq!(
+        b.received()[0].unwrap_err().1.syndrome,
+        Syndrome::LocalLength
+    );
 }
 
 #[test]
 fn retries_go_on_while_their_device_waits() {
     let net = Net::new();
-    let (mut a, mut b) = ends(&net, &ConnectOptions { rnr_retry: 3, rnr_timer_ns: 300_000, ..ConnectOptions::default() });
+    let (mut a, mut b) = ends(
+        &net,
+        &ConnectOptions {
+            rnr_retry: 3,
+            rnr_timer_ns: 300_000,
+            ..ConnectOptions::default()
+        },
+    );
     a.send_cq.arm(false);
     a.post(&Send { payload: () }, 7);
     assert_eq!(a.sent(), []);
     assert!(a.device.wait(None), "the last retry failed");
-    let [(user, result)] = a.sent()[..] else { panic!() };
-    assert_eq!((user, result.unwrap_err().syndrome), (7, Syndrome::RnrRetryExceeded));
+    let [(user, result)] = a.sent()[..] else {
+        panic!()
+    };
+    assert_eq!(
+        (user, result.unwrap_err().syndrome),
+        (7, Syndrome::RnrRetryExceeded)
+    );
     assert_eq!(b.received(), []);
 }
 
@@ -121,13 +165,19 @@ fn retries_go_on_while_their_device_waits() {
 fn what_is_delayed_comes_while_its_device_waits() {
     support::watchdog(WATCHDOG);
     let net = Net::new();
-    let spec = SoftOptions { clock: Clock::System, timing: Timing::Delay { ns: 400_000 }, ..net.options() };
+    let spec = SoftOptions {
+        clock: Clock::System,
+        timing: Timing::Delay { ns: 400_000 },
+        ..net.options()
+    };
     let mut a = End::new(net.open(&spec), SHARED);
-    a.qp.connect(&a.qp.address(), &ConnectOptions::default()).unwrap();
+    a.qp.connect(&a.qp.address(), &ConnectOptions::default())
+        .unwrap();
     a.receives(1, 8);
     a.send_cq.arm(false);
     a.recv_cq.arm(true);
-    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 0).unwrap();
+    a.qp.post(&Send { payload: () }, Signal::Always.solicited(), 0)
+        .unwrap();
     a.qp.ring();
     assert!(a.device.wait(None));
     assert_eq!((a.sent().len(), a.received().len()), (1, 1));
@@ -156,9 +206,19 @@ fn the_death_of_a_peer_ends_the_wait_for_its_answer() {
     net.forget(&device);
     drop((b, device));
     a.send_cq.arm(true);
-    a.post(&Write { addr: 0, rkey: 0, payload: () }, 0);
+    a.post(
+        &Write {
+            addr: 0,
+            rkey: 0,
+            payload: (),
+        },
+        0,
+    );
     assert!(a.device.wait(None));
-    assert_eq!(a.sent()[0].1.unwrap_err().syndrome, Syndrome::TransportRetryExceeded);
+    assert_eq!(
+        a.sent()[0].1.unwrap_err().syndrome,
+        Syndrome::TransportRetryExceeded
+    );
 }
 
 #[test]
@@ -173,7 +233,10 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
     let since = Instant::now();
     assert!(!b.device.wait(Some(LONG)) && since.elapsed() < LONG);
     let since = Instant::now();
-    assert!(!b.device.wait(SHORT) && since.elapsed() >= SHORT.unwrap(), "the second ring is over");
+    assert!(
+        !b.device.wait(SHORT) && since.elapsed() >= SHORT.unwrap(),
+        "the second ring is over"
+    );
     // While it sleeps.
     let ringer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));

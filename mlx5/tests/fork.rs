@@ -1,6 +1,12 @@
-//! A program with an open device may fork, and its connections continue. The child does not use the device, and writes all its other
-//! memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+//! A program with an open device may fork, and its connections continue. The child does not use the
+//! device, and writes all its other memory.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 #[path = "support/end.rs"]
 mod end;
@@ -24,10 +30,12 @@ struct Child {
 }
 
 impl Child {
-    /// Forks a child that writes every page of `pages`, so that the pages are not shared any more, and waits.
+    /// Forks a child that writes every page of `pages`, so that the pages are not shared any more,
+    /// and waits.
     fn fork(pages: &mut [u8]) -> Self {
         let mut pipe = [0; 2];
-        // SAFETY: room for two descriptors. The child makes system calls and stores only, and ends without running anything of its parent.
+        // SAFETY: room for two descriptors. The child makes system calls and stores only, and ends
+        // without running anything of its parent.
         unsafe {
             assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
             let pid = libc::fork();
@@ -54,7 +62,10 @@ impl Child {
             libc::close(self.tell);
             assert_eq!(libc::waitpid(self.pid, &raw mut status, 0), self.pid);
         }
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7,
+            "{status:#x}"
+        );
     }
 }
 
@@ -65,14 +76,36 @@ fn exchange(net: &Net, a: &mut End, b: &mut End, round: u32) {
     b.receives(2, LEN as u32);
     let (addr, rkey) = (b.mr.addr() + (INTO + 8 * LEN) as u64, b.mr.rkey());
     let payload = a.mr.sge(0, LEN as u32).unwrap();
-    a.post(&WriteImm { addr, rkey, imm: round, payload }, 0);
+    a.post(
+        &WriteImm {
+            addr,
+            rkey,
+            imm: round,
+            payload,
+        },
+        0,
+    );
     a.post(&Send { payload }, 1);
-    a.post(&Read { addr, rkey, into: a.mr.sge(INTO, LEN as u32).unwrap() }, 2);
+    a.post(
+        &Read {
+            addr,
+            rkey,
+            into: a.mr.sge(INTO, LEN as u32).unwrap(),
+        },
+        2,
+    );
     let sent = net.collect(3, || a.sent());
     assert!(sent.iter().all(|(_, result)| result.is_ok()), "{sent:?}");
     let received = net.collect(2, || b.received());
     assert_eq!(received[0].unwrap().imm, round);
-    assert_eq!((b.bytes(INTO + 8 * LEN, LEN), b.bytes(INTO + LEN, LEN), a.bytes(INTO, LEN)), (bytes.clone(), bytes.clone(), bytes));
+    assert_eq!(
+        (
+            b.bytes(INTO + 8 * LEN, LEN),
+            b.bytes(INTO + LEN, LEN),
+            a.bytes(INTO, LEN)
+        ),
+        (bytes.clone(), bytes.clone(), bytes)
+    );
 }
 
 #[test]
@@ -92,7 +125,10 @@ fn connections_go_on_while_children_live_and_after_they_have_ended() {
     }
     children.into_iter().for_each(Child::end);
     exchange(&net, &mut a, &mut b, 2 * ROUNDS);
-    assert!(pages.iter().all(|&byte| byte == 1), "what the children wrote is theirs");
+    assert!(
+        pages.iter().all(|&byte| byte == 1),
+        "what the children wrote is theirs"
+    );
     // Objects that are made after a fork work as well.
     let (mut c, mut d) = pair(&net, OWN);
     exchange(&net, &mut c, &mut d, 0);

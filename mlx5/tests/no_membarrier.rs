@@ -1,5 +1,12 @@
 //! A process in which membarrier(2) does not work: under a strict seccomp profile, or in gVisor.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test"
+)]
 
 #[allow(dead_code, reason = "the watchdog is all that is needed of it")]
 mod support;
@@ -21,11 +28,21 @@ fn refuse_membarrier() {
         line(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
         line(RETURN, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
     // SAFETY: integers, and a program that lives as long as the call.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        assert_eq!(
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program
+            ),
+            0
+        );
         assert_eq!(libc::syscall(libc::SYS_membarrier, 0, 0, 0), -1);
     }
 }
@@ -37,7 +54,11 @@ fn memory_is_taken_away_from_under_peers_that_live() {
     refuse_membarrier();
     let fabric = LocalFabric::new();
     let end = || {
-        let options = SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 24, ..SoftOptions::default() };
+        let options = SoftOptions {
+            fabric: FabricSpec::Local(fabric.clone()),
+            arena_bytes: 1 << 24,
+            ..SoftOptions::default()
+        };
         let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd().unwrap();
         let (cq, srq) = (device.create_cq(64).unwrap(), pd.create_srq(4, 0).unwrap());
@@ -45,12 +66,25 @@ fn memory_is_taken_away_from_under_peers_that_live() {
         (qp, pd, cq, srq, device)
     };
     let (mut a, mut b) = (end(), end());
-    a.0.connect(&b.0.address(), &ConnectOptions::default()).unwrap();
-    b.0.connect(&a.0.address(), &ConnectOptions::default()).unwrap();
-    let mr = b.1.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    a.0.connect(&b.0.address(), &ConnectOptions::default())
+        .unwrap();
+    b.0.connect(&a.0.address(), &ConnectOptions::default())
+        .unwrap();
+    let mr =
+        b.1.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .unwrap();
     let (addr, rkey) = (mr.addr(), mr.rkey());
     let mut write = || {
-        a.0.post(&Write { addr, rkey, payload: Inline(b"ping") }, Signal::Always, 0).unwrap();
+        a.0.post(
+            &Write {
+                addr,
+                rkey,
+                payload: Inline(b"ping"),
+            },
+            Signal::Always,
+            0,
+        )
+        .unwrap();
         a.0.ring();
         let mut result = None;
         while result.is_none() {

@@ -1,6 +1,12 @@
-//! RDMA is one-sided: a stopped target (SIGSTOP) is written and read, and a killed one is detected. Conversely, memory is not reused while
-//! a stopped requester is still copying to it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! RDMA is one-sided: a stopped target (SIGSTOP) is written and read, and a killed one is detected.
+//! Conversely, memory is not reused while a stopped requester is still copying to it.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -20,7 +26,8 @@ use support::{describe, parse, scale, watchdog};
 /// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 const TARGET: &str = "MLX5_TEST_TARGET";
-/// If set, the other process does not sleep: it writes its whole region to its peer's without pause.
+/// If set, the other process does not sleep: it writes its whole region to its peer's without
+/// pause.
 const WRITES: &str = "MLX5_TEST_WRITES";
 const BYTES: usize = 4 << 20;
 /// The byte that the writing process writes.
@@ -44,20 +51,46 @@ fn open(dir: &Path) -> End {
     let mut srq = pd.create_srq(32, 0).unwrap();
     while srq.post(&[], 0).is_ok() {}
     srq.ring();
-    let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_inline_data: 220, ..Default::default() }).unwrap();
-    let mr = pd.alloc(BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-    End { qp, send_cq, recv_cq, srq, mr, pd, device }
+    let qp = pd
+        .create_qp(
+            &send_cq,
+            &recv_cq,
+            &srq,
+            &QpConfig {
+                max_inline_data: 220,
+                ..Default::default()
+            },
+        )
+        .unwrap();
+    let mr = pd
+        .alloc(
+            BYTES,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+        )
+        .unwrap();
+    End {
+        qp,
+        send_cq,
+        recv_cq,
+        srq,
+        mr,
+        pd,
+        device,
+    }
 }
 
 fn description(end: &End) -> String {
     describe(&end.qp.address(), end.mr.addr(), end.mr.rkey())
 }
 
-/// Runs the other process of the two tests below, which re-execute this binary. It is not a test of its own.
+/// Runs the other process of the two tests below, which re-execute this binary. It is not a test of
+/// its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn target_process() {
-    let Some(dir) = std::env::var_os(TARGET) else { return };
+    let Some(dir) = std::env::var_os(TARGET) else {
+        return;
+    };
     watchdog(WATCHDOG);
     let mut end = open(Path::new(&dir));
     end.mr.write(0, b"written by the target").unwrap();
@@ -65,20 +98,37 @@ fn target_process() {
     std::io::stdout().flush().unwrap();
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
-    end.qp.connect(&parse(&line).0, &ConnectOptions::default()).unwrap();
+    end.qp
+        .connect(&parse(&line).0, &ConnectOptions::default())
+        .unwrap();
     println!("\nconnected");
     if std::env::var_os(WRITES).is_some() {
         return write_for_ever(end, parse(&line));
     }
     // From here on this process does nothing until the end of its input.
-    while std::io::stdin().read_line(&mut String::new()).is_ok_and(|n| n > 0) {}
+    while std::io::stdin()
+        .read_line(&mut String::new())
+        .is_ok_and(|n| n > 0)
+    {}
 }
 
 fn write_for_ever(mut end: End, (_, addr, rkey): (QpAddress, u64, u32)) {
     end.mr.write(0, &vec![FOREIGN; BYTES]).unwrap();
     loop {
         let payload = end.mr.sge(0, BYTES as u32).unwrap();
-        if end.qp.post(&Write { addr, rkey, payload }, Signal::Always, 0).is_err() {
+        if end
+            .qp
+            .post(
+                &Write {
+                    addr,
+                    rkey,
+                    payload,
+                },
+                Signal::Always,
+                0,
+            )
+            .is_err()
+        {
             return;
         }
         end.qp.ring();
@@ -108,13 +158,21 @@ fn start(name: &str, writes: bool) -> Target {
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut lines = output.by_ref().lines().map(Result::unwrap);
-    let address = lines.find_map(|l| l.strip_prefix("address ").map(str::to_owned)).unwrap();
+    let address = lines
+        .find_map(|l| l.strip_prefix("address ").map(str::to_owned))
+        .unwrap();
     let mut end = open(&dir);
     writeln!(child.stdin.as_mut().unwrap(), "{}", description(&end)).unwrap();
     assert!(lines.any(|l| l == "connected"));
     let peer = parse(&address);
     end.qp.connect(&peer.0, &ConnectOptions::default()).unwrap();
-    Target { child, _output: output, peer, end, dir }
+    Target {
+        child,
+        _output: output,
+        peer,
+        end,
+        dir,
+    }
 }
 
 /// Returns the state letter of proc(5).
@@ -126,7 +184,10 @@ fn state(child: &Child) -> char {
 impl Target {
     fn signal(&self, signal: i32) {
         // SAFETY: kill(2) of our own child.
-        assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) }, 0);
+        assert_eq!(
+            unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) },
+            0
+        );
     }
 
     fn finish(mut self, succeeds: bool) {
@@ -161,7 +222,19 @@ fn a_stopped_process_is_written_and_read() {
     let (_, addr, rkey) = target.peer;
     let read = |target: &mut Target, at: u64, len: u32| {
         let into = target.end.mr.sge(0, len).unwrap();
-        target.end.qp.post(&Read { addr: addr + at, rkey, into }, Signal::Always, 0).unwrap();
+        target
+            .end
+            .qp
+            .post(
+                &Read {
+                    addr: addr + at,
+                    rkey,
+                    into,
+                },
+                Signal::Always,
+                0,
+            )
+            .unwrap();
         target.end.qp.ring();
         completion(&mut target.end).unwrap();
         let mut bytes = vec![0; len as usize];
@@ -172,12 +245,30 @@ fn a_stopped_process_is_written_and_read() {
     for i in 0..100u64 {
         let at = (i * 7919) % (BYTES as u64 - 200);
         let payload = [i as u8 + 1; 200];
-        let write = WriteImm { addr: addr + at, rkey, imm: 0, payload: Inline(&payload) };
-        // The first 32 take a receive. The others have no immediate, because they would wait for one.
+        let write = WriteImm {
+            addr: addr + at,
+            rkey,
+            imm: 0,
+            payload: Inline(&payload),
+        };
+        // The first 32 take a receive. The others have no immediate, because they would wait for
+        // one.
         if i < 32 {
             target.end.qp.post(&write, Signal::Always, 0).unwrap();
         } else {
-            target.end.qp.post(&Write { addr: write.addr, rkey, payload: write.payload }, Signal::Always, 0).unwrap();
+            target
+                .end
+                .qp
+                .post(
+                    &Write {
+                        addr: write.addr,
+                        rkey,
+                        payload: write.payload,
+                    },
+                    Signal::Always,
+                    0,
+                )
+                .unwrap();
         }
         target.end.qp.ring();
         completion(&mut target.end).unwrap();
@@ -195,10 +286,17 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
     target.signal(libc::SIGKILL);
     target.child.wait().unwrap();
     let started = Instant::now();
-    let op = Write { addr, rkey, payload: Inline(b"late") };
+    let op = Write {
+        addr,
+        rkey,
+        payload: Inline(b"late"),
+    };
     target.end.qp.post(&op, Signal::Always, 0).unwrap();
     target.end.qp.ring();
-    assert_eq!(completion(&mut target.end), Err(Syndrome::TransportRetryExceeded));
+    assert_eq!(
+        completion(&mut target.end),
+        Err(Syndrome::TransportRetryExceeded)
+    );
     println!("noticed after {:?}", started.elapsed());
     target.finish(false);
 }
@@ -207,7 +305,13 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
 fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     let mut quarantined = 0;
     for round in 0..20 * u64::from(scale()) {
-        let Target { mut child, _output, end, dir, .. } = start(&format!("copying{round}"), true);
+        let Target {
+            mut child,
+            _output,
+            end,
+            dir,
+            ..
+        } = start(&format!("copying{round}"), true);
         let pid = child.id().try_into().unwrap();
         std::thread::sleep(Duration::from_millis(10 + round % 20));
         // SAFETY: kill(2) of our own child. It is nearly always in the middle of a copy.
@@ -215,7 +319,15 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
         while state(&child) != 'T' {
             std::thread::yield_now();
         }
-        let End { qp, send_cq, recv_cq, srq, mr, pd, device } = end;
+        let End {
+            qp,
+            send_cq,
+            recv_cq,
+            srq,
+            mr,
+            pd,
+            device,
+        } = end;
         // In either order: the connection before its memory, or after it.
         if round % 2 == 0 {
             drop(qp);
@@ -232,16 +344,23 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
         std::thread::sleep(Duration::from_millis(30));
         let mut bytes = vec![FOREIGN; BYTES];
         next.read(0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|&b| b == 0), "round {round}: a region that was never shared was written");
+        assert!(
+            bytes.iter().all(|&b| b == 0),
+            "round {round}: a region that was never shared was written"
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         drop((next, pd, device));
         fabric::remove_dir(&dir);
     }
-    assert!(quarantined > 0, "no round caught the other process in the middle of a copy");
+    assert!(
+        quarantined > 0,
+        "no round caught the other process in the middle of a copy"
+    );
 }
 
-/// A reader that polls the end of a message in its memory, instead of a CQE, finds all of the message, with an immediate and without.
+/// A reader that polls the end of a message in its memory, instead of a CQE, finds all of the
+/// message, with an immediate and without.
 #[test]
 fn the_end_of_a_message_is_seen_after_everything_before_it() {
     const LONGEST: u64 = 4096;
@@ -258,11 +377,23 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
         let reader_torn = &torn;
         scope.spawn(move || {
             let mut end = open(at);
-            tell.send((end.qp.address(), end.mr.addr(), end.mr.rkey())).unwrap();
-            end.qp.connect(&met.recv().unwrap(), &ConnectOptions::default()).unwrap();
-            let End { qp, recv_cq, srq, mr, .. } = &mut end;
-            // SAFETY: inside the region, aligned; everybody accesses it by atomics or by the device.
-            let word = |nth: u64| unsafe { AtomicU64::from_ptr((mr.addr() as *mut u64).add(nth as usize)) };
+            tell.send((end.qp.address(), end.mr.addr(), end.mr.rkey()))
+                .unwrap();
+            end.qp
+                .connect(&met.recv().unwrap(), &ConnectOptions::default())
+                .unwrap();
+            let End {
+                qp,
+                recv_cq,
+                srq,
+                mr,
+                ..
+            } = &mut end;
+            // SAFETY: inside the region, aligned; everybody accesses it by atomics or by the
+            // device.
+            let word = |nth: u64| unsafe {
+                AtomicU64::from_ptr((mr.addr() as *mut u64).add(nth as usize))
+            };
             tell.send((qp.address(), 0, 0)).unwrap();
             for round in 1..=rounds {
                 let last = LONGEST / 8 - 1;
@@ -270,9 +401,13 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
                     // It polls without pause if it has a core of its own.
                     std::thread::yield_now();
                 }
-                let is_whole = (LONGEST / 8 - in_words(round)..last).all(|nth| word(nth).load(Ordering::Relaxed) == round);
+                let is_whole = (LONGEST / 8 - in_words(round)..last)
+                    .all(|nth| word(nth).load(Ordering::Relaxed) == round);
                 reader_torn.fetch_add(u64::from(!is_whole), Ordering::Relaxed);
-                while round % 2 == 0 && recv_cq.poll(1, |_, cqe| assert!(srq.complete_receive(&cqe).is_some())) == 0 {}
+                while round % 2 == 0
+                    && recv_cq.poll(1, |_, cqe| assert!(srq.complete_receive(&cqe).is_some())) == 0
+                {
+                }
                 if round % 2 == 0 {
                     srq.post(&[], 0).unwrap();
                     srq.ring();
@@ -287,11 +422,30 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
         told.recv().unwrap();
         for round in 1..=rounds {
             let bytes = 8 * in_words(round);
-            end.mr.write(0, &round.to_le_bytes().repeat(bytes as usize / 8)).unwrap();
+            end.mr
+                .write(0, &round.to_le_bytes().repeat(bytes as usize / 8))
+                .unwrap();
             let (addr, payload) = (addr + LONGEST - bytes, end.mr.sge(0, bytes as u32).unwrap());
             let posted = match round % 2 {
-                0 => end.qp.post(&WriteImm { addr, rkey, imm: 0, payload }, Signal::Always, 0),
-                _ => end.qp.post(&Write { addr, rkey, payload }, Signal::Always, 0),
+                0 => end.qp.post(
+                    &WriteImm {
+                        addr,
+                        rkey,
+                        imm: 0,
+                        payload,
+                    },
+                    Signal::Always,
+                    0,
+                ),
+                _ => end.qp.post(
+                    &Write {
+                        addr,
+                        rkey,
+                        payload,
+                    },
+                    Signal::Always,
+                    0,
+                ),
             };
             posted.unwrap();
             end.qp.ring();
@@ -301,7 +455,11 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
             }
         }
     });
-    assert_eq!(torn.into_inner(), 0, "messages whose end was seen before the rest, of {rounds}");
+    assert_eq!(
+        torn.into_inner(),
+        0,
+        "messages whose end was seen before the rest, of {rounds}"
+    );
     fabric::remove_dir(&dir);
 }
 
@@ -311,19 +469,36 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
     let rounds = 12 * u64::from(scale());
     let mut quarantined = 0;
     for round in 0..rounds {
-        let Target { mut child, _output, end, dir, .. } = start(&format!("running{round}"), true);
+        let Target {
+            mut child,
+            _output,
+            end,
+            dir,
+            ..
+        } = start(&format!("running{round}"), true);
         let mut first = [0];
         while first[0] != FOREIGN {
             end.mr.read(0, &mut first).unwrap();
         }
-        let End { qp, send_cq, recv_cq, srq, mr, pd, device } = end;
+        let End {
+            qp,
+            send_cq,
+            recv_cq,
+            srq,
+            mr,
+            pd,
+            device,
+        } = end;
         drop(mr);
         quarantined += device.info().quarantined;
         let next = pd.alloc(BYTES, Access::LOCAL_WRITE).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         let mut bytes = vec![FOREIGN; BYTES];
         next.read(0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|&b| b == 0), "round {round}: a region that was never shared was written");
+        assert!(
+            bytes.iter().all(|&b| b == 0),
+            "round {round}: a region that was never shared was written"
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         drop((qp, send_cq, recv_cq, srq, next, pd, device));

@@ -1,7 +1,14 @@
-//! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of using them. That waits for a bounded
-//! time. Then nothing is reused that the peer could still write when it resumes.
+//! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of
+//! using them. That waits for a bounded time. Then nothing is reused that the peer could still
+//! write when it resumes.
 #![cfg(target_arch = "x86_64")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -41,9 +48,22 @@ fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) ->
     instructions
 }
 
-/// Makes a requester that has stopped at instruction `point` of the doorbell. Returns it, and whether it is inside the doorbell.
-fn stopped_at(dir: &Path, target: &mut End, name: u32, region: (u64, u32), point: usize) -> (Stepped, bool) {
-    let mut stepped = Stepped::start(Stepped::helper(dir, Kind::Write), target, name, Kind::Write, region);
+/// Makes a requester that has stopped at instruction `point` of the doorbell. Returns it, and
+/// whether it is inside the doorbell.
+fn stopped_at(
+    dir: &Path,
+    target: &mut End,
+    name: u32,
+    region: (u64, u32),
+    point: usize,
+) -> (Stepped, bool) {
+    let mut stepped = Stepped::start(
+        Stepped::helper(dir, Kind::Write),
+        target,
+        name,
+        Kind::Write,
+        region,
+    );
     stepped.go(1);
     let inside = stepped.step(point);
     (stepped, inside)
@@ -64,7 +84,9 @@ fn region_of(mr: &Mr) -> (u64, u32) {
 }
 
 fn alloc(end: &End) -> Mr {
-    end.pd.alloc(WRITE, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap()
+    end.pd
+        .alloc(WRITE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .unwrap()
 }
 
 #[test]
@@ -96,14 +118,24 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
         if inside {
             stepped.finish();
         }
-        assert_eq!(written(&bytes(&next)), 0, "stopped at instruction {point}: a region that was never shared was written");
+        assert_eq!(
+            written(&bytes(&next)),
+            0,
+            "stopped at instruction {point}: a region that was never shared was written"
+        );
         if copied > 0 && copied < WRITE {
             in_copy += 1;
-            assert_eq!(quarantined, 2, "stopped at instruction {point}, in the copy: the region and the queue pair's place");
+            assert_eq!(
+                quarantined, 2,
+                "stopped at instruction {point}, in the copy: the region and the queue pair's place"
+            );
         }
         stepped.kill();
     }
-    println!("{} of {instructions} instructions covered, {in_copy} in the copy, 0 bytes written after", points.taken);
+    println!(
+        "{} of {instructions} instructions covered, {in_copy} in the copy, 0 bytes written after",
+        points.taken
+    );
     assert!(in_copy > 0);
     // The quarantine lasts only while the peer is in the middle of the doorbell, so now it is over.
     let before = target.device.info().quarantined;
@@ -120,17 +152,32 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     let mut target = End::open(&dir);
     let mut buffer = vec![0u8; WRITE].into_boxed_slice();
     let at = NonNull::new(buffer.as_mut_ptr()).unwrap();
-    // SAFETY: the buffer outlives the region, which is deregistered with success before the buffer is filled; it is accessed through `at` only.
-    let register = |end: &End| unsafe { end.pd.register(at, WRITE, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap() };
+    // SAFETY: the buffer outlives the region, which is deregistered with success before the buffer
+    // is filled; it is accessed through `at` only.
+    let register = |end: &End| unsafe {
+        end.pd
+            .register(at, WRITE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .unwrap()
+    };
     // SAFETY: as above.
     let fill = |byte: u8| unsafe { at.write_bytes(byte, WRITE) };
     // SAFETY: as above.
     let look = || written(unsafe { core::slice::from_raw_parts(at.as_ptr(), WRITE) });
     let mr = register(&target);
-    // The kernel copies all of it in one instruction. The points before that instruction come first.
-    let mut stepped = Stepped::start(Stepped::helper(&dir, Kind::Write), &mut target, 0, Kind::Write, region_of(&mr));
+    // The kernel copies all of it in one instruction. The points before that instruction come
+    // first.
+    let mut stepped = Stepped::start(
+        Stepped::helper(&dir, Kind::Write),
+        &mut target,
+        0,
+        Kind::Write,
+        region_of(&mr),
+    );
     stepped.go(1);
-    let copy = (1..).take_while(|_| stepped.step(1) && look() == 0).last().unwrap();
+    let copy = (1..)
+        .take_while(|_| stepped.step(1) && look() == 0)
+        .last()
+        .unwrap();
     stepped.kill();
     target.remove(0);
     let instructions = instructions(&dir, &mut target, Kind::Write, region_of(&mr));
@@ -154,7 +201,9 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
             }
             Err(Busy(mr)) => {
                 busy += 1;
-                let Err(Busy(mr)) = mr.deregister() else { panic!("instruction {point}: it has not moved") };
+                let Err(Busy(mr)) = mr.deregister() else {
+                    panic!("instruction {point}: it has not moved")
+                };
                 if point % 2 == 0 {
                     stepped.finish();
                     late += u32::from(before == 0 && look() > 0);
@@ -168,7 +217,11 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
                 fill(0);
             }
         }
-        assert_eq!(look(), 0, "stopped at instruction {point}: memory was written after it was deregistered");
+        assert_eq!(
+            look(),
+            0,
+            "stopped at instruction {point}: memory was written after it was deregistered"
+        );
         target.remove(0);
     }
     println!(
@@ -180,8 +233,8 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     remove_dir(&dir);
 }
 
-/// The second peer's queue pair is destroyed while the first peer is stopped. The device must remember that the second is in the middle
-/// too.
+/// The second peer's queue pair is destroyed while the first peer is stopped. The device must
+/// remember that the second is in the middle too.
 #[test]
 fn of_two_stopped_writers_both_are_waited_for() {
     begin(4);
@@ -207,18 +260,26 @@ fn of_two_stopped_writers_both_are_waited_for() {
         if second_inside {
             second.finish();
         }
-        assert_eq!(written(&bytes(&next)), 0, "stopped at instruction {point}: a region that was never shared was written");
+        assert_eq!(
+            written(&bytes(&next)),
+            0,
+            "stopped at instruction {point}: a region that was never shared was written"
+        );
         both += u32::from(copied > 0 && copied < WRITE);
         first.kill();
         second.kill();
     }
-    println!("{} of {instructions} instructions covered, {both} with both in the copy", points.taken);
+    println!(
+        "{} of {instructions} instructions covered, {both} with both in the copy",
+        points.taken
+    );
     assert!(both > 0);
     drop((mr, target));
     remove_dir(&dir);
 }
 
-/// New queues get no message, and lose no receive, of those that were destroyed under a stopped requester.
+/// New queues get no message, and lose no receive, of those that were destroyed under a stopped
+/// requester.
 fn next_queues_are_their_own(kind: Kind) {
     begin(4);
     let dir = new_dir(&format!("next-{kind:?}"));
@@ -243,7 +304,11 @@ fn next_queues_are_their_own(kind: Kind) {
                 stepped.finish();
             }
             target.sweep();
-            assert_eq!(target.arrived(true), [], "instruction {point}: a datagram for another queue pair arrived");
+            assert_eq!(
+                target.arrived(true),
+                [],
+                "instruction {point}: a datagram for another queue pair arrived"
+            );
             target.remove(1);
             stepped.kill();
             continue;
@@ -257,21 +322,41 @@ fn next_queues_are_their_own(kind: Kind) {
         }
         let receives = if kind == Kind::Own { 8 } else { RECEIVES };
         for imm in 0..receives as u32 {
-            third.post(1, if kind == Kind::Own { Kind::WriteImm } else { kind }, region, imm);
+            third.post(
+                1,
+                if kind == Kind::Own {
+                    Kind::WriteImm
+                } else {
+                    kind
+                },
+                region,
+                imm,
+            );
             third.ring(1);
         }
         let mut got = vec![];
         for _ in 0..100 {
             got.extend(target.arrived(false));
         }
-        assert_eq!(got.len(), receives, "stopped at instruction {point}: the old requester took a receive of the new queue");
-        assert!(got.iter().zip(0..).all(|(a, imm)| a.is_ok && a.name == 1 && a.imm == imm));
+        assert_eq!(
+            got.len(),
+            receives,
+            "stopped at instruction {point}: the old requester took a receive of the new queue"
+        );
+        assert!(
+            got.iter()
+                .zip(0..)
+                .all(|(a, imm)| a.is_ok && a.name == 1 && a.imm == imm)
+        );
         third.reap();
         third.remove(1);
         target.renew_srq();
         stepped.kill();
     }
-    println!("{kind:?}: {} of {instructions} instructions covered, {quarantined} places quarantined, 0 receives lost", points.taken);
+    println!(
+        "{kind:?}: {} of {instructions} instructions covered, {quarantined} places quarantined, 0 receives lost",
+        points.taken
+    );
     // Datagrams wait in their sender's memory, so its receivers need not wait for it.
     assert_eq!(quarantined > 0, kind != Kind::Datagram);
     drop((target, third));

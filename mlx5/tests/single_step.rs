@@ -1,8 +1,14 @@
-//! A requester is single-stepped through a doorbell and stopped, or killed, after every instruction. At every instruction third parties
-//! that use the same shared receive queue continue. The requester's own messages arrive once or, if it was killed, at most once. No receive
-//! is lost.
+//! A requester is single-stepped through a doorbell and stopped, or killed, after every
+//! instruction. At every instruction third parties that use the same shared receive queue continue.
+//! The requester's own messages arrive once or, if it was killed, at most once. No receive is lost.
 #![cfg(target_arch = "x86_64")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -47,7 +53,10 @@ struct World {
 impl World {
     fn new(name: &str, kind: Kind) -> Self {
         let dir = new_dir(&format!("{name}-{kind:?}"));
-        Self { helper: Some(Stepped::helper(&dir, kind)), ..Self::connect(&dir, kind) }
+        Self {
+            helper: Some(Stepped::helper(&dir, kind)),
+            ..Self::connect(&dir, kind)
+        }
     }
 
     fn connect(dir: &Path, kind: Kind) -> Self {
@@ -55,7 +64,17 @@ impl World {
         let (target_qp, third_qp) = (target.add(1, Kind::Send), third.add(1, Kind::Send));
         target.connect(1, &third_qp);
         third.connect(1, &target_qp);
-        Self { dir: dir.to_owned(), helper: None, kind, target, third, sent: 0, received: 0, from_stepped: vec![], flushed: 0 }
+        Self {
+            dir: dir.to_owned(),
+            helper: None,
+            kind,
+            target,
+            third,
+            sent: 0,
+            received: 0,
+            from_stepped: vec![],
+            flushed: 0,
+        }
     }
 
     fn start(&mut self) -> Stepped {
@@ -73,7 +92,9 @@ impl World {
     fn instructions(&mut self, n: u32) -> usize {
         let mut stepped = self.start();
         let instructions = stepped.count(n);
-        self.until("the first messages", |world| world.from_stepped.len() == n as usize);
+        self.until("the first messages", |world| {
+            world.from_stepped.len() == n as usize
+        });
         self.end(stepped);
         instructions
     }
@@ -98,7 +119,10 @@ impl World {
                 0 => self.flushed += 1,
                 _ => {
                     assert!(arrival.is_ok, "an error at the third party's connection");
-                    assert_eq!(arrival.imm, self.received, "the third party's messages arrive once and in order");
+                    assert_eq!(
+                        arrival.imm, self.received,
+                        "the third party's messages arrive once and in order"
+                    );
                     self.received += 1;
                 }
             }
@@ -110,28 +134,46 @@ impl World {
         while !is_done(self) {
             self.take(true);
             self.third.reap();
-            assert!(Instant::now() < end, "{what} did not arrive: {} of {} of the third party's", self.received, self.sent);
+            assert!(
+                Instant::now() < end,
+                "{what} did not arrive: {} of {} of the third party's",
+                self.received,
+                self.sent
+            );
         }
     }
 
     /// The third party sends a message, by WRITE and SEND in turn.
     fn third_party_sends(&mut self) {
-        let kind = if self.sent % 2 == 0 { Kind::Send } else { Kind::WriteImm };
-        self.third.post(1, kind, (self.target.mr.addr(), self.target.mr.rkey()), self.sent);
+        let kind = if self.sent % 2 == 0 {
+            Kind::Send
+        } else {
+            Kind::WriteImm
+        };
+        self.third.post(
+            1,
+            kind,
+            (self.target.mr.addr(), self.target.mr.rkey()),
+            self.sent,
+        );
         self.third.ring(1);
         self.sent += 1;
     }
 
-    /// Makes the third party use more receives than there are. All its messages arrive while it only polls, or it has been stalled.
+    /// Makes the third party use more receives than there are. All its messages arrive while it
+    /// only polls, or it has been stalled.
     fn traffic(&mut self) {
         for _ in 0..RECEIVES + 3 {
             self.third_party_sends();
-            self.until("a third party's message", |world| world.received == world.sent);
+            self.until("a third party's message", |world| {
+                world.received == world.sent
+            });
         }
         self.third.reap();
     }
 
-    /// Returns the number of receives that messages cannot use, of all posted. If there are any, begins again with new ends.
+    /// Returns the number of receives that messages cannot use, of all posted. If there are any,
+    /// begins again with new ends.
     fn receives_lost(&mut self) -> usize {
         self.take(true);
         let before = self.received;
@@ -145,7 +187,11 @@ impl World {
         lost -= (self.received - before) as usize;
         if lost > 0 {
             let from_stepped = core::mem::take(&mut self.from_stepped);
-            *self = Self { from_stepped, helper: self.helper.take(), ..Self::connect(&self.dir, self.kind) };
+            *self = Self {
+                from_stepped,
+                helper: self.helper.take(),
+                ..Self::connect(&self.dir, self.kind)
+            };
         } else {
             self.third.reap();
             self.target.refill();
@@ -170,7 +216,8 @@ fn stop(kind: Kind) {
     let (mut stops, mut leaked) = (0, 0);
     for point in points.by_ref() {
         stepped.go(1);
-        // The path through the code differs a little from run to run; a step too many ends at the marker.
+        // The path through the code differs a little from run to run; a step too many ends at the
+        // marker.
         let inside = stepped.step(point);
         world.traffic();
         if inside {
@@ -178,7 +225,9 @@ fn stop(kind: Kind) {
         }
         stepped.resume();
         stops += 1;
-        world.until("the stopped one's message", |world| world.from_stepped.len() == stops);
+        world.until("the stopped one's message", |world| {
+            world.from_stepped.len() == stops
+        });
         if kind == Kind::Own {
             continue;
         }
@@ -186,7 +235,11 @@ fn stop(kind: Kind) {
         assert_eq!(leaked, 0, "stopped at instruction {point}");
     }
     let first = u32::from(kind == Kind::Datagram);
-    assert_eq!(world.from_stepped, (first..first + stops as u32).collect::<Vec<_>>(), "once each, in order");
+    assert_eq!(
+        world.from_stepped,
+        (first..first + stops as u32).collect::<Vec<_>>(),
+        "once each, in order"
+    );
     println!(
         "{kind:?}: {} of {instructions} instructions covered, {stops} stops, 0 stalls, 0 lost, 0 duplicated, {leaked} receives leaked",
         points.taken
@@ -229,7 +282,10 @@ fn kill(kind: Kind) {
         }
         world.take(true);
         leaked += world.receives_lost();
-        assert!(world.from_stepped.len() <= 1, "killed at instruction {point}: delivered twice");
+        assert!(
+            world.from_stepped.len() <= 1,
+            "killed at instruction {point}: delivered twice"
+        );
         delivered += world.from_stepped.drain(..).count();
     }
     if kind != Kind::Own {
@@ -239,7 +295,11 @@ fn kill(kind: Kind) {
         world.kill(stepped);
         world.traffic();
         world.take(true);
-        assert_eq!(world.from_stepped.len(), 1, "killed after its doorbell: what it sent arrives");
+        assert_eq!(
+            world.from_stepped.len(),
+            1,
+            "killed after its doorbell: what it sent arrives"
+        );
         world.target.remove(0);
         world.take(true);
     }
@@ -253,7 +313,8 @@ fn kill(kind: Kind) {
     world.finish();
 }
 
-/// Stops the process at an instruction of a doorbell with several messages, destroys its queue pair, and then continues or kills it.
+/// Stops the process at an instruction of a doorbell with several messages, destroys its queue
+/// pair, and then continues or kills it.
 fn destroy(kind: Kind) {
     begin(8);
     let mut world = World::new("destroy", kind);
@@ -284,7 +345,10 @@ fn destroy(kind: Kind) {
         world.kill(stepped);
         world.target.sweep();
         leaked += world.receives_lost();
-        assert!(world.from_stepped.is_sorted_by(|a, b| a < b), "delivered twice");
+        assert!(
+            world.from_stepped.is_sorted_by(|a, b| a < b),
+            "delivered twice"
+        );
         world.from_stepped.clear();
     }
     println!(
@@ -297,7 +361,8 @@ fn destroy(kind: Kind) {
     world.finish();
 }
 
-/// A reader may poll the end of a message. The end is visible after all earlier bytes, and at once if it is aligned.
+/// A reader may poll the end of a message. The end is visible after all earlier bytes, and at once
+/// if it is aligned.
 #[test]
 fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
     const LAST: usize = 8;
@@ -306,7 +371,13 @@ fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
         let dir = new_dir("length");
         let mut target = End::open(&dir);
         let region = (target.mr.addr(), target.mr.rkey());
-        let mut stepped = Stepped::start(Stepped::helper(&dir, Kind::Length), &mut target, 0, Kind::Length, region);
+        let mut stepped = Stepped::start(
+            Stepped::helper(&dir, Kind::Length),
+            &mut target,
+            0,
+            Kind::Length,
+            region,
+        );
         for imm in 0..2 * 130 {
             let (len, end) = length(imm);
             target.mr.write(0, &[0; 512]).unwrap();
@@ -317,9 +388,16 @@ fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
                 target.mr.read(0, &mut bytes).unwrap();
                 let message = &bytes[end - len..end];
                 let (others, last) = message.split_at(len.saturating_sub(LAST));
-                let [others_seen, last_seen] = [others, last].map(|bytes| bytes.iter().filter(|&&b| b != 0).count());
-                assert!(last_seen == 0 || others_seen == others.len(), "{len} bytes: {others_seen} and {last_seen}");
-                assert!(len < LAST || end % LAST != 0 || [0, LAST].contains(&last_seen), "{len} bytes: {last_seen} of the last eight");
+                let [others_seen, last_seen] =
+                    [others, last].map(|bytes| bytes.iter().filter(|&&b| b != 0).count());
+                assert!(
+                    last_seen == 0 || others_seen == others.len(),
+                    "{len} bytes: {others_seen} and {last_seen}"
+                );
+                assert!(
+                    len < LAST || end % LAST != 0 || [0, LAST].contains(&last_seen),
+                    "{len} bytes: {last_seen} of the last eight"
+                );
                 seen = others_seen + last_seen;
             }
             assert_eq!(seen, len);

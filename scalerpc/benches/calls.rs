@@ -1,8 +1,15 @@
-//! Throughput of calls: the server and its clients in one thread, on software devices of one fabric. Three cases: one call at a time;
-//! eight clients of one group with eight calls each; and the same in two groups that take turns in the shortest slices, so that the
-//! result is the work of switching and not the time of a slice. Each case first verifies that the bytes are right, and that the server
-//! switches or does not. `cargo bench -p scalerpc --bench calls`; `scalerpc_bench` measures between processes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a benchmark")]
+//! Throughput of calls: the server and its clients in one thread, on software devices of one
+//! fabric. Three cases: one call at a time; eight clients of one group with eight calls each; and
+//! the same in two groups that take turns in the shortest slices, so that the result is the work of
+//! switching and not the time of a slice. Each case first verifies that the bytes are right, and
+//! that the server switches or does not. `cargo bench -p scalerpc --bench calls`; `scalerpc_bench`
+//! measures between processes.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a benchmark"
+)]
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -43,8 +50,18 @@ struct Room {
 impl Room {
     fn new(clients: u32, depth: u32, group_size: u32, bytes: usize) -> Self {
         let fabric = FabricSpec::Local(LocalFabric::new());
-        let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
-        let config = ServerConfig { max_clients: clients, depth, group_size, slice_ns: SLICE_NS, ..ServerConfig::default() };
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric,
+            arena_bytes: 1 << 30,
+            ..SoftOptions::default()
+        });
+        let config = ServerConfig {
+            max_clients: clients,
+            depth,
+            group_size,
+            slice_ns: SLICE_NS,
+            ..ServerConfig::default()
+        };
         let mut server = RdmaServer::new(&device, &config).unwrap();
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(ECHO, |request: &[u8], reply: &mut [u8]| {
@@ -64,13 +81,27 @@ impl Room {
             client.admitted(&admission)
         };
         let clients: Vec<_> = (0..clients).map(|_| connect()).collect();
-        Self { clients, server, handlers, depth, payload: vec![0x5a; bytes], reply: vec![0; bytes] }
+        Self {
+            clients,
+            server,
+            handlers,
+            depth,
+            payload: vec![0x5a; bytes],
+            reply: vec![0; bytes],
+        }
     }
 
     /// Makes as many calls of each client as the depth, from the first call to the last reply.
     #[inline(always)]
     fn round<C: Calls>(&mut self, calls: &mut C) {
-        let Self { clients, server, handlers, depth, payload, reply } = self;
+        let Self {
+            clients,
+            server,
+            handlers,
+            depth,
+            payload,
+            reply,
+        } = self;
         let mut left = clients.len() * *depth as usize;
         let mut to_call = [*depth; CLIENTS as usize];
         for _ in 0..MOST_TURNS {
@@ -87,7 +118,11 @@ impl Room {
                 }
                 client.poll();
                 while let Some(completion) = client.poll_completion(reply) {
-                    calls.ended(number, completion.call, &reply[..completion.outcome.unwrap()]);
+                    calls.ended(
+                        number,
+                        completion.call,
+                        &reply[..completion.outcome.unwrap()],
+                    );
                     left -= 1;
                 }
             }
@@ -99,15 +134,24 @@ impl Room {
         panic!("{left} calls have not ended");
     }
 
-    /// Verifies that each call gets its own bytes, and that there are `expected` groups, which take turns if they are several.
+    /// Verifies that each call gets its own bytes, and that there are `expected` groups, which take
+    /// turns if they are several.
     fn check(&mut self, expected: usize) {
-        let mut calls = Checked { next: 0, tag: Tag::new(0, 0), unanswered: Vec::new() };
+        let mut calls = Checked {
+            next: 0,
+            tag: Tag::new(0, 0),
+            unanswered: Vec::new(),
+        };
         for _ in 0..CHECKED {
             self.round(&mut calls);
             assert!(calls.unanswered.is_empty());
         }
         let (groups, slices) = (self.server.groups(), self.server.stats().slices);
-        assert_eq!((groups, slices > CHECKED / 2), (expected, expected > 1), "{slices} slices");
+        assert_eq!(
+            (groups, slices > CHECKED / 2),
+            (expected, expected > 1),
+            "{slices} slices"
+        );
     }
 }
 
@@ -156,9 +200,15 @@ impl Calls for Checked {
     }
 
     fn ended(&mut self, client: usize, token: CallToken, reply: &[u8]) {
-        let found = self.unanswered.iter().position(|(of, call, _)| (*of, *call) == (client, token));
+        let found = self
+            .unanswered
+            .iter()
+            .position(|(of, call, _)| (*of, *call) == (client, token));
         let (.., tag) = self.unanswered.swap_remove(found.unwrap());
-        assert!(pattern::is_reply(reply, tag), "a reply of another call, or a broken one");
+        assert!(
+            pattern::is_reply(reply, tag),
+            "a reply of another call, or a broken one"
+        );
     }
 }
 
@@ -167,7 +217,9 @@ fn calls(c: &mut Criterion) {
         let name = format!("{clients} x {depth} calls, groups: {groups}");
         let calls = (clients * depth) as usize;
         let mut group = c.benchmark_group(name);
-        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+        group
+            .warm_up_time(Duration::from_millis(300))
+            .measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(calls as u64));
         for bytes in SIZES {
             let mut room = Room::new(clients, depth, CLIENTS / groups, bytes);

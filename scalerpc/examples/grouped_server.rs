@@ -1,8 +1,8 @@
 //! Answers the requests of any number of clients with the same text in upper case.
 //!
-//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in its place; both take an `ADDRESS:PORT`.
-//! With a second argument, the server ends after that many requests. `COPYRPC_DEVICE=mlx5_0` selects that device instead of the software
-//! HCA, in both.
+//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in its
+//! place; both take an `ADDRESS:PORT`. With a second argument, the server ends after that many
+//! requests. `COPYRPC_DEVICE=mlx5_0` selects that device instead of the software HCA, in both.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use scalerpc::Server;
@@ -10,7 +10,9 @@ use scalerpc::Server;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let mut server = Server::bind(args.next().as_deref().unwrap_or("127.0.0.1:7480"))?;
-    let mut to_come = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;
+    let mut to_come = args
+        .next()
+        .map_or(Ok(u64::MAX), |requests| requests.parse())?;
     println!("listening on {}", server.local_addr()?);
     let stop = server.stop_handle();
     server.serve(|request| {

@@ -1,4 +1,5 @@
-//! Two servers of the same service, and a client of both that gives each call to the one with the fewest outstanding.
+//! Two servers of the same service, and a client of both that gives each call to the one with the
+//! fewest outstanding.
 //!
 //! `cargo run --release -p scalerpc --example two_servers -- [CALLS]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -9,7 +10,9 @@ use std::thread;
 use scalerpc::{Client, DEFAULT_TYPE, Server};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let calls: u64 = std::env::args().nth(1).map_or(Ok(2_000), |calls| calls.parse())?;
+    let calls: u64 = std::env::args()
+        .nth(1)
+        .map_or(Ok(2_000), |calls| calls.parse())?;
     let (mut clients, mut servers) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let (tell, told) = std::sync::mpsc::channel();
@@ -17,7 +20,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut server = Server::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
             let address = server.local_addr().map_err(|error| error.to_string())?;
             let _ = tell.send((address, server.stop_handle()));
-            server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()).map_err(|error| error.to_string())?;
+            server
+                .serve(|request| request.iter().rev().copied().collect::<Vec<u8>>())
+                .map_err(|error| error.to_string())?;
             Ok::<_, String>(server.stats().accepted)
         }));
         let (address, stop) = told.recv()?;
@@ -32,7 +37,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         while made < calls {
             let server = usize::from(outstanding[1] < outstanding[0]);
             // All slots of this server are in use, so those of the other are too.
-            if clients[server].0.rdma().call(DEFAULT_TYPE, &made.to_le_bytes()).is_err() {
+            if clients[server]
+                .0
+                .rdma()
+                .call(DEFAULT_TYPE, &made.to_le_bytes())
+                .is_err()
+            {
                 break;
             }
             (made, outstanding[server]) = (made + 1, outstanding[server] + 1);
@@ -41,15 +51,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             client.rdma().poll();
             while let Some(completion) = client.rdma().poll_completion(&mut response) {
                 completion.outcome?;
-                assert!(u64::from_be_bytes(response) < calls, "a number that was sent, reversed");
+                assert!(
+                    u64::from_be_bytes(response) < calls,
+                    "a number that was sent, reversed"
+                );
                 (ended, *outstanding) = (ended + 1, *outstanding - 1);
             }
         }
         thread::yield_now();
     }
     clients.iter().for_each(|(_, stop)| stop.stop());
-    let answered: Result<Vec<_>, _> =
-        servers.into_iter().map(|server| server.join().map_err(|_| "a server panicked".to_owned())?).collect();
+    let answered: Result<Vec<_>, _> = servers
+        .into_iter()
+        .map(|server| server.join().map_err(|_| "a server panicked".to_owned())?)
+        .collect();
     println!("{calls} calls, answered by the servers: {:?}", answered?);
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! A server whose requests are answered by a pool of workers. The server's thread takes the requests, and gives them to the workers in
-//! turn, a batch at a time. Workers answer when they are done, in any order.
+//! A server whose requests are answered by a pool of workers. The server's thread takes the
+//! requests, and gives them to the workers in turn, a batch at a time. Workers answer when they are
+//! done, in any order.
 //!
 //! `cargo run --release -p scalerpc --example workers -- [WORKERS [CALLS]]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -16,8 +17,14 @@ const CLIENTS: usize = 4;
 
 /// Returns the sum of the squares below a number, which takes some time.
 fn work(request: &[u8]) -> Vec<u8> {
-    let number = request.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    (0..number).map(|below| below * below).sum::<u64>().to_le_bytes().to_vec()
+    let number = request
+        .first_chunk()
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    (0..number)
+        .map(|below| below * below)
+        .sum::<u64>()
+        .to_le_bytes()
+        .to_vec()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -44,14 +51,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         let client = move || -> Result<(), scalerpc::ClientError> {
             let mut client = Client::connect(address)?;
             for number in 0..calls {
-                assert_eq!(client.call(&number.to_le_bytes())?, work(&number.to_le_bytes()), "the response to {number}");
+                assert_eq!(
+                    client.call(&number.to_le_bytes())?,
+                    work(&number.to_le_bytes()),
+                    "the response to {number}"
+                );
             }
             Ok(())
         };
-        let outcomes: Vec<_> =
-            (0..CLIENTS).map(|_| thread::spawn(client)).collect::<Vec<_>>().into_iter().map(|client| client.join()).collect();
+        let outcomes: Vec<_> = (0..CLIENTS)
+            .map(|_| thread::spawn(client))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|client| client.join())
+            .collect();
         stop.stop();
-        outcomes.into_iter().all(|outcome| matches!(outcome, Ok(Ok(()))))
+        outcomes
+            .into_iter()
+            .all(|outcome| matches!(outcome, Ok(Ok(()))))
     });
 
     let (mut taken, mut next) = (vec![0; queues.len()], 0);
@@ -67,6 +84,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !clients.join().is_ok_and(|all_right| all_right) {
         return Err("a client did not get its responses".into());
     }
-    println!("{} calls of {CLIENTS} clients, answered by {} workers: {taken:?}", server.stats().accepted, queues.len());
+    println!(
+        "{} calls of {CLIENTS} clients, answered by {} workers: {taken:?}",
+        server.stats().accepted,
+        queues.len()
+    );
     Ok(())
 }

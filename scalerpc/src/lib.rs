@@ -1,8 +1,9 @@
-//! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC caches queue-pair contexts: ScaleRPC
-//! (Chen, Lu, Shu, EuroSys 2019). The server serves its clients in groups, one group per time slice. All groups share one message pool.
+//! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC
+//! caches queue-pair contexts: ScaleRPC (Chen, Lu, Shu, EuroSys 2019). The server serves its
+//! clients in groups, one group per time slice. All groups share one message pool.
 //!
-//! The crate runs on mlx5 devices through the `mlx5` crate, and without a NIC on that crate's software HCA. `COPYRPC_DEVICE=mlx5_0`
-//! selects a NIC.
+//! The crate runs on mlx5 devices through the `mlx5` crate, and without a NIC on that crate's
+//! software HCA. `COPYRPC_DEVICE=mlx5_0` selects a NIC.
 //!
 //! ```rust,no_run
 //! let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -16,7 +17,8 @@
 //! # Ok::<(), scalerpc::ClientError>(())
 //! ```
 //!
-//! A server with several kinds of requests has a handler for each type. A handler can also answer later, from any thread:
+//! A server with several kinds of requests has a handler for each type. A handler can also answer
+//! later, from any thread:
 //!
 //! ```rust
 //! # use std::sync::mpsc;
@@ -45,8 +47,8 @@
 //! # }
 //! ```
 //!
-//! [`Client::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server without a socket, for programs that have a
-//! channel and a loop of their own.
+//! [`Client::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server
+//! without a socket, for programs that have a channel and a loop of their own.
 //!
 //! | example | content |
 //! |---|---|
@@ -55,8 +57,8 @@
 //! | `workers` | handlers that answer later: a pool of workers |
 //! | `two_servers` | a client that chooses among servers |
 //!
-//! `cargo bench -p scalerpc` measures both ends in one thread. `scalerpc_bench` (package `scalerpc-bench`) measures two processes, beside
-//! other RPC methods.
+//! `cargo bench -p scalerpc` measures both ends in one thread. `scalerpc_bench` (package
+//! `scalerpc-bench`) measures two processes, beside other RPC methods.
 //!
 //! ## A tour, in the order data flows
 //!
@@ -72,28 +74,37 @@
 //! | `buffers` | the buffers of responses |
 //! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
 //!
-//! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
+//! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants
+//! that the code cites.
 //!
 //! ## Rules
 //!
-//! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address. Clients of several
-//!   servers gain if their slices end at the same times ([`RdmaServer::synchronise`]); those at one address do.
-//! - **Waiting.** A WRITE does not notify the owner of the memory it goes to, so nothing wakes a waiting end. A [`Server`] without work
-//!   and a waiting [`Client`] poll again and again, and sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls
-//!   are futures, is woken by its responses.
-//! - **Stepping.** Nothing happens outside of `poll` and `step`. Each is bounded, and uses no thread, clock or system call. After set-up
-//!   a call allocates nothing, if the owner's queue of operations keeps its capacity.
-//! - **Operations.** Of the core: a poll appends operations to a queue of the caller. The caller executes the operations of one client in
-//!   the order given, on one reliable connection, and reports the completions that an operation's documentation names.
-//! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler never runs twice for one call. It ran if a
-//!   response came, and for [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and [`CallFailure::Dropped`]. None ran, and none
-//!   will, for [`CallFailure::NotSent`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
-//!   for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server that stops leaves no call in doubt: [`Server::close`].
-//! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
-//!   clients; the design page has the threat model.
-//! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most. Longer data travel in parts, one call
-//!   each, or by `copyrpc`, whose calls are longer and which has one-sided READs and WRITEs. A client has at most `depth` calls under way.
-//!   Calls that ran out of time and were not answered count, as do calls whose ends were not taken.
+//! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more
+//!   of them at an address. Clients of several servers gain if their slices end at the same times
+//!   ([`RdmaServer::synchronise`]); those at one address do.
+//! - **Waiting.** A WRITE does not notify the owner of the memory it goes to, so nothing wakes a
+//!   waiting end. A [`Server`] without work and a waiting [`Client`] poll again and again, and
+//!   sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls are futures, is
+//!   woken by its responses.
+//! - **Stepping.** Nothing happens outside of `poll` and `step`. Each is bounded, and uses no
+//!   thread, clock or system call. After set-up a call allocates nothing, if the owner's queue of
+//!   operations keeps its capacity.
+//! - **Operations.** Of the core: a poll appends operations to a queue of the caller. The caller
+//!   executes the operations of one client in the order given, on one reliable connection, and
+//!   reports the completions that an operation's documentation names.
+//! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler
+//!   never runs twice for one call. It ran if a response came, and for
+//!   [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and
+//!   [`CallFailure::Dropped`]. None ran, and none will, for [`CallFailure::NotSent`],
+//!   [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not
+//!   known for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server that stops leaves no
+//!   call in doubt: [`Server::close`].
+//! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can
+//!   destroy or change requests of other clients; the design page has the threat model.
+//! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most.
+//!   Longer data travel in parts, one call each, or by `copyrpc`, whose calls are longer and which
+//!   has one-sided READs and WRITEs. A client has at most `depth` calls under way. Calls that ran
+//!   out of time and were not answered count, as do calls whose ends were not taken.
 
 // Compiles and runs the code of the README.
 #[cfg(doctest)]
@@ -114,13 +125,15 @@ pub use calls::{Ending, payload, service};
 pub use mlx5;
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
-    CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
-    Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge, ServerConfig, ServerStats, State,
+    CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError,
+    Grouping, Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge,
+    ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
 pub use rendezvous::{Event, Events, Peer, Secret};
 pub use service::{
-    AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle,
+    AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError,
+    ServerOptions, SharedAddress, StopHandle,
 };
 
 /// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.

@@ -1,6 +1,13 @@
-//! Clients whose calls are futures: in tokio and in an executor of the test, from many tasks, late, given up, and without a server. None
-//! of them uses a core while it waits.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! Clients whose calls are futures: in tokio and in an executor of the test, from many tasks, late,
+//! given up, and without a server. None of them uses a core while it waits.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -13,7 +20,8 @@ use std::time::{Duration, Instant};
 use scalerpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{RdmaOptions, SyncCallError};
 use scalerpc::{
-    AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, StopHandle,
+    AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, Server,
+    ServerConfig, ServerOptions, StopHandle,
 };
 use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
@@ -21,9 +29,11 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
-/// Type of requests that are kept until the test answers. Those of type 0 are answered in upper case.
+/// Type of requests that are kept until the test answers. Those of type 0 are answered in upper
+/// case.
 const KEPT: u16 = 1;
-/// Maximum polls of a client that waits: those before it sleeps, twice, and some after early wake-ups.
+/// Maximum polls of a client that waits: those before it sleeps, twice, and some after early
+/// wake-ups.
 const FEW: u64 = 2_000;
 
 /// All types can be sent to other threads.
@@ -53,16 +63,26 @@ impl Net {
     }
 
     fn device(&self) -> DeviceSpec {
-        DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
+        DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(self.0.clone()),
+            ..SoftOptions::default()
+        })
     }
 
     fn options(&self) -> ClientOptions {
         let timeout = Duration::from_secs(100);
-        ClientOptions { device: self.device(), timeout, connect_timeout: Duration::from_secs(20), ..ClientOptions::default() }
+        ClientOptions {
+            device: self.device(),
+            timeout,
+            connect_timeout: Duration::from_secs(20),
+            ..ClientOptions::default()
+        }
     }
 
     async fn client(&self, address: SocketAddr) -> AsyncClient {
-        AsyncClient::with_options(address, &self.options()).await.unwrap()
+        AsyncClient::with_options(address, &self.options())
+            .await
+            .unwrap()
     }
 }
 
@@ -79,9 +99,15 @@ fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
     let (keep, kept) = mpsc::channel();
     let (tell, told) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let options = ServerOptions { device: net.device(), config, rdma: RdmaOptions::default(), ..ServerOptions::default() };
+        let options = ServerOptions {
+            device: net.device(),
+            config,
+            rdma: RdmaOptions::default(),
+            ..ServerOptions::default()
+        };
         let mut server = Server::with_options(address, &options).unwrap();
-        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle()))
+            .unwrap();
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(0, |request: &[u8], response: &mut [u8]| {
             response[..request.len()].copy_from_slice(&request.to_ascii_uppercase());
@@ -96,7 +122,12 @@ fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
         server.serve_types(&mut handlers).unwrap();
     });
     let (address, stop) = told.recv().unwrap();
-    Running { address, stop, kept, thread }
+    Running {
+        address,
+        stop,
+        kept,
+        thread,
+    }
 }
 
 impl Running {
@@ -107,7 +138,11 @@ impl Running {
 }
 
 fn config() -> ServerConfig {
-    ServerConfig { max_clients: 16, group_size: 2, ..ServerConfig::default() }
+    ServerConfig {
+        max_clients: 16,
+        group_size: 2,
+        ..ServerConfig::default()
+    }
 }
 
 #[test]
@@ -127,9 +162,15 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
             calls.spawn(async move {
                 for call in 0..20 {
                     let number = task * 1_000 + call;
-                    assert_eq!(client.call_type(NEXT, number.to_le_bytes()).await.unwrap(), (number + 1).to_le_bytes());
+                    assert_eq!(
+                        client.call_type(NEXT, number.to_le_bytes()).await.unwrap(),
+                        (number + 1).to_le_bytes()
+                    );
                     let text = format!("task {task} call {call}");
-                    assert_eq!(client.call(text.as_bytes()).await.unwrap(), text.to_uppercase().as_bytes());
+                    assert_eq!(
+                        client.call(text.as_bytes()).await.unwrap(),
+                        text.to_uppercase().as_bytes()
+                    );
                 }
             });
         }
@@ -140,8 +181,9 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
     server.end();
 }
 
-/// Counts polls, not time: a client that waits, and a client that has nothing to do, do not poll their connection.
-/// The calls of a burst find their client's thread asleep, are more than it has slots, and bring messages of all sizes.
+/// Counts polls, not time: a client that waits, and a client that has nothing to do, do not poll
+/// their connection. The calls of a burst find their client's thread asleep, are more than it has
+/// slots, and bring messages of all sizes.
 #[test]
 fn bursts_of_calls_after_pauses_get_each_their_own_responses() {
     const TASKS: usize = 60;
@@ -162,9 +204,15 @@ fn bursts_of_calls_after_pauses_get_each_their_own_responses() {
                 let client = used[task % used.len()].clone();
                 calls.spawn(async move {
                     for call in 0..3 {
-                        let len = (round * 131 + task * 577 + call * 61) % (client.max_payload() + 1);
-                        let request: Vec<u8> = (0..len).map(|nth| b'a' + ((nth ^ task ^ call) % 26) as u8).collect();
-                        assert_eq!(client.call(&*request).await.unwrap(), request.to_ascii_uppercase());
+                        let len =
+                            (round * 131 + task * 577 + call * 61) % (client.max_payload() + 1);
+                        let request: Vec<u8> = (0..len)
+                            .map(|nth| b'a' + ((nth ^ task ^ call) % 26) as u8)
+                            .collect();
+                        assert_eq!(
+                            client.call(&*request).await.unwrap(),
+                            request.to_ascii_uppercase()
+                        );
                     }
                 });
             }
@@ -187,13 +235,17 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
         let mut task = Context::from_waker(Waker::noop());
         assert!(call.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
-        // The client sleeps by then. In the rest of the time it polls only once a second, to check that the server lives.
+        // The client sleeps by then. In the rest of the time it polls only once a second, to check
+        // that the server lives.
         thread::sleep(Duration::from_millis(200));
         let (before, start) = (client.polls(), Instant::now());
         thread::sleep(Duration::from_millis(1_500));
         let seconds = start.elapsed().as_secs() + 2;
         let while_waiting = client.polls() - before;
-        assert!(while_waiting <= seconds * FEW, "{while_waiting} polls in {seconds} s");
+        assert!(
+            while_waiting <= seconds * FEW,
+            "{while_waiting} polls in {seconds} s"
+        );
         kept.reply(*b"now").unwrap();
         assert_eq!(call.await.unwrap(), b"now");
         // An idle client is woken by the end of a slice at most.
@@ -209,7 +261,14 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
 #[test]
 fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_waiting() {
     let net = Net::new();
-    let server = start(&net, &any_port(), ServerConfig { depth: 2, ..config() });
+    let server = start(
+        &net,
+        &any_port(),
+        ServerConfig {
+            depth: 2,
+            ..config()
+        },
+    );
     block_on(async {
         let client = net.client(server.address).await;
         let mut task = Context::from_waker(Waker::noop());
@@ -221,7 +280,9 @@ fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_wa
         assert!(holder.as_mut().poll(&mut task).is_pending());
         let held = server.kept.recv().unwrap();
         // No slot is left, and then one for all these calls.
-        let mut calls: Vec<_> = (0..50_u8).map(|nth| Box::pin(client.call([b'a' + nth % 26]))).collect();
+        let mut calls: Vec<_> = (0..50_u8)
+            .map(|nth| Box::pin(client.call([b'a' + nth % 26])))
+            .collect();
         for call in &mut calls {
             assert!(call.as_mut().poll(&mut task).is_pending());
         }
@@ -239,33 +300,73 @@ fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_wa
 #[test]
 fn a_call_ends_at_its_time_with_a_slot_and_without() {
     let net = Net::new();
-    let server = start(&net, &any_port(), ServerConfig { depth: 1, ..config() });
+    let server = start(
+        &net,
+        &any_port(),
+        ServerConfig {
+            depth: 1,
+            ..config()
+        },
+    );
     block_on(async {
         let client = net.client(server.address).await;
-        let late = |error| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut)));
+        let late = |error| {
+            matches!(
+                error,
+                ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))
+            )
+        };
         let mut task = Context::from_waker(Waker::noop());
         let mut first = pin!(client.call_type(KEPT, b"kept"));
         assert!(first.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
-        let refused = client.call_within(b"no slot", Duration::from_millis(30)).await.unwrap_err();
-        assert!(matches!(refused, ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))), "{refused}");
+        let refused = client
+            .call_within(b"no slot", Duration::from_millis(30))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))
+            ),
+            "{refused}"
+        );
         kept.reply(*b"done").unwrap();
         assert_eq!(first.await.unwrap(), b"done");
 
         // The call has the slot, and the server has the request.
-        let hasty = ClientOptions { timeout: Duration::from_secs(1), ..net.options() };
-        let hasty = AsyncClient::with_options(server.address, &hasty).await.unwrap();
-        assert!(late(hasty.call_type(KEPT, b"too late").await.unwrap_err()), "with a slot");
+        let hasty = ClientOptions {
+            timeout: Duration::from_secs(1),
+            ..net.options()
+        };
+        let hasty = AsyncClient::with_options(server.address, &hasty)
+            .await
+            .unwrap();
+        assert!(
+            late(hasty.call_type(KEPT, b"too late").await.unwrap_err()),
+            "with a slot"
+        );
         server.kept.recv().unwrap().reply(*b"unheard").unwrap();
-        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "the late response gives the slot back");
+        assert_eq!(
+            hasty.call_within(b"next", WATCHDOG).await.unwrap(),
+            b"NEXT",
+            "the late response gives the slot back"
+        );
 
         let mut call = pin!(client.call_type(KEPT, b"kept too"));
         assert!(call.as_mut().poll(&mut task).is_pending());
         drop(server.kept.recv().unwrap());
-        assert!(matches!(call.await, Err(ClientError::Call(SyncCallError::Failure(CallFailure::Dropped)))));
+        assert!(matches!(
+            call.await,
+            Err(ClientError::Call(SyncCallError::Failure(
+                CallFailure::Dropped
+            )))
+        ));
         assert!(matches!(
             client.call(vec![0; client.max_payload() + 1]).await,
-            Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::PayloadTooLarge { .. })))
+            Err(ClientError::Call(SyncCallError::Call(
+                scalerpc::CallError::PayloadTooLarge { .. }
+            )))
         ));
         assert_eq!(client.call(b"on").await.unwrap(), b"ON");
     });
@@ -277,7 +378,10 @@ async fn hold_both_slots(client: &AsyncClient) {
     let mut held = 0;
     while held < 2 {
         let late = client.call_type(KEPT, b"kept").await.unwrap_err();
-        held += usize::from(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))));
+        held += usize::from(matches!(
+            late,
+            ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))
+        ));
     }
 }
 
@@ -285,22 +389,47 @@ async fn hold_both_slots(client: &AsyncClient) {
 #[test]
 fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_for_its_whole_time() {
     let net = Net::new();
-    let server = start(&net, &any_port(), ServerConfig { depth: 2, ..config() });
+    let server = start(
+        &net,
+        &any_port(),
+        ServerConfig {
+            depth: 2,
+            ..config()
+        },
+    );
     block_on(async {
         let client = net.client(server.address).await;
         let short = Duration::from_millis(50);
-        let hasty = AsyncClient::with_options(server.address, &ClientOptions { timeout: short, ..net.options() }).await.unwrap();
+        let hasty = AsyncClient::with_options(
+            server.address,
+            &ClientOptions {
+                timeout: short,
+                ..net.options()
+            },
+        )
+        .await
+        .unwrap();
         hold_both_slots(&hasty).await;
         let mut task = Context::from_waker(Waker::noop());
         let mut patient = pin!(hasty.call_within(b"patient", WATCHDOG));
         assert!(patient.as_mut().poll(&mut task).is_pending());
         let stuck = hasty.call(b"no slot").await.unwrap_err();
-        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
+        assert!(
+            matches!(stuck, ClientError::NoCredit { given_up: 2 }),
+            "{stuck}"
+        );
         assert_eq!(patient.await.unwrap(), b"PATIENT");
         hold_both_slots(&hasty).await;
         let stuck = hasty.call(b"no slot").await.unwrap_err();
-        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
-        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "without another call that waits for its whole time");
+        assert!(
+            matches!(stuck, ClientError::NoCredit { given_up: 2 }),
+            "{stuck}"
+        );
+        assert_eq!(
+            hasty.call_within(b"next", WATCHDOG).await.unwrap(),
+            b"NEXT",
+            "without another call that waits for its whole time"
+        );
         assert_eq!(client.call(b"beside").await.unwrap(), b"BESIDE");
         drop(server.kept.try_iter().collect::<Vec<_>>());
     });
@@ -326,8 +455,14 @@ fn a_server_that_returns_is_connected_to_again_and_one_that_does_not_is_told() {
         server.end();
         for _ in 0..2 {
             let began = Instant::now();
-            client.call_within(b"three", Duration::from_millis(300)).await.unwrap_err();
-            assert!(began.elapsed() < Duration::from_secs(15), "it ends at its own time, not at that of connections");
+            client
+                .call_within(b"three", Duration::from_millis(300))
+                .await
+                .unwrap_err();
+            assert!(
+                began.elapsed() < Duration::from_secs(15),
+                "it ends at its own time, not at that of connections"
+            );
         }
     });
 }

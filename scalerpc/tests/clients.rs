@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 use scalerpc::mlx5::{AsyncEvent, Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
-use scalerpc::{CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ServerConfig, State};
+use scalerpc::{
+    CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer,
+    ServerConfig, State,
+};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -26,38 +29,69 @@ const FAILS: u16 = 2;
 const QUOTA: u64 = 300;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Returns a configuration of two groups of four for eight clients, so that slices end all the time.
+/// Returns a configuration of two groups of four for eight clients, so that slices end all the
+/// time.
 fn config() -> ServerConfig {
-    let base = ServerConfig { max_clients: 8, depth: 4, slot_bytes: SLOT_BYTES, ..ServerConfig::default() };
-    ServerConfig { group_size: 4, slice_ns: 20_000, ..base }
+    let base = ServerConfig {
+        max_clients: 8,
+        depth: 4,
+        slot_bytes: SLOT_BYTES,
+        ..ServerConfig::default()
+    };
+    ServerConfig {
+        group_size: 4,
+        slice_ns: 20_000,
+        ..base
+    }
 }
 
 /// Runs until each caller has made `quota` calls, each of which got its response.
 fn run(server: &mut RdmaServer, handlers: &mut Handlers, callers: &mut [Caller], quota: u64) {
     let start = Instant::now();
-    while callers.iter().any(|caller| caller.made() < quota || caller.outstanding() > 0) {
-        assert!(start.elapsed() < WATCHDOG, "{} under way, {:?}", server.under_way(), server.stats());
+    while callers
+        .iter()
+        .any(|caller| caller.made() < quota || caller.outstanding() > 0)
+    {
+        assert!(
+            start.elapsed() < WATCHDOG,
+            "{} under way, {:?}",
+            server.under_way(),
+            server.stats()
+        );
         for caller in &mut *callers {
             caller.step(quota);
         }
         server.step(handlers, 16);
     }
-    callers.iter().for_each(|caller| assert_eq!(caller.failures, []));
+    callers
+        .iter()
+        .for_each(|caller| assert_eq!(caller.failures, []));
 }
 
 /// Has eight clients make all their calls, each of which gets its response.
 fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec<Caller>) {
     let mut server = RdmaServer::new(device, config).unwrap();
     let (mut handlers, books) = handlers(&server);
-    let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(device, &mut server), name)).collect();
+    let mut callers: Vec<_> = (0..8)
+        .map(|name| Caller::new(connect(device, &mut server), name))
+        .collect();
     assert_eq!(server.groups(), 8 / config.group_size as usize);
     run(&mut server, &mut handlers, &mut callers, QUOTA);
-    callers.iter().for_each(|caller| books.borrow_mut().close(caller.name, QUOTA));
+    callers
+        .iter()
+        .for_each(|caller| books.borrow_mut().close(caller.name, QUOTA));
     let stats = server.stats();
     assert_eq!((stats.accepted, stats.garbage), (8 * QUOTA, 0));
     assert!(stats.slices > 3, "{stats:?}");
-    let direct: u64 = callers.iter().map(|caller| caller.client.stats().direct).sum();
-    assert!(direct > 100, "requests are written in PROCESS: {direct} of {}", 8 * QUOTA);
+    let direct: u64 = callers
+        .iter()
+        .map(|caller| caller.client.stats().direct)
+        .sum();
+    assert!(
+        direct > 100,
+        "requests are written in PROCESS: {direct} of {}",
+        8 * QUOTA
+    );
     (server, callers)
 }
 
@@ -69,11 +103,22 @@ fn a_client_does_not_sleep_on_a_call_that_no_poll_has_sent() {
     let (mut handlers, _) = handlers(&server);
     let offered = server.offer().unwrap();
     let own = Device::open(device).unwrap();
-    let client = PendingClient::on(&own, offered.record(), &RdmaOptions { sleeps: true, ..RdmaOptions::default() }).unwrap();
+    let client = PendingClient::on(
+        &own,
+        offered.record(),
+        &RdmaOptions {
+            sleeps: true,
+            ..RdmaOptions::default()
+        },
+    )
+    .unwrap();
     let admission = server.admit(offered, &client.record()).unwrap();
     let mut client = client.admitted(&admission);
     client.poll();
-    assert!(!client.wait(Some(Duration::from_millis(1))), "there is nothing to do");
+    assert!(
+        !client.wait(Some(Duration::from_millis(1))),
+        "there is nothing to do"
+    );
     client.call(WORK, &request(0, 0)).unwrap();
     assert!(client.wait(None), "the time ran out");
     let start = Instant::now();
@@ -91,20 +136,35 @@ fn eight_clients_of_two_groups_get_every_response_written() {
 
 #[test]
 fn groups_of_one_client_take_turns() {
-    eight_clients(&DeviceSpec::default(), &ServerConfig { group_size: 1, ..config() });
+    eight_clients(
+        &DeviceSpec::default(),
+        &ServerConfig {
+            group_size: 1,
+            ..config()
+        },
+    );
 }
 
-/// Buffers are gathered late, and results arrive late: a buffer that is reused too early would send wrong bytes, and the check names it.
-/// A staging slot is reused when its response arrived, which may be before the completion of the request's WRITE (S21). No other buffer
-/// is.
+/// Buffers are gathered late, and results arrive late: a buffer that is reused too early would send
+/// wrong bytes, and the check names it. A staging slot is reused when its response arrived, which
+/// may be before the completion of the request's WRITE (S21). No other buffer is.
 #[test]
 fn no_buffer_is_reused_while_the_device_may_still_read_it() {
-    let options = SoftOptions { timing: Timing::Delay { ns: 3_000 }, strict: true, ..SoftOptions::default() };
+    let options = SoftOptions {
+        timing: Timing::Delay { ns: 3_000 },
+        strict: true,
+        ..SoftOptions::default()
+    };
     let (server, callers) = eight_clients(&DeviceSpec::Soft(options), &config());
     assert_eq!(server.device().soft().unwrap().take_violations(), []);
     for caller in &callers {
         let violations = caller.client.device().soft().unwrap().take_violations();
-        assert!(violations.iter().all(|violation| violation.rule == Rule::SourceChanged), "{violations:?}");
+        assert!(
+            violations
+                .iter()
+                .all(|violation| violation.rule == Rule::SourceChanged),
+            "{violations:?}"
+        );
     }
 }
 
@@ -120,52 +180,88 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     };
     let max = client.max_payload();
     for number in 0..10 {
-        let len = client.call_sync(WORK, &request(1, number), &mut bytes, &mut serve).unwrap();
+        let len = client
+            .call_sync(WORK, &request(1, number), &mut bytes, &mut serve)
+            .unwrap();
         assert_eq!(bytes[..len], response(1, number));
         // These failures do not block the next call.
         let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
-        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
+        assert_eq!(
+            failure,
+            Err(SyncCallError::Failure(CallFailure::UnknownType))
+        );
         let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
         assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::Refused)));
         let refused = client.call_sync(WORK, &vec![0; max + 1], &mut bytes, &mut serve);
-        assert_eq!(refused, Err(SyncCallError::Call(CallError::PayloadTooLarge { len: max + 1, max })));
+        assert_eq!(
+            refused,
+            Err(SyncCallError::Call(CallError::PayloadTooLarge {
+                len: max + 1,
+                max
+            }))
+        );
     }
 }
 
-/// S25: operations that ask for no completion hold buffers, and entries of the completion queue. They leave enough of both, however few
-/// there are, for clients that come after them: none waits for the probe of another one.
+/// S25: operations that ask for no completion hold buffers, and entries of the completion queue.
+/// They leave enough of both, however few there are, for clients that come after them: none waits
+/// for the probe of another one.
 #[test]
 fn few_buffers_and_few_completions_stop_nobody() {
     let clock = Clock::Manual(Arc::default());
-    let device = DeviceSpec::Soft(SoftOptions { clock, ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock,
+        ..SoftOptions::default()
+    });
     for (buffers, cq_size) in [(1, 4096), (2, 4096), (8, 4096), (8, 8), (448, 8)] {
         let config = config();
-        let config = ServerConfig { response_buffers: buffers, grouping: Grouping::Off, ..config };
-        let options = RdmaOptions { cq_size, ..RdmaOptions::default() };
-        let mut server = RdmaServer::on(&Device::open(&device).unwrap(), &config, &options).unwrap();
+        let config = ServerConfig {
+            response_buffers: buffers,
+            grouping: Grouping::Off,
+            ..config
+        };
+        let options = RdmaOptions {
+            cq_size,
+            ..RdmaOptions::default()
+        };
+        let mut server =
+            RdmaServer::on(&Device::open(&device).unwrap(), &config, &options).unwrap();
         let (mut handlers, _books) = handlers(&server);
-        let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+        let mut callers: Vec<_> = (0..8)
+            .map(|name| Caller::new(connect(&device, &mut server), name))
+            .collect();
         run(&mut server, &mut handlers, &mut callers, QUOTA);
     }
 }
 
-/// S25, S20: the last responses to a client that calls no more have no completion, and a client that vanishes then is noticed all the same.
+/// S25, S20: the last responses to a client that calls no more have no completion, and a client
+/// that vanishes then is noticed all the same.
 #[test]
 fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
     const STEP_NS: u64 = 1_000_000;
     let now_ns = Arc::new(AtomicU64::new(0));
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::clone(&now_ns)),
+        ..SoftOptions::default()
+    });
     let mut server = RdmaServer::new(&device, &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let mut callers = [Caller::new(connect(&device, &mut server), 1)];
     run(&mut server, &mut handlers, &mut callers, 5);
-    assert!(server.under_way() > 0, "the responses asked for no completion");
+    assert!(
+        server.under_way() > 0,
+        "the responses asked for no completion"
+    );
     for _ in 0..3_000 {
         now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
         server.step(&mut handlers, 16);
         callers[0].poll();
     }
-    assert_eq!((server.under_way(), server.clients()), (0, 1), "a probe completes them");
+    assert_eq!(
+        (server.under_way(), server.clients()),
+        (0, 1),
+        "a probe completes them"
+    );
     run(&mut server, &mut handlers, &mut callers, 10);
     assert!(server.under_way() > 0);
     drop(callers);
@@ -176,10 +272,14 @@ fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
     assert_eq!((server.under_way(), server.clients()), (0, 0));
 }
 
-/// S25: a server that ends learns when its last responses have arrived, without a probe, and before its time for that is over.
+/// S25: a server that ends learns when its last responses have arrived, without a probe, and before
+/// its time for that is over.
 #[test]
 fn everything_completes_once_a_server_settles() {
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::default()), ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::default()),
+        ..SoftOptions::default()
+    });
     let mut server = RdmaServer::new(&device, &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let mut callers = [Caller::new(connect(&device, &mut server), 1)];
@@ -197,14 +297,18 @@ fn everything_completes_once_a_server_settles() {
     }
 }
 
-/// The server does nothing until all calls have ended by their deadline. Those of the first round were announced, later ones were written
-/// into the pool. Their responses arrive afterwards and end no call, but each gives its slot back.
+/// The server does nothing until all calls have ended by their deadline. Those of the first round
+/// were announced, later ones were written into the pool. Their responses arrive afterwards and end
+/// no call, but each gives its slot back.
 #[test]
 fn late_responses_end_no_call_and_give_the_slots_back() {
     const STEP_NS: u64 = 10_000;
     const TIMEOUT_NS: u64 = 100 * STEP_NS;
     let now_ns = Arc::new(AtomicU64::new(0));
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::clone(&now_ns)),
+        ..SoftOptions::default()
+    });
     let config = config();
     let mut server = RdmaServer::new(&device, &config).unwrap();
     let (mut handlers, books) = handlers(&server);
@@ -212,36 +316,60 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
     caller.client.set_timeout_ns(TIMEOUT_NS);
     let depth = config.depth as usize;
     for round in 1..=5 {
-        assert_eq!(caller.step(u64::MAX), depth, "calls are made, and none has ended");
+        assert_eq!(
+            caller.step(u64::MAX),
+            depth,
+            "calls are made, and none has ended"
+        );
         assert_eq!(matches!(caller.state(), State::Process { .. }), round > 1);
         now_ns.fetch_add(TIMEOUT_NS, Ordering::Relaxed);
         assert_eq!(caller.poll(), depth);
-        assert_eq!((caller.failures.len(), caller.call()), (round * depth, false), "no slot is free before the late responses");
+        assert_eq!(
+            (caller.failures.len(), caller.call()),
+            (round * depth, false),
+            "no slot is free before the late responses"
+        );
         while caller.client.free_slots() < depth {
             server.step(&mut handlers, 16);
             assert_eq!(caller.poll(), 0, "a late response ends no call");
-            assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS, "the responses do not come");
+            assert!(
+                now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < 100 * TIMEOUT_NS,
+                "the responses do not come"
+            );
         }
     }
-    assert!(caller.failures.iter().all(|failure| *failure == CallFailure::TimedOut), "{:?}", caller.failures);
+    assert!(
+        caller
+            .failures
+            .iter()
+            .all(|failure| *failure == CallFailure::TimedOut),
+        "{:?}",
+        caller.failures
+    );
     // All requests ran, though late.
     books.borrow_mut().close(1, 5 * u64::from(config.depth));
 }
 
-/// The server is absent for longer than the timeout of calls. The first call was announced; the others wait in the client's slots and are
-/// never offered. All slots work when the server is back, and again after the next absence.
+/// The server is absent for longer than the timeout of calls. The first call was announced; the
+/// others wait in the client's slots and are never offered. All slots work when the server is back,
+/// and again after the next absence.
 #[test]
 fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
     const STEP_NS: u64 = 10_000;
     let now_ns = Arc::new(AtomicU64::new(0));
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::clone(&now_ns)),
+        ..SoftOptions::default()
+    });
     let config = config();
     let depth = config.depth as usize;
     let mut server = RdmaServer::new(&device, &config).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let mut caller = Caller::new(connect(&device, &mut server), 1);
     // With two groups, the caller leaves PROCESS when it has no calls.
-    let mut others: Vec<_> = (2..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+    let mut others: Vec<_> = (2..8)
+        .map(|name| Caller::new(connect(&device, &mut server), name))
+        .collect();
     for round in 0..10 {
         let failed = caller.failures.len();
         assert!(caller.call());
@@ -259,32 +387,55 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
         // Each slot is used many times.
         let end = caller.made() + 20 * depth as u64;
         let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
-        while caller.made() < end || caller.client.free_slots() < depth || caller.state() != State::Idle {
-            assert!(now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns, "round {round}: the responses do not come");
+        while caller.made() < end
+            || caller.client.free_slots() < depth
+            || caller.state() != State::Idle
+        {
+            assert!(
+                now_ns.fetch_add(STEP_NS, Ordering::Relaxed) < limit_ns,
+                "round {round}: the responses do not come"
+            );
             caller.step(end);
             for other in &mut others {
                 other.step(u64::MAX);
             }
             server.step(&mut handlers, 16);
         }
-        assert_eq!((caller.failures.len(), server.stats().garbage), (failed + depth, 0), "round {round}");
+        assert_eq!(
+            (caller.failures.len(), server.stats().garbage),
+            (failed + depth, 0),
+            "round {round}"
+        );
     }
 }
 
-/// S26: clients that wait for each call are polled in their calls only. There are more of them than zones, and they pause for longer than
-/// a client that is awake may take to release its zone.
+/// S26: clients that wait for each call are polled in their calls only. There are more of them than
+/// zones, and they pause for longer than a client that is awake may take to release its zone.
 #[test]
 fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
     const STEP_NS: u64 = 1_000;
     const CLIENTS: u64 = 9;
     let now_ns = Arc::new(AtomicU64::new(0));
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 100_000, ..config() };
-    let config = ServerConfig { max_clients: CLIENTS as u32, ..config };
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::clone(&now_ns)),
+        ..SoftOptions::default()
+    });
+    let config = ServerConfig {
+        group_size: 2,
+        spare_zones: 0,
+        drain_ns: 100_000,
+        ..config()
+    };
+    let config = ServerConfig {
+        max_clients: CLIENTS as u32,
+        ..config
+    };
     assert!(CLIENTS as usize > 2 * config.layout().unwrap().zones);
     let mut server = RdmaServer::new(&device, &config).unwrap();
     let (mut handlers, books) = handlers(&server);
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&device, &mut server)).collect();
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| connect(&device, &mut server))
+        .collect();
     let mut serve = |server: &mut RdmaServer| {
         now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
         server.step(&mut handlers, 16);
@@ -295,8 +446,16 @@ fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
             client.set_timeout_ns(config.drain_ns);
             // The second call finds the client with its zone.
             for number in [2 * round, 2 * round + 1] {
-                let len = client.call_sync(WORK, &request(name, number), &mut bytes, || serve(&mut server)).unwrap();
-                assert_eq!(bytes[..len], response(name, number), "round {round}, client {name}");
+                let len = client
+                    .call_sync(WORK, &request(name, number), &mut bytes, || {
+                        serve(&mut server)
+                    })
+                    .unwrap();
+                assert_eq!(
+                    bytes[..len],
+                    response(name, number),
+                    "round {round}, client {name}"
+                );
             }
             assert_eq!(client.state(), State::Resting);
         }
@@ -327,7 +486,10 @@ fn a_client_whose_server_is_gone_is_disconnected() {
         caller.poll();
     }
     caller.poll();
-    assert_eq!((caller.outstanding(), &caller.failures[..]), (0, &[CallFailure::Closed(CloseReason::Disconnected)][..]));
+    assert_eq!(
+        (caller.outstanding(), &caller.failures[..]),
+        (0, &[CallFailure::Closed(CloseReason::Disconnected)][..])
+    );
 }
 
 /// No completion tells of it. One device has both clients: each is given every event.
@@ -346,26 +508,47 @@ fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() 
     };
     let mut callers = [join(), join()];
     drop(join());
-    assert_eq!((server.heed(AsyncEvent::QpFatal { qpn: qpns[2] }), server.clients()), (false, 2));
-    assert!(!server.heed(AsyncEvent::CqError { cqn: u32::MAX }) && server.heed(AsyncEvent::DeviceFatal));
+    assert_eq!(
+        (
+            server.heed(AsyncEvent::QpFatal { qpn: qpns[2] }),
+            server.clients()
+        ),
+        (false, 2)
+    );
+    assert!(
+        !server.heed(AsyncEvent::CqError { cqn: u32::MAX }) && server.heed(AsyncEvent::DeviceFatal)
+    );
     callers[0].call();
     assert!(!callers[0].client.heed(AsyncEvent::PortActive { port: 1 }));
     assert!(
-        !callers[0].client.heed(AsyncEvent::QpFatal { qpn: u32::MAX }) && !callers[0].client.heed(AsyncEvent::CqError { cqn: u32::MAX })
+        !callers[0]
+            .client
+            .heed(AsyncEvent::QpFatal { qpn: u32::MAX })
+            && !callers[0]
+                .client
+                .heed(AsyncEvent::CqError { cqn: u32::MAX })
     );
     run(&mut server, &mut handlers, &mut callers[..1], 1);
     assert!(callers.iter_mut().all(Caller::call));
     device.soft().unwrap().break_down();
     let mut events = Vec::new();
     while let Some(event) = device.take_async_event() {
-        callers.iter_mut().for_each(|caller| assert!(caller.client.heed(event)));
+        callers
+            .iter_mut()
+            .for_each(|caller| assert!(caller.client.heed(event)));
         events.push(event);
     }
     assert_eq!(events, [AsyncEvent::DeviceFatal]);
     let reason = CloseReason::Device;
     // The first client has a zone. The call of the second one was never announced.
-    for (caller, failure) in callers.iter_mut().zip([CallFailure::Closed(reason), CallFailure::NotSent]) {
+    for (caller, failure) in callers
+        .iter_mut()
+        .zip([CallFailure::Closed(reason), CallFailure::NotSent])
+    {
         caller.poll();
-        assert_eq!((caller.state(), caller.outstanding(), &caller.failures[..]), (State::Closed(reason), 0, &[failure][..]));
+        assert_eq!(
+            (caller.state(), caller.outstanding(), &caller.failures[..]),
+            (State::Closed(reason), 0, &[failure][..])
+        );
     }
 }

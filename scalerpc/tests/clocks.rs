@@ -1,5 +1,9 @@
-//! Slices of several servers that end at the same times. Each server has a clock of its own, which the test advances.
-#![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
+//! Slices of several servers that end at the same times. Each server has a clock of its own, which
+//! the test advances.
+#![allow(
+    clippy::unwrap_used,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
 
 mod support;
 
@@ -28,16 +32,37 @@ struct Synchronised {
 
 impl Synchronised {
     fn new(offset_ns: i64) -> Self {
-        let clock = Arc::new(AtomicU64::new(123_456_789_u64.checked_add_signed(-offset_ns).unwrap()));
-        let spec = (FabricSpec::Local(LocalFabric::new()), Clock::Manual(Arc::clone(&clock)));
-        let device = DeviceSpec::Soft(SoftOptions { fabric: spec.0, clock: spec.1, ..SoftOptions::default() });
-        let config = ServerConfig { max_clients: 4, depth: 2, group_size: 1, slice_ns: SLICE_NS, ..ServerConfig::default() };
+        let clock = Arc::new(AtomicU64::new(
+            123_456_789_u64.checked_add_signed(-offset_ns).unwrap(),
+        ));
+        let spec = (
+            FabricSpec::Local(LocalFabric::new()),
+            Clock::Manual(Arc::clone(&clock)),
+        );
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric: spec.0,
+            clock: spec.1,
+            ..SoftOptions::default()
+        });
+        let config = ServerConfig {
+            max_clients: 4,
+            depth: 2,
+            group_size: 1,
+            slice_ns: SLICE_NS,
+            ..ServerConfig::default()
+        };
         let mut server = RdmaServer::new(&device, &config).unwrap();
         server.synchronise(Some(offset_ns));
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(ECHO, |request: &[u8], _: &mut [u8]| Ok(request.len()));
         let clients = (0..2).map(|_| connect(&device, &mut server)).collect();
-        Self { clock, offset_ns, server, handlers, clients }
+        Self {
+            clock,
+            offset_ns,
+            server,
+            handlers,
+            clients,
+        }
     }
 
     /// Makes a step. Returns the global time at which the slice ends, if one began.
@@ -51,7 +76,14 @@ impl Synchronised {
         self.server.step(&mut self.handlers, 16);
         self.clock.fetch_add(STEP_NS, Ordering::Relaxed);
         let has_begun = self.server.stats().slices > before;
-        has_begun.then(|| self.server.core().scheduler().slice_end_ns().checked_add_signed(self.offset_ns).unwrap())
+        has_begun.then(|| {
+            self.server
+                .core()
+                .scheduler()
+                .slice_end_ns()
+                .checked_add_signed(self.offset_ns)
+                .unwrap()
+        })
     }
 }
 
@@ -68,5 +100,10 @@ fn servers_with_clocks_of_their_own_end_their_slices_at_the_same_times() {
             }
         }
     }
-    assert!(slices.iter().all(|slices| *slices > STEPS * STEP_NS / SLICE_NS / 2), "{slices:?}");
+    assert!(
+        slices
+            .iter()
+            .all(|slices| *slices > STEPS * STEP_NS / SLICE_NS / 2),
+        "{slices:?}"
+    );
 }

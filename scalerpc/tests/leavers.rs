@@ -1,5 +1,5 @@
-//! Clients that leave, leave nothing behind, neither on the heap nor in the device's memory: after a first number of them has come and
-//! gone, more take no more.
+//! Clients that leave, leave nothing behind, neither on the heap nor in the device's memory: after
+//! a first number of them has come and gone, more take no more.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -34,14 +34,31 @@ impl Room {
     fn new() -> Self {
         let (fabric, now_ns) = (LocalFabric::new(), Arc::<AtomicU64>::default());
         let open = || {
-            let (fabric, clock) = (FabricSpec::Local(fabric.clone()), Clock::Manual(Arc::clone(&now_ns)));
-            Device::open(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).unwrap()
+            let (fabric, clock) = (
+                FabricSpec::Local(fabric.clone()),
+                Clock::Manual(Arc::clone(&now_ns)),
+            );
+            Device::open(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                clock,
+                ..SoftOptions::default()
+            }))
+            .unwrap()
         };
-        let config = ServerConfig { max_clients: 2 * AT_A_TIME as u32, group_size: 2, ..ServerConfig::default() };
+        let config = ServerConfig {
+            max_clients: 2 * AT_A_TIME as u32,
+            group_size: 2,
+            ..ServerConfig::default()
+        };
         let server = RdmaServer::on(&open(), &config, &RdmaOptions::default()).unwrap();
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
-        Self { device: open(), now_ns, server, handlers }
+        Self {
+            device: open(),
+            now_ns,
+            server,
+            handlers,
+        }
     }
 
     fn step(&mut self) {
@@ -49,19 +66,24 @@ impl Room {
         self.now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
     }
 
-    /// Has clients join, make calls, and leave: in the middle of a call, if they are `rude`. Returns when the server knows that they
-    /// left.
+    /// Has clients join, make calls, and leave: in the middle of a call, if they are `rude`.
+    /// Returns when the server knows that they left.
     fn visit(&mut self, rude: bool) {
         let join = |_| {
             let offered = self.server.offer().unwrap();
-            let client = PendingClient::on(&self.device, offered.record(), &RdmaOptions::default()).unwrap();
+            let client =
+                PendingClient::on(&self.device, offered.record(), &RdmaOptions::default()).unwrap();
             let admission = self.server.admit(offered, &client.record()).unwrap();
             client.admitted(&admission)
         };
         let mut clients: Vec<_> = (0..AT_A_TIME).map(join).collect();
-        clients.iter_mut().for_each(|client| client.set_timeout_ns(u64::MAX));
+        clients
+            .iter_mut()
+            .for_each(|client| client.set_timeout_ns(u64::MAX));
         for _ in 0..2 {
-            clients.iter_mut().for_each(|client| while client.call(1, &[7; 200]).is_ok() {});
+            clients
+                .iter_mut()
+                .for_each(|client| while client.call(1, &[7; 200]).is_ok() {});
             while !rude && clients.iter().any(|client| client.core().is_busy())
                 || rude && clients.iter().all(|client| client.free_slots() == 0)
             {
@@ -92,7 +114,12 @@ fn clients_that_left_leave_nothing_behind() {
     }
     assert!(room.server.stats().accepted > 0);
     // A list may have grown by an entry or two; a byte for each client would be more.
-    let [_, first, .., last] = held[..] else { panic!("{held:?}") };
+    let [_, first, .., last] = held[..] else {
+        panic!("{held:?}")
+    };
     let grown = last.less(first);
-    assert!(grown.heap < (4 * 100 * AT_A_TIME) as f64 && grown.device <= 0.0, "bytes after so many times 800 clients: {held:?}");
+    assert!(
+        grown.heap < (4 * 100 * AT_A_TIME) as f64 && grown.device <= 0.0,
+        "bytes after so many times 800 clients: {held:?}"
+    );
 }

@@ -1,5 +1,9 @@
-//! After warm-up a call allocates nothing, at either end. (Forming groups anew allocates, at most once in a rotation.)
-#![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
+//! After warm-up a call allocates nothing, at either end. (Forming groups anew allocates, at most
+//! once in a rotation.)
+#![allow(
+    clippy::unwrap_used,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
 
 #[path = "../../mlx5/tests/support/counting.rs"]
 mod counting;
@@ -11,11 +15,18 @@ use support::connect;
 
 #[test]
 fn calls_allocate_nothing() {
-    let config = ServerConfig { max_clients: 2, group_size: 2, ..ServerConfig::default() };
+    let config = ServerConfig {
+        max_clients: 2,
+        group_size: 2,
+        ..ServerConfig::default()
+    };
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config).unwrap();
     let mut handlers = Handlers::new(server.max_payload());
     handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
-    let mut clients = [connect(&DeviceSpec::default(), &mut server), connect(&DeviceSpec::default(), &mut server)];
+    let mut clients = [
+        connect(&DeviceSpec::default(), &mut server),
+        connect(&DeviceSpec::default(), &mut server),
+    ];
     let mut round = |calls: u64| {
         let (mut called, mut ended) = ([0; 2], 0);
         while ended < 2 * calls {
@@ -33,5 +44,9 @@ fn calls_allocate_nothing() {
         }
     };
     round(500);
-    assert_eq!(counting::calls_of(|| round(500)), 0, "allocations in 1,000 calls");
+    assert_eq!(
+        counting::calls_of(|| round(500)),
+        0,
+        "allocations in 1,000 calls"
+    );
 }

@@ -1,5 +1,5 @@
-//! Servers and clients that connect through an address: strangers, silence, servers that start late, leave and return, clients that
-//! vanish, handlers that answer later.
+//! Servers and clients that connect through an address: strangers, silence, servers that start
+//! late, leave and return, clients that vanish, handlers that answer later.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -20,8 +20,9 @@ use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions}
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::{
-    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Events, Handlers, HeldRequest, RdmaClient,
-    Secret, Server, ServerConfig, ServerError, ServerOptions, ServerStats, State, StopHandle,
+    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE,
+    Events, Handlers, HeldRequest, RdmaClient, Secret, Server, ServerConfig, ServerError,
+    ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::executor::block_on;
 use shm_testing::limits::any_port;
@@ -37,26 +38,47 @@ struct Running {
 }
 
 fn options(max_clients: u32) -> ServerOptions {
-    let config = ServerConfig { max_clients, group_size: 8, slot_bytes: 256, ..ServerConfig::default() };
-    ServerOptions { config, ..ServerOptions::default() }
+    let config = ServerConfig {
+        max_clients,
+        group_size: 8,
+        slot_bytes: 256,
+        ..ServerConfig::default()
+    };
+    ServerOptions {
+        config,
+        ..ServerOptions::default()
+    }
 }
 
 fn start(address: &str, options: ServerOptions) -> Running {
-    start_with(address, options, |server| server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()).unwrap())
+    start_with(address, options, |server| {
+        server
+            .serve(|request| request.iter().rev().copied().collect::<Vec<u8>>())
+            .unwrap()
+    })
 }
 
 /// Starts a server that does `serve`. It reports its number of clients and its counters in the end.
-fn start_with(address: &str, options: ServerOptions, serve: impl FnOnce(&mut Server) + Send + 'static) -> Running {
+fn start_with(
+    address: &str,
+    options: ServerOptions,
+    serve: impl FnOnce(&mut Server) + Send + 'static,
+) -> Running {
     let (tell, told) = mpsc::channel();
     let address = address.to_owned();
     let thread = thread::spawn(move || {
         let mut server = Server::with_options(address, &options).unwrap();
-        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle()))
+            .unwrap();
         serve(&mut server);
         (server.clients(), *server.stats())
     });
     let (address, stop) = told.recv_timeout(WATCHDOG).unwrap();
-    Running { address, stop, thread }
+    Running {
+        address,
+        stop,
+        thread,
+    }
 }
 
 impl Running {
@@ -77,10 +99,17 @@ fn more_clients_than_zones_pause_for_longer_than_a_client_may_drain_and_their_ne
     const CLIENTS: u8 = 12;
     let drain = Duration::from_millis(20);
     let base = options(u32::from(CLIENTS));
-    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: drain.as_nanos() as u64, ..base.config };
+    let config = ServerConfig {
+        group_size: 2,
+        spare_zones: 0,
+        drain_ns: drain.as_nanos() as u64,
+        ..base.config
+    };
     assert!(usize::from(CLIENTS) > 2 * config.layout().unwrap().zones);
     let server = start(&any_port(), ServerOptions { config, ..base });
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(server.address).unwrap()).collect();
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| Client::connect(server.address).unwrap())
+        .collect();
     for round in 0..4 {
         for (client, name) in clients.iter_mut().zip(0..) {
             assert_eq!(client.call(&[name, round, 1]).unwrap(), [1, round, name]);
@@ -88,7 +117,11 @@ fn more_clients_than_zones_pause_for_longer_than_a_client_may_drain_and_their_ne
         thread::sleep(3 * drain);
     }
     let (_, stats) = server.stop();
-    assert_eq!((stats.accepted, stats.evictions, stats.garbage), (4 * u64::from(CLIENTS), 0, 0), "{stats:?}");
+    assert_eq!(
+        (stats.accepted, stats.evictions, stats.garbage),
+        (4 * u64::from(CLIENTS), 0, 0),
+        "{stats:?}"
+    );
 }
 
 #[test]
@@ -104,8 +137,16 @@ fn many_clients_get_their_own_responses() {
         let most = client.max_payload();
         assert_eq!(client.call(&vec![name; most]).unwrap(), vec![name; most]);
         let too_long = client.call(&vec![0; most + 1]).unwrap_err();
-        assert!(too_long.to_string().contains(&format!("{}", most + 1)), "{too_long}");
-        assert!(matches!(client.call_type(7, &[1]), Err(ClientError::Call(SyncCallError::Failure(CallFailure::UnknownType)))));
+        assert!(
+            too_long.to_string().contains(&format!("{}", most + 1)),
+            "{too_long}"
+        );
+        assert!(matches!(
+            client.call_type(7, &[1]),
+            Err(ClientError::Call(SyncCallError::Failure(
+                CallFailure::UnknownType
+            )))
+        ));
     };
     thread::scope(|scope| (0..12).for_each(|name| drop(scope.spawn(move || client(name)))));
     let (_, stats) = server.stop();
@@ -121,13 +162,28 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     assert_eq!(client.join().unwrap(), [3, 2, 1]);
     server.stop();
 
-    let impatient = ClientOptions { connect_timeout: Duration::from_millis(100), ..ClientOptions::default() };
+    let impatient = ClientOptions {
+        connect_timeout: Duration::from_millis(100),
+        ..ClientOptions::default()
+    };
     let error = Client::with_options(address, &impatient).unwrap_err();
-    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
+    assert!(
+        matches!(error, ClientError::Unreachable { .. })
+            && error.to_string().contains(&address.to_string()),
+        "{error}"
+    );
     let error = Client::with_options("127.0.0.1:1", &impatient).unwrap_err();
-    assert!(error.to_string().starts_with("connecting to the server at 127.0.0.1:1: "), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("connecting to the server at 127.0.0.1:1: "),
+        "{error}"
+    );
     let error = Server::bind("no address").unwrap_err();
-    assert!(error.to_string().starts_with("listening at no address: "), "{error}");
+    assert!(
+        error.to_string().starts_with("listening at no address: "),
+        "{error}"
+    );
     let silent = TcpListener::bind(any_port()).unwrap();
     let address_of_other = silent.local_addr().unwrap();
     let error = Client::with_options(address_of_other, &impatient).unwrap_err();
@@ -141,9 +197,15 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
             let _ = stream.read_to_end(&mut Vec::new());
         }
     });
-    let patient = ClientOptions { connect_timeout: WATCHDOG, ..ClientOptions::default() };
+    let patient = ClientOptions {
+        connect_timeout: WATCHDOG,
+        ..ClientOptions::default()
+    };
     let error = Client::with_options(address_of_other, &patient).unwrap_err();
-    assert_eq!(error.to_string(), "not a scalerpc offer record, but \"HTTP/1.1\": another program is at this address");
+    assert_eq!(
+        error.to_string(),
+        "not a scalerpc offer record, but \"HTTP/1.1\": another program is at this address"
+    );
     other.join().unwrap();
 }
 
@@ -161,7 +223,9 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
         let answer = loop {
             match client.call_within(&[round, 5], Duration::from_secs(2)) {
                 Ok(answer) => break answer,
-                Err(ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_) | CallFailure::TimedOut))) => {}
+                Err(ClientError::Call(SyncCallError::Failure(
+                    CallFailure::Closed(_) | CallFailure::TimedOut,
+                ))) => {}
                 Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::Closed(_)))) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -186,8 +250,16 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
         server.serve_types(&mut handlers).unwrap();
     });
     let mut client = Client::connect(server.address).unwrap();
-    let timed_out = client.call_within(&[1], Duration::from_millis(50)).unwrap_err();
-    assert!(matches!(timed_out, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))), "{timed_out}");
+    let timed_out = client
+        .call_within(&[1], Duration::from_millis(50))
+        .unwrap_err();
+    assert!(
+        matches!(
+            timed_out,
+            ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut))
+        ),
+        "{timed_out}"
+    );
     assert_eq!(client.call_type(1, &[2]).unwrap(), [2]);
     let request = held.recv_timeout(WATCHDOG).unwrap();
     assert_eq!(request.payload(), [1]);
@@ -197,37 +269,57 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     }
     let dropped = thread::spawn(move || drop(held.recv_timeout(WATCHDOG).unwrap()));
     let failed = client.call(&[3]).unwrap_err();
-    assert!(matches!(failed, ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))), "{failed}");
+    assert!(
+        matches!(
+            failed,
+            ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))
+        ),
+        "{failed}"
+    );
     dropped.join().unwrap();
     server.stop();
 }
 
-/// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its next call finds that out before the
-/// server could see it.
+/// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its
+/// next call finds that out before the server could see it.
 #[test]
 fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
     let base = options(8);
-    let config = ServerConfig { group_size: 1, spare_zones: 0, drain_ns: 50_000_000, ..base.config };
+    let config = ServerConfig {
+        group_size: 1,
+        spare_zones: 0,
+        drain_ns: 50_000_000,
+        ..base.config
+    };
     let (tell, evicted) = mpsc::channel();
-    let server = start_with(&any_port(), ServerOptions { config, ..base }, move |server| {
-        let kept = RefCell::new(Vec::new());
-        let mut handlers = Handlers::new(server.max_payload());
-        handlers.insert_held(1, |request| kept.borrow_mut().push(request));
-        handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
-        let start = Instant::now();
-        while server.stats().evictions == 0 {
-            server.step(&mut handlers).unwrap();
-            assert!(start.elapsed() < WATCHDOG, "{:?}", server.stats());
-        }
-        tell.send(()).unwrap();
-        server.serve_types(&mut handlers).unwrap();
-    });
-    let hasty = ClientOptions { timeout: Duration::from_millis(30), ..ClientOptions::default() };
+    let server = start_with(
+        &any_port(),
+        ServerOptions { config, ..base },
+        move |server| {
+            let kept = RefCell::new(Vec::new());
+            let mut handlers = Handlers::new(server.max_payload());
+            handlers.insert_held(1, |request| kept.borrow_mut().push(request));
+            handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
+            let start = Instant::now();
+            while server.stats().evictions == 0 {
+                server.step(&mut handlers).unwrap();
+                assert!(start.elapsed() < WATCHDOG, "{:?}", server.stats());
+            }
+            tell.send(()).unwrap();
+            server.serve_types(&mut handlers).unwrap();
+        },
+    );
+    let hasty = ClientOptions {
+        timeout: Duration::from_millis(30),
+        ..ClientOptions::default()
+    };
     let mut client = Client::with_options(server.address, &hasty).unwrap();
     let mut others = [(); 3].map(|()| Client::connect(server.address).unwrap());
     client.call_type(1, b"kept").unwrap_err();
     while evicted.try_recv().is_err() {
-        others.iter_mut().for_each(|other| drop(other.call(b"in turn").unwrap()));
+        others
+            .iter_mut()
+            .for_each(|other| drop(other.call(b"in turn").unwrap()));
     }
     assert_eq!(client.call_within(b"again", WATCHDOG).unwrap(), []);
     server.stop();
@@ -237,7 +329,10 @@ fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
 #[test]
 fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
     let base = options(8);
-    let config = ServerConfig { depth: 2, ..base.config };
+    let config = ServerConfig {
+        depth: 2,
+        ..base.config
+    };
     let server = start_with(&any_port(), ServerOptions { config, ..base }, |server| {
         let kept = RefCell::new(Vec::new());
         let mut handlers = Handlers::new(server.max_payload());
@@ -246,31 +341,48 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
         server.serve_types(&mut handlers).unwrap();
         assert!(kept.borrow().len() >= 6);
     });
-    let hasty = ClientOptions { timeout: Duration::from_millis(50), ..ClientOptions::default() };
+    let hasty = ClientOptions {
+        timeout: Duration::from_millis(50),
+        ..ClientOptions::default()
+    };
     let mut client = Client::with_options(server.address, &hasty).unwrap();
     for _ in 0..3 {
         while client.rdma().given_up_calls() < 2 {
             // On a machine with much to do the server may be too late to see it.
             let late = client.call_type(1, b"kept").unwrap_err();
             let is_late = |failure| matches!(failure, CallFailure::TimedOut | CallFailure::NotSent);
-            assert!(matches!(late, ClientError::Call(SyncCallError::Failure(failure)) if is_late(failure)), "{late}");
+            assert!(
+                matches!(late, ClientError::Call(SyncCallError::Failure(failure)) if is_late(failure)),
+                "{late}"
+            );
         }
         let stuck = client.call(b"no slot").unwrap_err();
-        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
-        assert_eq!(client.call_within(b"a new connection", WATCHDOG).unwrap(), []);
+        assert!(
+            matches!(stuck, ClientError::NoCredit { given_up: 2 }),
+            "{stuck}"
+        );
+        assert_eq!(
+            client.call_within(b"a new connection", WATCHDOG).unwrap(),
+            []
+        );
     }
     server.stop();
 }
 
-/// Longer than slices, drains and the intervals of probes: the server does nothing else meanwhile. A client whose thread the system
-/// suspends for longer than a drain is evicted, and rightly so.
+/// Longer than slices, drains and the intervals of probes: the server does nothing else meanwhile.
+/// A client whose thread the system suspends for longer than a drain is evicted, and rightly so.
 #[test]
 fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection() {
     const LONG: Duration = Duration::from_millis(1_500);
     const CLIENTS: u8 = 6;
     const CALLS: u8 = 20;
     let base = options(16);
-    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 500_000_000, ..base.config };
+    let config = ServerConfig {
+        group_size: 2,
+        spare_zones: 0,
+        drain_ns: 500_000_000,
+        ..base.config
+    };
     let server = start_with(&any_port(), ServerOptions { config, ..base }, |server| {
         let handler = |request: &[u8]| {
             if request[1] == CALLS / 2 && request[0] == 0 {
@@ -282,16 +394,29 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
     });
     let (address, all) = (server.address, &Barrier::new(CLIENTS.into()));
     let client = |name: u8| {
-        let options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
+        let options = ClientOptions {
+            timeout: WATCHDOG,
+            ..ClientOptions::default()
+        };
         let mut client = Client::with_options(address, &options).unwrap();
-        let replies = (0..CALLS).map(|call| client.call(&[name, call])).collect::<Result<Vec<_>, _>>();
-        // A client that left during the long handler would count as evicted, and others wait here for one that failed.
+        let replies = (0..CALLS)
+            .map(|call| client.call(&[name, call]))
+            .collect::<Result<Vec<_>, _>>();
+        // A client that left during the long handler would count as evicted, and others wait here
+        // for one that failed.
         all.wait();
-        assert_eq!(replies.unwrap(), (0..CALLS).map(|call| [name, call]).collect::<Vec<_>>());
+        assert_eq!(
+            replies.unwrap(),
+            (0..CALLS).map(|call| [name, call]).collect::<Vec<_>>()
+        );
     };
     thread::scope(|scope| (0..CLIENTS).for_each(|name| drop(scope.spawn(move || client(name)))));
     let (_, stats) = server.stop();
-    assert_eq!((stats.accepted, stats.evictions, stats.garbage), (u64::from(CLIENTS * CALLS), 0, 0), "{stats:?}");
+    assert_eq!(
+        (stats.accepted, stats.evictions, stats.garbage),
+        (u64::from(CLIENTS * CALLS), 0, 0),
+        "{stats:?}"
+    );
 }
 
 /// No completion tells of it.
@@ -303,13 +428,28 @@ fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the
             device.soft().unwrap().break_down();
             request.to_vec()
         });
-        assert!(matches!(broken, Err(ServerError::Device(AsyncEvent::DeviceFatal))), "{broken:?}");
-        assert!(matches!(server.step(&mut Handlers::new(8)), Err(ServerError::Device(_))), "for good");
+        assert!(
+            matches!(broken, Err(ServerError::Device(AsyncEvent::DeviceFatal))),
+            "{broken:?}"
+        );
+        assert!(
+            matches!(
+                server.step(&mut Handlers::new(8)),
+                Err(ServerError::Device(_))
+            ),
+            "for good"
+        );
     });
     let address = server.address;
     let mut client = Client::connect(address).unwrap();
     let closed = client.call_within(b"x", WATCHDOG).unwrap_err();
-    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))), "{closed}");
+    assert!(
+        matches!(
+            closed,
+            ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))
+        ),
+        "{closed}"
+    );
     server.thread.join().unwrap();
     let server = start(&address.to_string(), options(4));
     assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
@@ -317,7 +457,15 @@ fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the
     // The client's own device.
     client.rdma().device().soft().unwrap().break_down();
     let closed = client.call_within(&[3, 4], WATCHDOG).unwrap_err();
-    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(CloseReason::Device)))), "{closed}");
+    assert!(
+        matches!(
+            closed,
+            ClientError::Call(SyncCallError::Failure(CallFailure::Closed(
+                CloseReason::Device
+            )))
+        ),
+        "{closed}"
+    );
     assert_eq!(client.call(&[5, 6]).unwrap(), [6, 5]);
     server.stop();
 }
@@ -337,7 +485,13 @@ fn a_client_that_waits_notices_that_its_server_is_gone() {
     });
     let mut client = Client::connect(server.address).unwrap();
     let closed = client.call_within(&[1], WATCHDOG).unwrap_err();
-    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))), "{closed}");
+    assert!(
+        matches!(
+            closed,
+            ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))
+        ),
+        "{closed}"
+    );
     server.stop();
 }
 
@@ -383,17 +537,31 @@ fn workers_answer_all_requests_of_all_groups() {
 }
 
 #[test]
-fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own() {
-    let server = start_with(&any_port(), options(4), |server| server.serve(|request| numbers::answer(&mut Sums, request)).unwrap());
-    let is_late =
-        |error: &ClientError| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::TimedOut | CallFailure::NotSent)));
+fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version_have_ends_of_their_own()
+ {
+    let server = start_with(&any_port(), options(4), |server| {
+        server
+            .serve(|request| numbers::answer(&mut Sums, request))
+            .unwrap()
+    });
+    let is_late = |error: &ClientError| {
+        matches!(
+            error,
+            ClientError::Call(SyncCallError::Failure(
+                CallFailure::TimedOut | CallFailure::NotSent
+            ))
+        )
+    };
     methods::check(Client::connect(server.address).unwrap(), is_late);
-    block_on(methods::check_async(block_on(AsyncClient::connect(server.address)).unwrap(), is_late));
+    block_on(methods::check_async(
+        block_on(AsyncClient::connect(server.address)).unwrap(),
+        is_late,
+    ));
     server.stop();
 }
 
-/// Its one client calls from within the handler, so there is a request at every step of the server: without a bound it would step
-/// forever.
+/// Its one client calls from within the handler, so there is a request at every step of the server:
+/// without a bound it would step forever.
 #[test]
 fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     // Many times the number that fits into the time that a stopped server takes.
@@ -461,7 +629,11 @@ fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
     };
     let mut server = start_with(&any_port(), options(16), serve());
     let address = server.address;
-    let patient = ClientOptions { timeout: WATCHDOG, connect_timeout: WATCHDOG, ..ClientOptions::default() };
+    let patient = ClientOptions {
+        timeout: WATCHDOG,
+        connect_timeout: WATCHDOG,
+        ..ClientOptions::default()
+    };
     let is_done = AtomicU64::new(0);
     thread::scope(|scope| {
         for name in 0..6_u32 {
@@ -470,12 +642,18 @@ fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
                 let request = |call: u32| [name.to_le_bytes(), call.to_le_bytes()].concat();
                 if name < 4 {
                     let mut client = Client::with_options(address, patient).unwrap();
-                    (0..CALLS).for_each(|call| assert_eq!(client.call(&request(call)).unwrap(), request(call)));
+                    (0..CALLS).for_each(|call| {
+                        assert_eq!(client.call(&request(call)).unwrap(), request(call))
+                    });
                 } else {
                     let client = block_on(AsyncClient::with_options(address, patient)).unwrap();
                     for first in (0..CALLS).step_by(8) {
-                        let calls: Vec<_> = (first..first + 8).map(|call| (call, client.call(request(call)))).collect();
-                        calls.into_iter().for_each(|(call, made)| assert_eq!(block_on(made).unwrap(), request(call)));
+                        let calls: Vec<_> = (first..first + 8)
+                            .map(|call| (call, client.call(request(call))))
+                            .collect();
+                        calls.into_iter().for_each(|(call, made)| {
+                            assert_eq!(block_on(made).unwrap(), request(call))
+                        });
                     }
                 }
                 is_done.fetch_add(1, Ordering::Relaxed);
@@ -493,35 +671,68 @@ fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
         }
     });
     let runs = runs.lock().unwrap();
-    assert_eq!((runs.len() as u32, runs.values().copied().max()), (6 * CALLS, Some(1)));
+    assert_eq!(
+        (runs.len() as u32, runs.values().copied().max()),
+        (6 * CALLS, Some(1))
+    );
 }
 
-/// A server that stops while a worker has a request: the other client is told at once, and the worker has `stop_timeout`.
+/// A server that stops while a worker has a request: the other client is told at once, and the
+/// worker has `stop_timeout`.
 #[test]
-fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells_the_others_at_once() {
+fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells_the_others_at_once()
+ {
     for answers in [true, false] {
         let (keep, kept) = mpsc::channel::<HeldRequest>();
-        let stop_timeout = if answers { WATCHDOG } else { Duration::from_millis(200) };
-        let server = start_with(&any_port(), ServerOptions { stop_timeout, ..options(4) }, |server| {
-            let mut handlers = Handlers::new(server.max_payload());
-            handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
-            server.serve_types(&mut handlers).unwrap();
-        });
+        let stop_timeout = if answers {
+            WATCHDOG
+        } else {
+            Duration::from_millis(200)
+        };
+        let server = start_with(
+            &any_port(),
+            ServerOptions {
+                stop_timeout,
+                ..options(4)
+            },
+            |server| {
+                let mut handlers = Handlers::new(server.max_payload());
+                handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
+                server.serve_types(&mut handlers).unwrap();
+            },
+        );
         let (address, stop) = (server.address, server.stop.clone());
         let mut other = Client::connect(address).unwrap();
-        assert!(matches!(other.call_type(9, &[]), Err(ClientError::Call(SyncCallError::Failure(CallFailure::UnknownType)))));
-        let waiting = thread::spawn(move || Client::connect(address).unwrap().call_within(b"hold", WATCHDOG));
+        assert!(matches!(
+            other.call_type(9, &[]),
+            Err(ClientError::Call(SyncCallError::Failure(
+                CallFailure::UnknownType
+            )))
+        ));
+        let waiting = thread::spawn(move || {
+            Client::connect(address)
+                .unwrap()
+                .call_within(b"hold", WATCHDOG)
+        });
         let request = kept.recv_timeout(WATCHDOG).unwrap();
         assert!(request.is_wanted());
         stop.stop();
         // Its call finds that the server goes, and no other server.
         let start = Instant::now();
-        while !matches!(other.rdma().state(), State::Closed(CloseReason::ServerStopped)) {
+        while !matches!(
+            other.rdma().state(),
+            State::Closed(CloseReason::ServerStopped)
+        ) {
             other.rdma().poll();
             assert!(start.elapsed() < WATCHDOG, "it is not told");
         }
-        let refused = other.call_within(&[1], Duration::from_millis(50)).unwrap_err();
-        assert!(refused.is_retryable() && !refused.may_have_executed(), "{refused}");
+        let refused = other
+            .call_within(&[1], Duration::from_millis(50))
+            .unwrap_err();
+        assert!(
+            refused.is_retryable() && !refused.may_have_executed(),
+            "{refused}"
+        );
         let ended = if answers {
             assert!(!server.thread.is_finished());
             request.reply(*b"held").unwrap();
@@ -534,7 +745,9 @@ fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells
         };
         match ended {
             Ok(reply) => assert!(answers && reply == b"held"),
-            Err(ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))) => assert!(!answers),
+            Err(ClientError::Call(SyncCallError::Failure(CallFailure::Dropped))) => {
+                assert!(!answers)
+            }
             Err(error) => panic!("{error}"),
         }
         server.stop();
@@ -560,8 +773,14 @@ fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
     let deadline = held.deadline().unwrap();
     assert!(deadline >= began + timeout && deadline <= Instant::now() + timeout);
     assert!(held.is_wanted(), "its client is there");
-    client.call_within(&[9], Duration::from_millis(10)).unwrap_err();
-    assert_eq!(kept.recv_timeout(WATCHDOG).unwrap().deadline(), None, "no method");
+    client
+        .call_within(&[9], Duration::from_millis(10))
+        .unwrap_err();
+    assert_eq!(
+        kept.recv_timeout(WATCHDOG).unwrap().deadline(),
+        None,
+        "no method"
+    );
     drop(client);
     let start = Instant::now();
     while held.is_wanted() {
@@ -572,7 +791,8 @@ fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
     server.stop();
 }
 
-/// The events name the client that held requests name, with the reason of its end; a client without the secret is refused by name.
+/// The events name the client that held requests name, with the reason of its end; a client without
+/// the secret is refused by name.
 #[test]
 fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     let (hear, heard) = mpsc::channel();
@@ -581,13 +801,29 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     let next = || heard.recv_timeout(WATCHDOG).unwrap();
     let secret = Some(Secret::from(*b"shared"));
     let (keep, kept) = mpsc::channel::<HeldRequest>();
-    let server = start_with(&any_port(), ServerOptions { events, secret: secret.clone(), ..options(4) }, |server| {
-        let mut handlers = Handlers::new(server.max_payload());
-        handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
-        server.serve_types(&mut handlers).unwrap();
-    });
+    let server = start_with(
+        &any_port(),
+        ServerOptions {
+            events,
+            secret: secret.clone(),
+            ..options(4)
+        },
+        |server| {
+            let mut handlers = Handlers::new(server.max_payload());
+            handlers.insert_held(DEFAULT_TYPE, move |request| keep.send(request).unwrap());
+            server.serve_types(&mut handlers).unwrap();
+        },
+    );
     let address = server.address;
-    let with = |secret: Option<Secret>| Client::with_options(address, &ClientOptions { secret, ..ClientOptions::default() });
+    let with = |secret: Option<Secret>| {
+        Client::with_options(
+            address,
+            &ClientOptions {
+                secret,
+                ..ClientOptions::default()
+            },
+        )
+    };
     let (tell, told) = mpsc::channel();
     let worker = thread::spawn(move || {
         for request in kept {
@@ -601,25 +837,43 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     };
     let mut client = with(secret.clone()).unwrap();
     let peer = call(&mut client);
-    assert_eq!((next(), call(&mut client)), (format!("{peer} has connected"), peer));
-    for (secret, refusal) in [(None, Refusal::Secret), (Some(Secret::from(*b"other")), Refusal::WrongSecret)] {
+    assert_eq!(
+        (next(), call(&mut client)),
+        (format!("{peer} has connected"), peer)
+    );
+    for (secret, refusal) in [
+        (None, Refusal::Secret),
+        (Some(Secret::from(*b"other")), Refusal::WrongSecret),
+    ] {
         let refused = with(secret).unwrap_err();
-        let ClientError::Connect(SetupError::Record(RecordError::Refused(told))) = refused else { panic!("{refused}") };
+        let ClientError::Connect(SetupError::Record(RecordError::Refused(told))) = refused else {
+            panic!("{refused}")
+        };
         assert_eq!(told, refusal);
         let heard = next();
-        assert!(heard.ends_with(&format!("was refused: {refusal}")), "{heard}");
+        assert!(
+            heard.ends_with(&format!("was refused: {refusal}")),
+            "{heard}"
+        );
     }
     drop(client);
-    assert_eq!(next(), format!("{peer} is disconnected: it is gone, or its device does not answer"));
+    assert_eq!(
+        next(),
+        format!("{peer} is disconnected: it is gone, or its device does not answer")
+    );
     let mut client = with(secret).unwrap();
     let peer = call(&mut client);
     assert_eq!(next(), format!("{peer} has connected"));
     server.stop();
-    assert_eq!(next(), format!("{peer} is disconnected: the server stopped"));
+    assert_eq!(
+        next(),
+        format!("{peer} is disconnected: the server stopped")
+    );
     worker.join().unwrap();
 }
 
-/// Three servers, each in a thread: every client belongs to one, none has all clients, and one handle ends them.
+/// Three servers, each in a thread: every client belongs to one, none has all clients, and one
+/// handle ends them.
 #[test]
 fn servers_that_share_an_address_share_the_clients() {
     const CLIENTS: u8 = 24;
@@ -643,16 +897,25 @@ fn servers_that_share_an_address_share_the_clients() {
     (0..2).for_each(|_| ready.recv_timeout(WATCHDOG).unwrap());
     let address = server.address;
     // All clients are there before the first one leaves.
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(address).unwrap()).collect();
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| Client::connect(address).unwrap())
+        .collect();
     let mut by_server = [0; 3];
     for (name, client) in (0..).zip(&mut clients) {
         let first = client.call(&[name, 7]).unwrap();
         assert_eq!(first[..2], [name, 7]);
         by_server[usize::from(first[2])] += 1;
-        assert_eq!(client.call(&[name, 7]).unwrap(), first, "by the same server");
+        assert_eq!(
+            client.call(&[name, 7]).unwrap(),
+            first,
+            "by the same server"
+        );
     }
     assert_eq!(by_server.iter().sum::<u8>(), CLIENTS);
-    assert!(by_server.iter().all(|clients| *clients < CLIENTS), "{by_server:?}");
+    assert!(
+        by_server.iter().all(|clients| *clients < CLIENTS),
+        "{by_server:?}"
+    );
     let (_, stats) = server.stop();
     let accepted: u64 = others.into_iter().map(|other| other.join().unwrap()).sum();
     assert_eq!(stats.accepted + accepted, 2 * u64::from(CLIENTS));
@@ -669,7 +932,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Strangers send nothing, garbage, or half of a record, or have another version; some accept an offer and go no further.
+/// Strangers send nothing, garbage, or half of a record, or have another version; some accept an
+/// offer and go no further.
 #[test]
 fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     let server = start(&any_port(), options(64));
@@ -696,11 +960,20 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
         strangers.push(connect(said));
         if stranger % 20 == 0 {
             assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
-            assert_eq!(Client::connect(address).unwrap().call(&[3, 4]).unwrap(), [4, 3]);
+            assert_eq!(
+                Client::connect(address).unwrap().call(&[3, 4]).unwrap(),
+                [4, 3]
+            );
         }
     }
     let refused = read_offer(&mut connect(&of_another_version)).unwrap_err();
-    assert!(matches!(refused, SetupError::Record(RecordError::Refused(Refusal::Failed))), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            SetupError::Record(RecordError::Refused(Refusal::Failed))
+        ),
+        "{refused}"
+    );
     let mut half_way = connect(&hello);
     read_offer(&mut half_way).unwrap();
     half_way.write_all(&[0xa5; Accept::BYTES]).unwrap();
@@ -710,10 +983,14 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     drop(half_way);
     drop(strangers);
     let start = Instant::now();
-    // The descriptors of both ends of the strangers are closed. The clients above have left too, which the server notices within a second
-    // or two.
+    // The descriptors of both ends of the strangers are closed. The clients above have left too,
+    // which the server notices within a second or two.
     while descriptors() > before {
-        assert!(start.elapsed() < WATCHDOG, "{} descriptors, {before} before", descriptors());
+        assert!(
+            start.elapsed() < WATCHDOG,
+            "{} descriptors, {before} before",
+            descriptors()
+        );
         assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
     }
     server.stop();
@@ -723,21 +1000,45 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
 const SHORT: Duration = Duration::from_millis(200);
 
 fn is_full(error: &ClientError) -> bool {
-    matches!(error, ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))))
+    matches!(
+        error,
+        ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full)))
+    )
 }
 
-/// Options of a server with room for one client, and its time in ns, which hardly passes: it makes no probe by itself, which takes a second
-/// (S20). Its device gives a dead peer up within a millisecond.
+/// Options of a server with room for one client, and its time in ns, which hardly passes: it makes
+/// no probe by itself, which takes a second (S20). Its device gives a dead peer up within a
+/// millisecond.
 fn timeless() -> (ServerOptions, Arc<AtomicU64>) {
     let now_ns = Arc::new(AtomicU64::new(0));
-    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
-    let connect = ConnectOptions { timeout: 1, ..ConnectOptions::default() };
-    (ServerOptions { device, rdma: RdmaOptions { connect, ..RdmaOptions::default() }, ..options(1) }, now_ns)
+    let device = DeviceSpec::Soft(SoftOptions {
+        clock: Clock::Manual(Arc::clone(&now_ns)),
+        ..SoftOptions::default()
+    });
+    let connect = ConnectOptions {
+        timeout: 1,
+        ..ConnectOptions::default()
+    };
+    (
+        ServerOptions {
+            device,
+            rdma: RdmaOptions {
+                connect,
+                ..RdmaOptions::default()
+            },
+            ..options(1)
+        },
+        now_ns,
+    )
 }
 
-/// Connects a client, which waits for the place of another one. The server's time passes slowly meanwhile.
+/// Connects a client, which waits for the place of another one. The server's time passes slowly
+/// meanwhile.
 fn find_place(address: SocketAddr, now_ns: &AtomicU64) -> Client {
-    let patient = ClientOptions { connect_timeout: WATCHDOG, ..ClientOptions::default() };
+    let patient = ClientOptions {
+        connect_timeout: WATCHDOG,
+        ..ClientOptions::default()
+    };
     let is_over = AtomicBool::new(false);
     let connected = thread::scope(|scope| {
         scope.spawn(|| {
@@ -750,7 +1051,10 @@ fn find_place(address: SocketAddr, now_ns: &AtomicU64) -> Client {
         is_over.store(true, Ordering::Relaxed);
         connected
     });
-    assert!(now_ns.load(Ordering::Relaxed) < 1_000_000_000, "only the probe of each second has found the place");
+    assert!(
+        now_ns.load(Ordering::Relaxed) < 1_000_000_000,
+        "only the probe of each second has found the place"
+    );
     connected.unwrap()
 }
 
@@ -769,33 +1073,53 @@ fn a_full_server_says_so_and_a_client_waits_until_another_one_has_left() {
     });
     told.recv_timeout(WATCHDOG).unwrap();
     let start = Instant::now();
-    let hasty = ClientOptions { connect_timeout: SHORT, ..ClientOptions::default() };
+    let hasty = ClientOptions {
+        connect_timeout: SHORT,
+        ..ClientOptions::default()
+    };
     let full = Client::with_options(address, &hasty).unwrap_err();
     assert!(is_full(&full) && start.elapsed() >= SHORT, "{full}");
     quit.send(()).unwrap();
     for call in 0..5 {
-        assert_eq!(find_place(address, &now_ns).call(&[call, 0]).unwrap(), [0, call]);
+        assert_eq!(
+            find_place(address, &now_ns).call(&[call, 0]).unwrap(),
+            [0, call]
+        );
     }
     leaver.join().unwrap();
     server.stop();
 }
 
 #[test]
-fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_one_needs_its_place() {
+fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_one_needs_its_place()
+{
     let (options, now_ns) = timeless();
     let server = start(&any_port(), options);
     let mut stream = TcpStream::connect(server.address).unwrap();
     let mut client = RdmaClient::connect_over(&DeviceSpec::default(), &mut stream).unwrap();
     drop(stream);
-    let hasty = ClientOptions { connect_timeout: SHORT, ..ClientOptions::default() };
+    let hasty = ClientOptions {
+        connect_timeout: SHORT,
+        ..ClientOptions::default()
+    };
     for call in 0..3 {
-        assert_eq!(client.call_sync(DEFAULT_TYPE, &[call], &mut [0; 8], thread::yield_now).unwrap(), 1);
+        assert_eq!(
+            client
+                .call_sync(DEFAULT_TYPE, &[call], &mut [0; 8], thread::yield_now)
+                .unwrap(),
+            1
+        );
         // An attempt that the system delays ends for another reason.
-        assert!((0..50).any(|_| is_full(&Client::with_options(server.address, &hasty).unwrap_err())));
+        assert!(
+            (0..50).any(|_| is_full(&Client::with_options(server.address, &hasty).unwrap_err()))
+        );
     }
     // Its end closes no socket.
     drop(client);
-    assert_eq!(find_place(server.address, &now_ns).call(&[1, 2]).unwrap(), [2, 1]);
+    assert_eq!(
+        find_place(server.address, &now_ns).call(&[1, 2]).unwrap(),
+        [2, 1]
+    );
     server.stop();
 }
 
@@ -812,7 +1136,12 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
             let (stop, start) = (server.stop_handle(), Instant::now());
             while server.clients() > 0 || gone.load(Ordering::Relaxed) < THREADS {
                 server.step(&mut handlers).unwrap();
-                assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.stats());
+                assert!(
+                    start.elapsed() < WATCHDOG,
+                    "{} clients, {:?}",
+                    server.clients(),
+                    server.stats()
+                );
             }
             stop.stop();
             assert!(server.stats().accepted >= 300, "{:?}", server.stats());
@@ -826,7 +1155,9 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
             let mut client = loop {
                 match Client::connect(address) {
                     Ok(client) => break client,
-                    Err(ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full)))) => {
+                    Err(ClientError::Connect(SetupError::Record(RecordError::Refused(
+                        Refusal::Full,
+                    )))) => {
                         thread::sleep(Duration::from_millis(5));
                     }
                     Err(ClientError::Connect(SetupError::Connect(_))) => {}

@@ -1,7 +1,9 @@
-//! The benchmark that `ipc`, `delegationrpc` and `flux` share, included by each: it needs criterion, which the harness does not.
+//! The benchmark that `ipc`, `delegationrpc` and `flux` share, included by each: it needs
+//! criterion, which the harness does not.
 //!
-//! One caller keeps as many calls unanswered as each depth says; each is answered before the next is made from its slot. Both ends are
-//! threads, on a core each if there are two. Requests and replies have 32 bytes, and are first verified.
+//! One caller keeps as many calls unanswered as each depth says; each is answered before the next
+//! is made from its slot. Both ends are threads, on a core each if there are two. Requests and
+//! replies have 32 bytes, and are first verified.
 
 use std::time::Duration;
 
@@ -21,15 +23,25 @@ pub(crate) fn bench_calls<A: Answerer, C: Caller>(
     caller: impl FnOnce() -> Result<C, Failure>,
 ) {
     let mut group = c.benchmark_group(name);
-    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    group
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1));
     group.throughput(Throughput::Elements(1));
-    between_threads(two_cores().unwrap(), Clock::detect(), answerer, caller, |load| {
-        for &depth in depths {
-            load.check(depth, CHECKED)?;
-            group.bench_function(BenchmarkId::new("calls", depth), |b| b.iter_custom(|calls| load.time(depth, calls).unwrap()));
-        }
-        Ok(())
-    })
+    between_threads(
+        two_cores().unwrap(),
+        Clock::detect(),
+        answerer,
+        caller,
+        |load| {
+            for &depth in depths {
+                load.check(depth, CHECKED)?;
+                group.bench_function(BenchmarkId::new("calls", depth), |b| {
+                    b.iter_custom(|calls| load.time(depth, calls).unwrap())
+                });
+            }
+            Ok(())
+        },
+    )
     .unwrap();
     group.finish();
 }

@@ -1,4 +1,5 @@
-//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations a number of times, in one thread.
+//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations a
+//! number of times, in one thread.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -14,8 +15,8 @@ pub struct Operation {
     pub bound: Option<u32>,
     /// Numbers of operations of the script's two runs, whose difference counts.
     pub counts: (u64, u64),
-    /// The part that the script collects: `all`; `all but NAME`, without the function of that name and all it calls; or `in NAME`, that
-    /// function alone.
+    /// The part that the script collects: `all`; `all but NAME`, without the function of that name
+    /// and all it calls; or `in NAME`, that function alone.
     pub collect: &'static str,
     /// Description of the operation.
     pub what: &'static str,
@@ -25,14 +26,21 @@ pub struct Operation {
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation").field("name", &self.name).field("collect", &self.collect).finish_non_exhaustive()
+        f.debug_struct("Operation")
+            .field("name", &self.name)
+            .field("collect", &self.collect)
+            .finish_non_exhaustive()
     }
 }
 
-/// Runs such a program: lists `operations`, or does one of them. Prints errors in its arguments to standard error.
+/// Runs such a program: lists `operations`, or does one of them. Prints errors in its arguments to
+/// standard error.
 pub fn main(operations: &[Operation]) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match ask(operations, &args.iter().map(String::as_str).collect::<Vec<_>>()) {
+    match ask(
+        operations,
+        &args.iter().map(String::as_str).collect::<Vec<_>>(),
+    ) {
         Ok(Answer::Text(text)) => match io::stdout().write_all(text.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -42,7 +50,9 @@ pub fn main(operations: &[Operation]) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(Unknown) => {
-            say(&format!("instructions: use --list, or one of its operations and how many, not {args:?}"));
+            say(&format!(
+                "instructions: use --list, or one of its operations and how many, not {args:?}"
+            ));
             ExitCode::FAILURE
         }
     }
@@ -60,10 +70,16 @@ struct Unknown;
 fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unknown> {
     match args {
         ["--list"] => Ok(Answer::Text(operations.iter().map(line).collect())),
-        // `cargo bench` starts every benchmark with this argument, and `cargo test --benches` without an argument.
-        [] | [.., "--bench"] => Ok(Answer::Text("instructions: counted by scripts/instructions\n".to_owned())),
+        // `cargo bench` starts every benchmark with this argument, and `cargo test --benches`
+        // without an argument.
+        [] | [.., "--bench"] => Ok(Answer::Text(
+            "instructions: counted by scripts/instructions\n".to_owned(),
+        )),
         [name, count] => {
-            let operation = operations.iter().find(|operation| operation.name == *name).ok_or(Unknown)?;
+            let operation = operations
+                .iter()
+                .find(|operation| operation.name == *name)
+                .ok_or(Unknown)?;
             Ok(Answer::Work(operation, count.parse().map_err(|_| Unknown)?))
         }
         _ => Err(Unknown),
@@ -72,7 +88,14 @@ fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unk
 
 /// Formats an operation as the script reads it.
 fn line(operation: &Operation) -> String {
-    let Operation { name, bound, counts: (first, second), collect, what, .. } = operation;
+    let Operation {
+        name,
+        bound,
+        counts: (first, second),
+        collect,
+        what,
+        ..
+    } = operation;
     let bound = bound.map_or("-".to_owned(), |bound| bound.to_string());
     format!("{name}|{bound}|{first}|{second}|{collect}|{what}\n")
 }
@@ -82,8 +105,22 @@ mod tests {
     use super::*;
 
     const OPERATIONS: &[Operation] = &[
-        Operation { name: "one", bound: Some(7), counts: (1, 2), collect: "all", what: "the first", run: |_| () },
-        Operation { name: "two", bound: None, counts: (3, 4), collect: "in f", what: "the second", run: |_| () },
+        Operation {
+            name: "one",
+            bound: Some(7),
+            counts: (1, 2),
+            collect: "all",
+            what: "the first",
+            run: |_| (),
+        },
+        Operation {
+            name: "two",
+            bound: None,
+            counts: (3, 4),
+            collect: "in f",
+            what: "the second",
+            run: |_| (),
+        },
     ];
 
     fn text(args: &[&str]) -> Option<String> {
@@ -95,7 +132,10 @@ mod tests {
 
     #[test]
     fn operations_are_listed_as_the_script_reads_them() {
-        assert_eq!(text(&["--list"]).unwrap(), "one|7|1|2|all|the first\ntwo|-|3|4|in f|the second\n");
+        assert_eq!(
+            text(&["--list"]).unwrap(),
+            "one|7|1|2|all|the first\ntwo|-|3|4|in f|the second\n"
+        );
     }
 
     #[test]
@@ -107,8 +147,16 @@ mod tests {
 
     #[test]
     fn work_is_found_by_name_and_anything_else_refused() {
-        assert!(matches!(ask(OPERATIONS, &["two", "9"]), Ok(Answer::Work(Operation { name: "two", .. }, 9))));
-        for args in [&["three", "9"][..], &["two"], &["two", "x"], &["two", "9", "9"]] {
+        assert!(matches!(
+            ask(OPERATIONS, &["two", "9"]),
+            Ok(Answer::Work(Operation { name: "two", .. }, 9))
+        ));
+        for args in [
+            &["three", "9"][..],
+            &["two"],
+            &["two", "x"],
+            &["two", "9", "9"],
+        ] {
             assert!(ask(OPERATIONS, args).is_err(), "{args:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! The memory of a program: bytes of its allocator, which counts them, and pages of memfds, as the kernel counts them, which hold the
-//! queues and registered memory of software devices.
+//! The memory of a program: bytes of its allocator, which counts them, and pages of memfds, as the
+//! kernel counts them, which hold the queues and registered memory of software devices.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-/// The system's allocator with a count of the bytes in use. A program that uses [`Held`] makes it its `#[global_allocator]`.
+/// The system's allocator with a count of the bytes in use. A program that uses [`Held`] makes it
+/// its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
 static HELD: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed on to the system's allocator unchanged; the counter is not allocated memory.
+// SAFETY: every call is passed on to the system's allocator unchanged; the counter is not allocated
+// memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
@@ -37,8 +39,8 @@ pub fn heap_bytes() -> u64 {
     HELD.load(Ordering::Relaxed)
 }
 
-/// The memfds that this process has descriptors of, by device and inode: each once, with any number of descriptors. Values are bytes of
-/// pages.
+/// The memfds that this process has descriptors of, by device and inode: each once, with any number
+/// of descriptors. Values are bytes of pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memfds(BTreeMap<(u64, u64), u64>);
 
@@ -52,7 +54,8 @@ impl Memfds {
         for entry in fs::read_dir("/proc/self/fd")? {
             let path = entry?.path();
             // The descriptor of this listing is closed by now, and has no target.
-            let is_memfd = fs::read_link(&path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
+            let is_memfd = fs::read_link(&path)
+                .is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
             if is_memfd {
                 let metadata = fs::metadata(&path)?;
                 // Blocks have 512 bytes on every file system.
@@ -78,7 +81,11 @@ impl Memfds {
     /// Returns the bytes of the memfds that are in `others` too.
     #[must_use]
     pub fn bytes_of(&self, others: &Self) -> u64 {
-        self.0.iter().filter(|(memfd, _)| others.0.contains_key(memfd)).map(|(_, bytes)| bytes).sum()
+        self.0
+            .iter()
+            .filter(|(memfd, _)| others.0.contains_key(memfd))
+            .map(|(_, bytes)| bytes)
+            .sum()
     }
 }
 
@@ -99,19 +106,28 @@ impl Held {
     pub fn now() -> io::Result<Self> {
         // The listing itself is freed before the heap is measured.
         let device = Memfds::now()?.bytes() as f64;
-        Ok(Self { heap: heap_bytes() as f64, device })
+        Ok(Self {
+            heap: heap_bytes() as f64,
+            device,
+        })
     }
 
     /// Returns the increase since `before`, for each of `count`.
     #[must_use]
     pub fn each_since(self, before: Self, count: usize) -> Self {
-        Self { heap: (self.heap - before.heap) / count as f64, device: (self.device - before.device) / count as f64 }
+        Self {
+            heap: (self.heap - before.heap) / count as f64,
+            device: (self.device - before.device) / count as f64,
+        }
     }
 
     /// Returns the difference from `other`.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
-        Self { heap: self.heap - other.heap, device: self.device - other.device }
+        Self {
+            heap: self.heap - other.heap,
+            device: self.device - other.device,
+        }
     }
 
     /// Returns the sum of both kinds.
@@ -131,15 +147,27 @@ mod tests {
     fn the_memfds_of_a_device_are_told_from_those_that_come_later() {
         let open = || {
             let fabric = FabricSpec::Local(LocalFabric::new());
-            Device::open(DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 20, ..SoftOptions::default() })).unwrap()
+            Device::open(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                arena_bytes: 1 << 20,
+                ..SoftOptions::default()
+            }))
+            .unwrap()
         };
         let before = Memfds::now().unwrap();
         let first = open();
         let of_first = Memfds::now().unwrap().since(&before);
-        let region = first.alloc_pd().unwrap().alloc(1 << 16, mlx5::Access::LOCAL_WRITE).unwrap();
+        let region = first
+            .alloc_pd()
+            .unwrap()
+            .alloc(1 << 16, mlx5::Access::LOCAL_WRITE)
+            .unwrap();
         let _second = open();
         let now = Memfds::now().unwrap();
-        assert!(now.bytes_of(&of_first) >= of_first.bytes() + region.len() as u64, "pages that came later count");
+        assert!(
+            now.bytes_of(&of_first) >= of_first.bytes() + region.len() as u64,
+            "pages that came later count"
+        );
         assert!(now.bytes_of(&of_first) < now.bytes());
     }
 }

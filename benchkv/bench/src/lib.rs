@@ -1,8 +1,11 @@
-//! Loads of calls, and their checks: the code that benchmarks of single crates share beside [`harness`]. It is not published.
+//! Loads of calls, and their checks: the code that benchmarks of single crates share beside
+//! [`harness`]. It is not published.
 //!
-//! - [`load`]: callers and answerers under load, over any transport. [`counted`]: single operations in sequence, for callgrind.
+//! - [`load`]: callers and answerers under load, over any transport. [`counted`]: single operations
+//!   in sequence, for callgrind.
 //! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed.
-//! - [`held`]: the memory of the program. `program`: the frame of programs that measure two processes.
+//! - [`held`]: the memory of the program. `program`: the frame of programs that measure two
+//!   processes.
 //!
 //! Only [`load`] starts a thread.
 

@@ -1,5 +1,6 @@
-//! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an answerer that answers all requests. One
-//! loop of each serves all measurements, so that two transports differ in nothing else.
+//! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an
+//! answerer that answers all requests. One loop of each serves all measurements, so that two
+//! transports differ in nothing else.
 
 use std::error::Error;
 use std::fmt;
@@ -19,7 +20,8 @@ pub type Payload = [u64; 4];
 const STOP: u64 = u64::MAX;
 /// Calls at depth 1 between two readings of the clock.
 pub const BLOCK_TRIPS: u64 = 64;
-/// Minimum number of calls of a block at any other depth: large enough that the blocks' median counts calls, not polls.
+/// Minimum number of calls of a block at any other depth: large enough that the blocks' median
+/// counts calls, not polls.
 pub const BLOCK_CALLS: u64 = 1024;
 
 /// The side that calls.
@@ -86,9 +88,15 @@ pub struct Wait<'a> {
 
 impl Wait<'_> {
     /// Polls again at once.
-    pub const BUSY: Self = Self { gives_way: false, failed: None };
+    pub const BUSY: Self = Self {
+        gives_way: false,
+        failed: None,
+    };
     /// Yields the core first.
-    pub const YIELD: Self = Self { gives_way: true, failed: None };
+    pub const YIELD: Self = Self {
+        gives_way: true,
+        failed: None,
+    };
 
     #[inline(always)]
     fn idle(self) -> Result<(), Failure> {
@@ -107,8 +115,8 @@ impl Wait<'_> {
 pub struct Rate {
     /// Calls per second.
     pub rate: f64,
-    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call. A moment without a core does not change
-    /// it.
+    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call. A
+    /// moment without a core does not change it.
     pub block_ns: f64,
 }
 
@@ -147,7 +155,12 @@ pub struct Load<'a, C> {
 impl<'a, C: Caller> Load<'a, C> {
     /// Makes a caller that has no call unanswered.
     pub fn new(caller: &'a mut C, clock: Clock, wait: Wait<'a>) -> Self {
-        Self { caller, clock, wait, ended: Vec::with_capacity(1024) }
+        Self {
+            caller,
+            clock,
+            wait,
+            ended: Vec::with_capacity(1024),
+        }
     }
 
     #[inline(always)]
@@ -158,7 +171,8 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Makes `count` calls with payloads that all differ. Checks that each reply is right, and belongs to an unanswered call.
+    /// Makes `count` calls with payloads that all differ. Checks that each reply is right, and
+    /// belongs to an unanswered call.
     ///
     /// # Errors
     /// The caller's error, or the number of wrong replies.
@@ -169,7 +183,12 @@ impl<'a, C: Caller> Load<'a, C> {
         let mut wrong = 0;
         while answered < count {
             for (slot, unanswered) in unanswered.iter_mut().enumerate() {
-                let request = [sent, sent.rotate_left(17), sent.wrapping_mul(0x9e37_79b9_7f4a_7c15), !sent];
+                let request = [
+                    sent,
+                    sent.rotate_left(17),
+                    sent.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                    !sent,
+                ];
                 if unanswered.is_none() && sent < count && self.caller.call(slot as u32, request)? {
                     *unanswered = Some(request);
                     sent += 1;
@@ -184,15 +203,24 @@ impl<'a, C: Caller> Load<'a, C> {
                 self.wait.idle()?;
             }
         }
-        if wrong == 0 { Ok(()) } else { Err(format!("{wrong} of {count} replies were not the right ones").into()) }
+        if wrong == 0 {
+            Ok(())
+        } else {
+            Err(format!("{wrong} of {count} replies were not the right ones").into())
+        }
     }
 
-    /// Keeps `depth` calls unanswered for `duration` after a warm-up of a quarter of it. No call is unanswered at the end.
+    /// Keeps `depth` calls unanswered for `duration` after a warm-up of a quarter of it. No call is
+    /// unanswered at the end.
     ///
     /// # Errors
     /// The caller's.
     pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
-        if depth == 1 { self.trips(duration) } else { self.stream(depth, duration) }
+        if depth == 1 {
+            self.trips(duration)
+        } else {
+            self.stream(depth, duration)
+        }
     }
 
     fn trips(&mut self, duration: Duration) -> Result<Rate, Failure> {
@@ -229,12 +257,15 @@ impl<'a, C: Caller> Load<'a, C> {
         }
         let mut unanswered = u64::from(depth);
         while unanswered > 0 {
-            unanswered = unanswered.checked_sub(self.turn(0, &mut sent)?).ok_or("more replies than calls")?;
+            unanswered = unanswered
+                .checked_sub(self.turn(0, &mut sent)?)
+                .ok_or("more replies than calls")?;
         }
         Ok(window.result())
     }
 
-    /// Returns the time of `calls` calls, of which `depth` are kept unanswered, from the first call to the last reply.
+    /// Returns the time of `calls` calls, of which `depth` are kept unanswered, from the first call
+    /// to the last reply.
     ///
     /// # Errors
     /// The caller's.
@@ -243,7 +274,9 @@ impl<'a, C: Caller> Load<'a, C> {
         let (mut sent, mut unanswered) = (0, calls);
         self.begin(depth, calls, &mut sent)?;
         while unanswered > 0 {
-            unanswered = unanswered.checked_sub(self.turn(calls, &mut sent)?).ok_or("more replies than calls")?;
+            unanswered = unanswered
+                .checked_sub(self.turn(calls, &mut sent)?)
+                .ok_or("more replies than calls")?;
         }
         Ok(Duration::from_nanos(self.clock.now_ns() - start_ns))
     }
@@ -260,7 +293,8 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Takes replies, and calls again from their slots while fewer than `limit` were `sent`. Returns the number of replies.
+    /// Takes replies, and calls again from their slots while fewer than `limit` were `sent`.
+    /// Returns the number of replies.
     #[inline(always)]
     fn turn(&mut self, limit: u64, sent: &mut u64) -> Result<u64, Failure> {
         let Self { caller, ended, .. } = self;
@@ -316,8 +350,9 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Runs the load `with` on a caller in this thread and an answerer in another one. Each end is made by its thread, the answerer first.
-/// They get one of `cores` each; with `None` they are not pinned, and yield their core while they wait.
+/// Runs the load `with` on a caller in this thread and an answerer in another one. Each end is made
+/// by its thread, the answerer first. They get one of `cores` each; with `None` they are not
+/// pinned, and yield their core while they wait.
 ///
 /// # Errors
 /// The error of the end that failed. Neither end waits for one that has failed.
@@ -329,7 +364,10 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     with: impl FnOnce(&mut Load<'_, C>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let failed = AtomicBool::new(false);
-    let wait = Wait { gives_way: cores.is_none(), failed: Some(&failed) };
+    let wait = Wait {
+        gives_way: cores.is_none(),
+        failed: Some(&failed),
+    };
     let (made, is_made) = mpsc::channel();
     let answer = || {
         let alarm = Alarm(&failed);
@@ -355,7 +393,9 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     std::thread::scope(|scope| {
         let answering = scope.spawn(answer);
         let result = call();
-        let answered = answering.join().unwrap_or_else(|_| Err("the answerer panicked".into()));
+        let answered = answering
+            .join()
+            .unwrap_or_else(|_| Err("the answerer panicked".into()));
         match answered {
             // The caller's error has the reason.
             Err(error) if result.is_ok() || !error.is::<OtherEndFailed>() => Err(error),
@@ -402,7 +442,8 @@ impl Measure {
         if block_ns >= self.start_ns {
             self.began_ns.get_or_insert(block_ns);
             self.calls += calls;
-            self.blocks.record((now_ns - block_ns) * 1000 / calls.max(1));
+            self.blocks
+                .record((now_ns - block_ns) * 1000 / calls.max(1));
         }
         now_ns >= self.end_ns && self.calls > 0
     }
@@ -411,7 +452,10 @@ impl Measure {
     #[must_use]
     pub fn result(&self) -> Rate {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
-        Rate { rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64, block_ns: self.blocks.summary().p50 as f64 / 1000.0 }
+        Rate {
+            rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64,
+            block_ns: self.blocks.summary().p50 as f64 / 1000.0,
+        }
     }
 }
 
@@ -435,13 +479,19 @@ mod tests {
         }
 
         fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
-            Ok(self.1.try_iter().map(|(slot, reply)| f(slot, reply)).count())
+            Ok(self
+                .1
+                .try_iter()
+                .map(|(slot, reply)| f(slot, reply))
+                .count())
         }
     }
 
     impl Answerer for ChannelAnswerer {
         fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
-            let Ok((slot, request)) = self.ends.0.try_recv() else { return Ok(0) };
+            let Ok((slot, request)) = self.ends.0.try_recv() else {
+                return Ok(0);
+            };
             if self.fails_at.is_some_and(|at| request[0] == at) {
                 return Err("broken answerer".into());
             }
@@ -460,10 +510,24 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {
             let ((to, requests), (replies, from)) = (mpsc::channel(), mpsc::channel());
-            let answerer = || Ok(ChannelAnswerer { ends: (requests, replies), fails_at, wrong });
-            done.send(between_threads(None, Clock::detect(), answerer, || Ok(ChannelCaller(to, from)), with))
+            let answerer = || {
+                Ok(ChannelAnswerer {
+                    ends: (requests, replies),
+                    fails_at,
+                    wrong,
+                })
+            };
+            done.send(between_threads(
+                None,
+                Clock::detect(),
+                answerer,
+                || Ok(ChannelCaller(to, from)),
+                with,
+            ))
         });
-        is_done.recv_timeout(Duration::from_secs(60)).expect("the load has ended")
+        is_done
+            .recv_timeout(Duration::from_secs(60))
+            .expect("the load has ended")
     }
 
     #[test]
@@ -486,7 +550,10 @@ mod tests {
     #[test]
     fn wrong_replies_are_counted() {
         let failure = run(None, true, |load| load.check(4, 100)).unwrap_err();
-        assert_eq!(failure.to_string(), "100 of 100 replies were not the right ones");
+        assert_eq!(
+            failure.to_string(),
+            "100 of 100 replies were not the right ones"
+        );
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! The content of requests and replies, by which a lost, late, duplicate or torn payload is noticed.
+//! The content of requests and replies, by which a lost, late, duplicate or torn payload is
+//! noticed.
 //!
-//! A request is made of its tag (endpoint and number), a reply of the tag in the request: 64-bit words that start with the tag (inverted
-//! in a reply) and grow by a constant. Requests below 8 bytes have as much of the tag as fits. Then the answering end cannot identify the
-//! request, and only the caller checks.
+//! A request is made of its tag (endpoint and number), a reply of the tag in the request: 64-bit
+//! words that start with the tag (inverted in a reply) and grow by a constant. Requests below 8
+//! bytes have as much of the tag as fits. Then the answering end cannot identify the request, and
+//! only the caller checks.
 
 /// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -35,7 +37,11 @@ impl Tag {
     /// Returns the part of the tag that a request of `len` bytes has.
     #[must_use]
     pub const fn within(self, len: usize) -> Self {
-        Self(if len < 8 { self.0 & ((1 << (8 * len)) - 1) } else { self.0 })
+        Self(if len < 8 {
+            self.0 & ((1 << (8 * len)) - 1)
+        } else {
+            self.0
+        })
     }
 
     /// Returns the tag in a request.
@@ -51,7 +57,8 @@ impl Tag {
 
 /// Returns the words to write or compare; `flip` is 0 for requests and all ones for replies.
 fn words(tag: Tag, flip: u64) -> impl Iterator<Item = [u8; 8]> {
-    std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP))).map(move |word| (word ^ flip).to_le_bytes())
+    std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP)))
+        .map(move |word| (word ^ flip).to_le_bytes())
 }
 
 fn fill(bytes: &mut [u8], tag: Tag, flip: u64) {
@@ -64,10 +71,16 @@ fn fill(bytes: &mut [u8], tag: Tag, flip: u64) {
 }
 
 fn is_filled(bytes: &[u8], tag: Tag, flip: u64) -> bool {
-    bytes.chunks(8).zip(words(tag, flip)).all(|(bytes, word)| match <&[u8; 8]>::try_from(bytes) {
-        Ok(bytes) => *bytes == word,
-        Err(_) => bytes.iter().zip(word).all(|(byte, expected)| *byte == expected),
-    })
+    bytes
+        .chunks(8)
+        .zip(words(tag, flip))
+        .all(|(bytes, word)| match <&[u8; 8]>::try_from(bytes) {
+            Ok(bytes) => *bytes == word,
+            Err(_) => bytes
+                .iter()
+                .zip(word)
+                .all(|(byte, expected)| *byte == expected),
+        })
 }
 
 /// Fills `bytes` with a request.
@@ -133,7 +146,10 @@ mod tests {
     #[test]
     fn a_tag_names_endpoint_and_number() {
         let tag = Tag::new(63, (1 << 48) - 1);
-        assert_eq!((tag.endpoint(), tag.number(), tag.within(8)), (63, (1 << 48) - 1, tag));
+        assert_eq!(
+            (tag.endpoint(), tag.number(), tag.within(8)),
+            (63, (1 << 48) - 1, tag)
+        );
         assert_eq!(tag.within(0), Tag::new(0, 0));
     }
 }

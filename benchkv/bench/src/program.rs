@@ -1,4 +1,5 @@
-//! The frame of programs that measure two processes: their start, their exit statuses, faults for tests, the output.
+//! The frame of programs that measure two processes: their start, their exit statuses, faults for
+//! tests, the output.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -47,37 +48,59 @@ impl Fault {
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// Reports an error on standard error. Returns the exit status. A closed standard error does not change it.
+    /// Reports an error on standard error. Returns the exit status. A closed standard error does
+    /// not change it.
     pub fn fail(self, code: u8, error: &dyn Display) -> ExitCode {
         say(&format!("{}: {error}", self.0));
         ExitCode::from(code)
     }
 
     /// Runs the launcher: prints the `plan`, and starts both processes with its own arguments.
-    pub fn launch(self, plan: &dyn Display, json: Option<&JsonSink>, time_limit: Duration) -> ExitCode {
+    pub fn launch(
+        self,
+        plan: &dyn Display,
+        json: Option<&JsonSink>,
+        time_limit: Duration,
+    ) -> ExitCode {
         if let Err(error) = json.map_or(Ok(()), JsonSink::check) {
             return self.fail(EXIT_OPTIONS, &format!("--json: {error}"));
         }
         say(&plan.to_string());
         let args = std::env::args_os().skip(1).collect();
-        match (Launch { ranks: RANKS, args, environment: Vec::new(), time_limit, grace: GRACE }).run() {
+        match (Launch {
+            ranks: RANKS,
+            args,
+            environment: Vec::new(),
+            time_limit,
+            grace: GRACE,
+        })
+        .run()
+        {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => self.fail(error.exit_code(), &error),
         }
     }
 
-    /// Prints the table, and writes the document where it was asked for; when that is standard output, the table makes room. Returns the exit
-    /// status: a result with a `defect` is not sound.
+    /// Prints the table, and writes the document where it was asked for; when that is standard
+    /// output, the table makes room. Returns the exit status: a result with a `defect` is not
+    /// sound.
     ///
     /// # Errors
     /// The output cannot be written.
-    pub fn show(self, result: &(impl Display + Serialize), json: Option<&JsonSink>, defect: Option<String>) -> Result<ExitCode, Failure> {
+    pub fn show(
+        self,
+        result: &(impl Display + Serialize),
+        json: Option<&JsonSink>,
+        defect: Option<String>,
+    ) -> Result<ExitCode, Failure> {
         match json {
             Some(JsonSink::Stdout) => say(&result.to_string()),
             _ => writeln!(std::io::stdout(), "{result}")?,
         }
         json.map_or(Ok(()), |sink| sink.write(result))?;
-        Ok(defect.map_or(ExitCode::SUCCESS, |defect| self.fail(EXIT_UNSOUND, &format!("the result is unsound: {defect}"))))
+        Ok(defect.map_or(ExitCode::SUCCESS, |defect| {
+            self.fail(EXIT_UNSOUND, &format!("the result is unsound: {defect}"))
+        }))
     }
 }
 
@@ -85,9 +108,18 @@ impl Program {
 ///
 /// # Errors
 /// See [`Exchange::all_gather`].
-pub fn swap(exchange: &mut dyn Exchange, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<u8>, Failure> {
+pub fn swap(
+    exchange: &mut dyn Exchange,
+    part: &[u8],
+    within: Duration,
+    give_up: &dyn Fn() -> bool,
+) -> Result<Vec<u8>, Failure> {
     let other = RANKS - 1 - exchange.rank();
     let mut parts = exchange.all_gather(part, within, give_up)?;
     // There is one part for each rank.
-    Ok(if other < parts.len() { parts.swap_remove(other) } else { Vec::new() })
+    Ok(if other < parts.len() {
+        parts.swap_remove(other)
+    } else {
+        Vec::new()
+    })
 }

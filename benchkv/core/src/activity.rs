@@ -1,4 +1,5 @@
-//! The activity of a daemon or client thread: rounds of its loop, and its connections to other ranks, in total and in each window.
+//! The activity of a daemon or client thread: rounds of its loop, and its connections to other
+//! ranks, in total and in each window.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +52,8 @@ pub struct Activity {
     pub cqes: u64,
     /// Rounds of a daemon by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [u64; 5],
-    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests times nanoseconds.
+    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests
+    /// times nanoseconds.
     pub outstanding_ns: u64,
     /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
@@ -75,7 +77,8 @@ const fn class_of(count: usize) -> usize {
 pub struct ActivityLog {
     phase: Phase,
     since_ns: u64,
-    /// Requests to other ranks that were not answered at the end of the last round, and the time up to which they are counted.
+    /// Requests to other ranks that were not answered at the end of the last round, and the time up
+    /// to which they are counted.
     outstanding: u64,
     counted_to_ns: u64,
     /// Activity since the last change of phase.
@@ -130,7 +133,8 @@ impl ActivityLog {
         self.now.loops_by_cqes[0] += rounds;
     }
 
-    /// Notes a round of a daemon. Reads the clock only if the number of its unanswered requests is another than before.
+    /// Notes a round of a daemon. Reads the clock only if the number of its unanswered requests is
+    /// another than before.
     #[inline]
     pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {
         self.note(round.moved);
@@ -156,14 +160,22 @@ impl ActivityLog {
 
     #[cold]
     fn note_peak(&mut self, now_ns: u64) {
-        let burst = Burst { at_ns: now_ns.saturating_sub(self.load_ns), outstanding: self.outstanding };
+        let burst = Burst {
+            at_ns: now_ns.saturating_sub(self.load_ns),
+            outstanding: self.outstanding,
+        };
         self.now.outstanding_peak = burst;
         self.first_burst.get_or_insert(burst);
     }
 
     /// Follows the thread into `phase`; cheap while it is the same.
     #[inline]
-    pub fn enter(&mut self, phase: Phase, now_ns: impl FnOnce() -> u64, endpoints: &mut impl Endpoints) {
+    pub fn enter(
+        &mut self,
+        phase: Phase,
+        now_ns: impl FnOnce() -> u64,
+        endpoints: &mut impl Endpoints,
+    ) {
         if phase != self.phase {
             self.turn(phase, now_ns(), endpoints);
         }
@@ -178,7 +190,10 @@ impl ActivityLog {
         ended.transport = counters.as_ref().map(|now| now.since(self.before.as_ref()));
         self.total.add(&ended);
         if let Phase::Window(run) = self.phase {
-            self.windows.get_mut(usize::from(run)).into_iter().for_each(|window| *window = ended.clone());
+            self.windows
+                .get_mut(usize::from(run))
+                .into_iter()
+                .for_each(|window| *window = ended.clone());
         }
         if self.phase == Phase::Ready {
             self.load_ns = now_ns;
@@ -191,20 +206,42 @@ impl ActivityLog {
     pub fn report(mut self, now_ns: u64, endpoints: &mut impl Endpoints) -> WorkerReport {
         self.turn(Phase::Drain, now_ns, endpoints);
         let [empty_loops, ..] = self.total.loops_by_messages;
-        let Self { total: Activity { loops, transport, .. }, windows, first_burst, .. } = self;
-        WorkerReport { loops, empty_loops, transport, windows, first_burst, policy: None, trace: None }
+        let Self {
+            total: Activity {
+                loops, transport, ..
+            },
+            windows,
+            first_burst,
+            ..
+        } = self;
+        WorkerReport {
+            loops,
+            empty_loops,
+            transport,
+            windows,
+            first_burst,
+            policy: None,
+            trace: None,
+        }
     }
 }
 
 impl Activity {
-    /// Adds the activity of another thread in the same time, or of this one in another; spans add up.
+    /// Adds the activity of another thread in the same time, or of this one in another; spans add
+    /// up.
     pub fn add(&mut self, other: &Self) {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
         self.moved += other.moved;
-        self.loops_by_messages.iter_mut().zip(other.loops_by_messages).for_each(|(sum, other)| *sum += other);
+        self.loops_by_messages
+            .iter_mut()
+            .zip(other.loops_by_messages)
+            .for_each(|(sum, other)| *sum += other);
         self.cqes += other.cqes;
-        self.loops_by_cqes.iter_mut().zip(other.loops_by_cqes).for_each(|(sum, other)| *sum += other);
+        self.loops_by_cqes
+            .iter_mut()
+            .zip(other.loops_by_cqes)
+            .for_each(|(sum, other)| *sum += other);
         self.outstanding_ns += other.outstanding_ns;
         if other.outstanding_peak.outstanding > self.outstanding_peak.outstanding {
             self.outstanding_peak = other.outstanding_peak;
@@ -232,8 +269,9 @@ pub struct ActivityRates {
     pub loops_by_cqes: [f64; 5],
     /// Length of a round of such a daemon, in nanoseconds: T_loop.
     pub loop_ns: f64,
-    /// Time from a request to another rank to its answer, as such daemons see it, in nanoseconds: T_rtt, by Little's law from the
-    /// requests not answered yet and those sent per second. 0 if clients have their own connections.
+    /// Time from a request to another rank to its answer, as such daemons see it, in nanoseconds:
+    /// T_rtt, by Little's law from the requests not answered yet and those sent per second. 0 if
+    /// clients have their own connections.
     pub rtt_ns: f64,
     /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few or no completions.
     pub rho: f64,
@@ -247,8 +285,8 @@ pub struct ActivityRates {
     pub messages_per_write: f64,
     /// Maximum number of requests that waited in one thread at a time.
     pub backlog_peak: u64,
-    /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`, `reads_per_s` and so on. A counter that no
-    /// carrier has is missing.
+    /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`,
+    /// `reads_per_s` and so on. A counter that no carrier has is missing.
     #[serde(flatten)]
     pub per_s: Figures<f64>,
 }
@@ -276,10 +314,14 @@ pub const FIGURES: &[Figure] = &[
 ];
 
 impl ActivityRates {
-    /// Makes the rates of threads observed side by side: `daemons` and `clients`, each with its activity in windows that are `seconds`
-    /// long in all.
+    /// Makes the rates of threads observed side by side: `daemons` and `clients`, each with its
+    /// activity in windows that are `seconds` long in all.
     #[must_use]
-    pub fn new<'a>(daemons: impl Iterator<Item = &'a Activity>, clients: impl Iterator<Item = &'a Activity>, seconds: f64) -> Self {
+    pub fn new<'a>(
+        daemons: impl Iterator<Item = &'a Activity>,
+        clients: impl Iterator<Item = &'a Activity>,
+        seconds: f64,
+    ) -> Self {
         let mut stepped = Activity::default();
         let mut carriers = Activity::default();
         let mut all = Activity::default();
@@ -299,7 +341,11 @@ impl ActivityRates {
         let loop_ns = carriers.span_ns as f64 / carrier_loops;
         let outstanding_mean = ratio(carriers.outstanding_ns as f64, carriers.span_ns as f64);
         // Half of the messages of daemons are requests, the other half answers.
-        let requests = carriers.transport.as_ref().map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
+        let requests = carriers
+            .transport
+            .as_ref()
+            .map_or(0, |sent| sent.counted.of("messages")) as f64
+            / 2.0;
         let rtt_ns = ratio(carriers.outstanding_ns as f64, requests);
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
@@ -307,16 +353,23 @@ impl ActivityRates {
             loops_by_messages,
             messages_per_loop: stepped.moved as f64 / loops,
             cqes_per_loop: carriers.cqes as f64 / carrier_loops,
-            loops_by_cqes: carriers.loops_by_cqes.map(|count| count as f64 / carrier_loops),
+            loops_by_cqes: carriers
+                .loops_by_cqes
+                .map(|count| count as f64 / carrier_loops),
             loop_ns,
             rtt_ns,
             rho: ratio(loop_ns, rtt_ns),
             message_ns: ratio(stepped.span_ns as f64, stepped.moved as f64),
             outstanding_mean,
             outstanding_peak: carriers.outstanding_peak,
-            messages_per_write: transport.counted.of("messages") as f64 / transport.counted.of("writes").max(1) as f64,
+            messages_per_write: transport.counted.of("messages") as f64
+                / transport.counted.of("writes").max(1) as f64,
             backlog_peak: transport.backlog_peak,
-            per_s: transport.counted.iter().map(|(name, count)| (format!("{name}_per_s"), count as f64 / seconds)).collect(),
+            per_s: transport
+                .counted
+                .iter()
+                .map(|(name, count)| (format!("{name}_per_s"), count as f64 / seconds))
+                .collect(),
         }
     }
 }
@@ -346,25 +399,60 @@ mod tests {
     #[test]
     fn a_window_holds_what_was_done_in_it_and_the_total_everything() {
         let (mut endpoints, mut log) = (Counting::default(), ActivityLog::new(2, 50));
-        let script = [(Phase::WarmUp, 100, 5), (Phase::Window(0), 200, 0), (Phase::Between, 1200, 1), (Phase::Window(1), 1300, 200)];
+        let script = [
+            (Phase::WarmUp, 100, 5),
+            (Phase::Window(0), 200, 0),
+            (Phase::Between, 1200, 1),
+            (Phase::Window(1), 1300, 200),
+        ];
         for (phase, now_ns, messages) in script {
             log.enter(phase, || now_ns, &mut endpoints);
             log.note(messages);
-            log.enter(phase, || unreachable!("the phase is the same"), &mut endpoints);
+            log.enter(
+                phase,
+                || unreachable!("the phase is the same"),
+                &mut endpoints,
+            );
             log.note(messages);
         }
         let report = log.report(3300, &mut endpoints);
         assert_eq!((report.loops, report.empty_loops), (8, 2));
         assert_eq!(
-            report.transport.as_ref().map(|all| (all.counted.of("writes"), all.counted.of("messages"), all.backlog_peak)),
+            report.transport.as_ref().map(|all| (
+                all.counted.of("writes"),
+                all.counted.of("messages"),
+                all.backlog_peak
+            )),
             Some((50, 150, 99))
         );
-        let [first, second] = &report.windows[..] else { panic!("two windows: {report:?}") };
-        assert_eq!((first.span_ns, first.loops, first.moved, first.loops_by_messages), (1000, 2, 0, [2, 0, 0, 0, 0]));
-        assert_eq!((second.span_ns, second.loops, second.moved, second.loops_by_messages), (2000, 2, 400, [0, 0, 0, 0, 2]));
+        let [first, second] = &report.windows[..] else {
+            panic!("two windows: {report:?}")
+        };
+        assert_eq!(
+            (
+                first.span_ns,
+                first.loops,
+                first.moved,
+                first.loops_by_messages
+            ),
+            (1000, 2, 0, [2, 0, 0, 0, 0])
+        );
+        assert_eq!(
+            (
+                second.span_ns,
+                second.loops,
+                second.moved,
+                second.loops_by_messages
+            ),
+            (2000, 2, 400, [0, 0, 0, 0, 2])
+        );
         let transport = second.transport.as_ref().unwrap();
         assert_eq!(
-            (transport.counted.of("writes"), transport.counted.of("messages"), transport.backlog_peak),
+            (
+                transport.counted.of("writes"),
+                transport.counted.of("messages"),
+                transport.backlog_peak
+            ),
             (10, 30, 95),
             "between two polls"
         );
@@ -374,26 +462,67 @@ mod tests {
     fn requests_under_way_are_told_with_their_peak_and_their_first_burst() {
         let (mut endpoints, mut log) = (Counting::default(), ActivityLog::new(1, 50));
         log.enter(Phase::WarmUp, || 1_000, &mut endpoints);
-        let round = |cqes, outstanding| Round { moved: 1, cqes, outstanding, is_part: false };
+        let round = |cqes, outstanding| Round {
+            moved: 1,
+            cqes,
+            outstanding,
+            is_part: false,
+        };
         log.note_round(round(0, 0), || unreachable!("nothing is seen first"));
         log.note_round(round(0, 7), || 1_300);
         log.enter(Phase::Window(0), || 2_000, &mut endpoints);
-        for (now_ns, cqes, outstanding) in [(2_100, 0, 3), (2_200, 1, 9), (2_300, 10, 9), (2_400, 11, 3), (2_500, 101, 1)] {
+        for (now_ns, cqes, outstanding) in [
+            (2_100, 0, 3),
+            (2_200, 1, 9),
+            (2_300, 10, 9),
+            (2_400, 11, 3),
+            (2_500, 101, 1),
+        ] {
             log.note_round(round(cqes, outstanding), || now_ns);
         }
         let report = log.report(3_000, &mut endpoints);
-        assert_eq!(report.first_burst, Some(Burst { at_ns: 300, outstanding: 7 }));
+        assert_eq!(
+            report.first_burst,
+            Some(Burst {
+                at_ns: 300,
+                outstanding: 7
+            })
+        );
         let window = &report.windows[0];
         // 7 until 2100, 3, 9 until 2400, 3, 1 for the last 500.
-        assert_eq!((window.cqes, window.loops_by_cqes, window.outstanding_ns), (123, [1, 1, 1, 1, 1], 3_600));
-        assert_eq!(window.outstanding_peak, Burst { at_ns: 1_200, outstanding: 9 }, "when it was reached first");
+        assert_eq!(
+            (window.cqes, window.loops_by_cqes, window.outstanding_ns),
+            (123, [1, 1, 1, 1, 1], 3_600)
+        );
+        assert_eq!(
+            window.outstanding_peak,
+            Burst {
+                at_ns: 1_200,
+                outstanding: 9
+            },
+            "when it was reached first"
+        );
         // A daemon without connections has no transport.
-        let idle = Activity { span_ns: 1_000, loops: 95, ..Activity::default() };
+        let idle = Activity {
+            span_ns: 1_000,
+            loops: 95,
+            ..Activity::default()
+        };
         let rates = ActivityRates::new([window, &idle].into_iter(), [].into_iter(), 1e-6);
-        assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 3.6, 9));
+        assert_eq!(
+            (
+                rates.cqes_per_loop,
+                rates.outstanding_mean,
+                rates.outstanding_peak.outstanding
+            ),
+            (24.6, 3.6, 9)
+        );
         assert_eq!(rates.loops_by_cqes, [0.2; 5]);
         // Five rounds in a microsecond, 3.6 requests under way, 15 of the 30 messages requests.
-        assert_eq!((rates.loop_ns, rates.rtt_ns, rates.rho), (200.0, 240.0, 200.0 / 240.0));
+        assert_eq!(
+            (rates.loop_ns, rates.rtt_ns, rates.rho),
+            (200.0, 240.0, 200.0 / 240.0)
+        );
         assert_eq!(rates.message_ns, 2_000.0 / 5.0);
     }
 
@@ -405,13 +534,28 @@ mod tests {
         for _ in 0..10 {
             for (round_ns, outstanding) in [(99_000, 100), (1_000, 0)] {
                 now_ns += round_ns;
-                log.note_round(Round { outstanding, ..Round::default() }, || now_ns);
-                log.note_round(Round { outstanding, ..Round::default() }, || unreachable!("as many as before"));
+                log.note_round(
+                    Round {
+                        outstanding,
+                        ..Round::default()
+                    },
+                    || now_ns,
+                );
+                log.note_round(
+                    Round {
+                        outstanding,
+                        ..Round::default()
+                    },
+                    || unreachable!("as many as before"),
+                );
             }
         }
         let report = log.report(now_ns, &mut endpoints);
         let rates = ActivityRates::new(report.windows.iter(), [].into_iter(), 1e-3);
-        assert_eq!(rates.outstanding_mean, 1.0, "100 for one microsecond of a hundred");
+        assert_eq!(
+            rates.outstanding_mean, 1.0,
+            "100 for one microsecond of a hundred"
+        );
     }
 
     #[test]
@@ -431,10 +575,27 @@ mod tests {
             transport: transport(30, 4),
             ..Activity::default()
         };
-        let client = Activity { transport: transport(10, 9), ..daemon.clone() };
+        let client = Activity {
+            transport: transport(10, 9),
+            ..daemon.clone()
+        };
         let rates = ActivityRates::new([&daemon, &daemon].into_iter(), [&client].into_iter(), 2.0);
-        assert_eq!((rates.loops_per_s, rates.empty_loops, rates.messages_per_loop), (50.0, 0.25, 0.75));
-        assert_eq!((rates.per_s.of("writes_per_s"), rates.messages_per_write, rates.backlog_peak), (35.0, 4.0, 9));
+        assert_eq!(
+            (
+                rates.loops_per_s,
+                rates.empty_loops,
+                rates.messages_per_loop
+            ),
+            (50.0, 0.25, 0.75)
+        );
+        assert_eq!(
+            (
+                rates.per_s.of("writes_per_s"),
+                rates.messages_per_write,
+                rates.backlog_peak
+            ),
+            (35.0, 4.0, 9)
+        );
         let none = ActivityRates::new([].into_iter(), [].into_iter(), 1.0);
         assert_eq!(none, ActivityRates::default());
     }

@@ -1,7 +1,8 @@
-//! The carriers of messages between ranks: their names, and the properties that the rest of a job needs.
+//! The carriers of messages between ranks: their names, and the properties that the rest of a job
+//! needs.
 //!
-//! To add a carrier: its variant and its row of [`Carrier::traits`] here, its file beside `backend/remote/copyrpc.rs`, its line in the
-//! registry of `backend/remote/mod.rs`.
+//! To add a carrier: its variant and its row of [`Carrier::traits`] here, its file beside
+//! `backend/remote/copyrpc.rs`, its line in the registry of `backend/remote/mod.rs`.
 
 use std::fmt;
 
@@ -32,18 +33,23 @@ impl fmt::Display for Carrier {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
-    /// The device writes similar completions of receives as one compressed session. Fails on a device without compression.
+    /// The device writes similar completions of receives as one compressed session. Fails on a
+    /// device without compression.
     CqeCompression,
-    /// The device puts messages of at most 64 bytes into their completions, of 128 bytes, instead of into buffers.
+    /// The device puts messages of at most 64 bytes into their completions, of 128 bytes, instead
+    /// of into buffers.
     ScatterToCqe,
-    /// All operations that a flush posts on a connection are announced through BlueFlame together. Not proven on a NIC.
+    /// All operations that a flush posts on a connection are announced through BlueFlame together.
+    /// Not proven on a NIC.
     BlueflameBatch,
 }
 
 /// Returns the name of an option's value.
 #[must_use]
 pub fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// The properties of a carrier that the rest of a job needs.
@@ -51,13 +57,15 @@ pub fn name_of(value: &impl ValueEnum) -> String {
 pub struct Traits {
     /// The name of its operations, in the plural.
     pub operations: &'static str,
-    /// It sends each message separately, in a window for each connection, and not in a connection's rings.
+    /// It sends each message separately, in a window for each connection, and not in a connection's
+    /// rings.
     pub is_by_message: bool,
     /// Messages are sent by a flush.
     pub gathers: bool,
     /// The features of mlx5 devices that it can use.
     pub features: &'static [Feature],
-    /// The library that moves its bytes, by a device of its own choice; `None`: it opens the device of the job.
+    /// The library that moves its bytes, by a device of its own choice; `None`: it opens the device
+    /// of the job.
     pub library: Option<Library>,
     /// Returns the bytes of one end of a connection.
     pub connection_bytes: fn(Connection) -> u64,
@@ -81,7 +89,8 @@ pub struct Library {
 pub struct Connection {
     /// Bytes of each of its two rings; 0 if it has none.
     pub ring_bytes: u64,
-    /// Messages under way at one end: sent and not completed, or arrived; each a request or an answer.
+    /// Messages under way at one end: sent and not completed, or arrived; each a request or an
+    /// answer.
     pub under_way: u64,
     /// Bytes of a value after the message.
     pub tail_bytes: u64,
@@ -89,25 +98,28 @@ pub struct Connection {
 
 /// Tables of a thread with endpoints.
 const THREAD_BYTES: u64 = 64 << 10;
-/// Bytes of an endpoint of copyrpc beside its two rings: a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software
-/// device, as measured by `copyrpc_memory --send-wr 256`.
+/// Bytes of an endpoint of copyrpc beside its two rings: a send queue of 256 WQEBBs, its
+/// bookkeeping, and the lane of the software device, as measured by `copyrpc_memory --send-wr 256`.
 const QUEUE_BYTES: u64 = 23 << 10;
-/// Its part of the thread's receive queue and completion queues: 48 receives, and 64 completions in each of two queues.
+/// Its part of the thread's receive queue and completion queues: 48 receives, and 64 completions in
+/// each of two queues.
 const SHARED_QUEUE_BYTES: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
-/// Bytes of a message under way on a connection of rc-send, a window of requests and of answers in each direction: its WQE and completion
-/// at one end, the receive with 64 bytes and its completion at the other, and the entry of the call.
+/// Bytes of a message under way on a connection of rc-send, a window of requests and of answers in
+/// each direction: its WQE and completion at one end, the receive with 64 bytes and its completion
+/// at the other, and the entry of the call.
 const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
 /// Bytes of such a connection beside these: the lane of the software device, and its tables.
 const SEND_QUEUE_BYTES: u64 = 16 << 10;
-/// Bytes of an endpoint of UCX, and of its library and worker, as measured for UCX 1.13 over shared memory. They depend on its
-/// transports.
+/// Bytes of an endpoint of UCX, and of its library and worker, as measured for UCX 1.13 over shared
+/// memory. They depend on its transports.
 const UCX_ENDPOINT_BYTES: u64 = 384 << 10;
 const UCX_WORKER_BYTES: u64 = 8 << 20;
 
 const UCX: Library = Library {
     name: "ucx",
     load: || ucx::load().map(drop).map_err(|error| error.to_string()),
-    // UCX writes its messages to standard output, which is for the result, unless this variable changes that.
+    // UCX writes its messages to standard output, which is for the result, unless this variable
+    // changes that.
     variable: ("UCX_LOG_FILE", "stderr"),
 };
 
@@ -133,7 +145,9 @@ impl Carrier {
                 // A flush posts nothing: it announces what was posted before.
                 features: &[Feature::CqeCompression, Feature::ScatterToCqe],
                 library: None,
-                connection_bytes: |of| of.under_way * (BYTES_PER_SEND + 2 * of.tail_bytes) + SEND_QUEUE_BYTES,
+                connection_bytes: |of| {
+                    of.under_way * (BYTES_PER_SEND + 2 * of.tail_bytes) + SEND_QUEUE_BYTES
+                },
                 thread_bytes: THREAD_BYTES,
             },
             Self::UcxAm => Traits {

@@ -1,8 +1,10 @@
-//! A client: a closed loop with as many outstanding requests as the queue depth, each issued as soon as another has ended; or an open
-//! loop, which issues each at its intended start, or as soon after as the queue depth permits.
+//! A client: a closed loop with as many outstanding requests as the queue depth, each issued as
+//! soon as another has ended; or an open loop, which issues each at its intended start, or as soon
+//! after as the queue depth permits.
 //!
-//! It is stepped and knows neither thread nor transport. One time stamp a step is that of all operations found ended and of all issued in
-//! their place. It is taken after the poll that found them: a thread that does not run for a while before the poll has waited for them.
+//! It is stepped and knows neither thread nor transport. One time stamp a step is that of all
+//! operations found ended and of all issued in their place. It is taken after the poll that found
+//! them: a thread that does not run for a while before the poll has waited for them.
 
 use std::time::Duration;
 
@@ -21,20 +23,22 @@ use crate::values::ClientValues;
 use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
 use crate::workload::{Access, AccessKind, Pattern};
 
-/// The measurements of one client between the beginning and the end of a window, by its own clock readings.
+/// The measurements of one client between the beginning and the end of a window, by its own clock
+/// readings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Window {
     /// Time at which this client saw the window begin, in ns.
     pub started_ns: u64,
     /// Time at which it saw the window end, in ns.
     pub ended_ns: u64,
-    /// Sum over time of the operations outstanding, in operations times nanoseconds. An operation that is due and not issued is not
-    /// outstanding.
+    /// Sum over time of the operations outstanding, in operations times nanoseconds. An operation
+    /// that is due and not issued is not outstanding.
     pub outstanding_ns: u128,
-    /// Age of the operations outstanding when this client saw the window end, less that when it saw it begin, in operations times
-    /// nanoseconds.
+    /// Age of the operations outstanding when this client saw the window end, less that when it saw
+    /// it begin, in operations times nanoseconds.
     pub carried_ns: i128,
-    /// Round trips to this rank's own store, in an open loop from the intended start. An operation counts in the window in which it ends.
+    /// Round trips to this rank's own store, in an open loop from the intended start. An operation
+    /// counts in the window in which it ends.
     pub local: RoundTrips,
     /// Round trips to other ranks.
     pub remote: RoundTrips,
@@ -58,8 +62,17 @@ pub struct RoundTrips {
 impl RoundTrips {
     /// Makes empty histograms, allocated as a whole, or, if they are to `grow`, as needed.
     fn none(grow: bool) -> Self {
-        let histogram = || if grow { LatencyHistogram::growing() } else { LatencyHistogram::new() };
-        Self { gets: histogram(), puts: histogram() }
+        let histogram = || {
+            if grow {
+                LatencyHistogram::growing()
+            } else {
+                LatencyHistogram::new()
+            }
+        };
+        Self {
+            gets: histogram(),
+            puts: histogram(),
+        }
     }
 
     /// Returns the number of round trips.
@@ -80,7 +93,10 @@ impl RoundTrips {
     /// Returns their sum in nanoseconds, to the precision of the histograms.
     #[must_use]
     pub fn sum_ns(&self) -> f64 {
-        [&self.gets, &self.puts].map(LatencyHistogram::sum_ns).iter().sum()
+        [&self.gets, &self.puts]
+            .map(LatencyHistogram::sum_ns)
+            .iter()
+            .sum()
     }
 }
 
@@ -91,12 +107,14 @@ pub struct OpenWindow {
     pub due: u64,
     /// Operations due and not issued when the window ended.
     pub backlog: u64,
-    /// Time from the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies include it.
+    /// Time from the intended start to the issue: the sum over the round trips of the window, in
+    /// nanoseconds. Latencies include it.
     pub held_ns: u128,
 }
 
 counters! {
-    /// The fate of every operation of a client, or of several, warm-up and drain included: `issued = completed + errors + lost + unfinished`.
+    /// The fate of every operation of a client, or of several, warm-up and drain included:
+    /// `issued = completed + errors + lost + unfinished`.
     pub struct Counts {
         /// Accepted by the transport.
         sum issued,
@@ -106,7 +124,8 @@ counters! {
         sum errors,
         /// Had not ended when nothing moved any more.
         sum lost,
-        /// Had not ended when the drain was cut, because it took too long or the user interrupted it.
+        /// Had not ended when the drain was cut, because it took too long or the user interrupted
+        /// it.
         sum unfinished,
         /// Of the completed: gets that found no value.
         sum not_found,
@@ -144,7 +163,8 @@ pub enum Step {
     Busy(usize),
     /// Nothing to do.
     Idle,
-    /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations of the client have ended.
+    /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations
+    /// of the client have ended.
     Drained,
 }
 
@@ -167,7 +187,8 @@ pub struct ClientSpec {
     pub schedule: Option<Schedule>,
     /// The judge; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
-    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has to notice.
+    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has
+    /// to notice.
     pub corrupt_one: bool,
 }
 
@@ -180,7 +201,8 @@ pub struct Client<P> {
     ended: Vec<(Operation, Option<Response>)>,
 }
 
-/// The counts of a client while it runs: the difference of two readings is that of the time between.
+/// The counts of a client while it runs: the difference of two readings is that of the time
+/// between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that have ended, errors included.
@@ -215,7 +237,8 @@ struct Book {
     window_from_ns: u64,
 }
 
-/// Consecutive round trips of one kind and equal length: operations issued in one step and ended in another are recorded together.
+/// Consecutive round trips of one kind and equal length: operations issued in one step and ended in
+/// another are recorded together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
     latency_ns: u64,
@@ -234,11 +257,13 @@ struct Tails {
     tail: Vec<u8>,
 }
 
-/// Interval at which a refused request is offered again. There may be no outstanding operation whose end would tell.
+/// Interval at which a refused request is offered again. There may be no outstanding operation
+/// whose end would tell.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<P: Paths> Client<P> {
-    /// Makes a client that has issued nothing. All its memory is allocated here, unless it is frugal.
+    /// Makes a client that has issued nothing. All its memory is allocated here, unless it is
+    /// frugal.
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let window = Window {
@@ -271,18 +296,31 @@ impl<P: Paths> Client<P> {
             window_from_ns: 0,
             spec,
         };
-        Self { ended: Vec::with_capacity(book.spec.queue_depth), paths, book }
+        Self {
+            ended: Vec::with_capacity(book.spec.queue_depth),
+            paths,
+            book,
+        }
     }
 
-    /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads `now_ns` at most twice. Once as many
-    /// operations have ended as it was to issue in all, its window is over and it drains, in any `phase`.
+    /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads
+    /// `now_ns` at most twice. Once as many operations have ended as it was to issue in all, its
+    /// window is over and it drains, in any `phase`.
     ///
     /// # Errors
     /// A path is down; outstanding operations are lost.
-    pub fn step(&mut self, phase: Phase, mut now_ns: impl FnMut() -> u64) -> Result<Step, BackendError> {
+    pub fn step(
+        &mut self,
+        phase: Phase,
+        mut now_ns: impl FnMut() -> u64,
+    ) -> Result<Step, BackendError> {
         let Self { paths, book, ended } = self;
         let begin_ns = now_ns();
-        let phase = if book.has_ended() { Phase::Drain } else { phase };
+        let phase = if book.has_ended() {
+            Phase::Drain
+        } else {
+            phase
+        };
         book.enter(phase, begin_ns);
         let before = book.counts;
         let polled = paths.poll(|operation, response| ended.push((operation, response)));
@@ -291,7 +329,9 @@ impl<P: Paths> Client<P> {
         if !ended.is_empty() {
             let end_ns = *stamp_ns.insert(now_ns());
             book.count_outstanding(end_ns);
-            ended.iter().for_each(|(operation, response)| book.end(operation, *response, end_ns));
+            ended
+                .iter()
+                .for_each(|(operation, response)| book.end(operation, *response, end_ns));
             ended.clear();
             Kind::ALL.into_iter().for_each(|kind| book.record(kind));
         }
@@ -303,7 +343,9 @@ impl<P: Paths> Client<P> {
                 now_ns
             });
             book.issue_all(paths, issue_ns)?;
-            book.issued_ns = book.issued_ns.wrapping_add((book.counts.issued - before.issued).wrapping_mul(issue_ns));
+            book.issued_ns = book
+                .issued_ns
+                .wrapping_add((book.counts.issued - before.issued).wrapping_mul(issue_ns));
             paths.flush()?;
         }
         Ok(match book.counts.moves() - before.moves() {
@@ -313,25 +355,42 @@ impl<P: Paths> Client<P> {
         })
     }
 
-    /// Returns for how long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: forever.
+    /// Returns for how long it has nothing to do, unless one of its operations ends.
+    /// [`Duration::MAX`]: forever.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
-        let Book { spec, phase, refused, .. } = &self.book;
+        let Book {
+            spec,
+            phase,
+            refused,
+            ..
+        } = &self.book;
         if refused.is_some() {
             return RETRY_INTERVAL;
         }
-        let next = spec.schedule.as_ref().filter(|_| phase.is_loading() && self.book.room() > 0);
+        let next = spec
+            .schedule
+            .as_ref()
+            .filter(|_| phase.is_loading() && self.book.room() > 0);
         next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
     }
 
     /// Returns its counts up to its last step.
     #[must_use]
     pub const fn tally(&self) -> Tally {
-        let Book { counts, outstanding_ns, .. } = &self.book;
-        Tally { ended: counts.completed + counts.errors, outstanding_ns: *outstanding_ns }
+        let Book {
+            counts,
+            outstanding_ns,
+            ..
+        } = &self.book;
+        Tally {
+            ended: counts.completed + counts.errors,
+            outstanding_ns: *outstanding_ns,
+        }
     }
 
-    /// Sets the maximum number of outstanding operations, up to that with which the client was made; 0: it issues none.
+    /// Sets the maximum number of outstanding operations, up to that with which the client was
+    /// made; 0: it issues none.
     pub fn set_queue_depth(&mut self, operations: usize) {
         self.book.spec.queue_depth = operations;
     }
@@ -341,7 +400,8 @@ impl<P: Paths> Client<P> {
         &mut self.paths
     }
 
-    /// Ends the client; operations still outstanding are lost. `worker` has the notes of its thread.
+    /// Ends the client; operations still outstanding are lost. `worker` has the notes of its
+    /// thread.
     #[must_use]
     pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;
@@ -361,14 +421,21 @@ impl Book {
         self.counts.issued - self.counts.completed - self.counts.errors
     }
 
-    /// Returns the number of operations that can be issued before another ends, if none was refused.
+    /// Returns the number of operations that can be issued before another ends, if none was
+    /// refused.
     fn room(&self) -> u64 {
-        (self.spec.queue_depth as u64).saturating_sub(self.in_flight()).min(self.limit - self.counts.issued)
+        (self.spec.queue_depth as u64)
+            .saturating_sub(self.in_flight())
+            .min(self.limit - self.counts.issued)
     }
 
     /// Returns the age of all outstanding operations together, in ns.
     fn age_ns(&self, now_ns: u64) -> i128 {
-        i128::from(self.in_flight().wrapping_mul(now_ns).wrapping_sub(self.issued_ns) as i64)
+        i128::from(
+            self.in_flight()
+                .wrapping_mul(now_ns)
+                .wrapping_sub(self.issued_ns) as i64,
+        )
     }
 
     /// Returns whether all operations that it was to issue have ended.
@@ -413,9 +480,15 @@ impl Book {
         self.turn_open_loop(now_ns, |open_loop, due, _| open_loop.due = due);
     }
 
-    /// Notes at an edge of a window the number of operations due by then, and how many of them are not issued.
+    /// Notes at an edge of a window the number of operations due by then, and how many of them are
+    /// not issued.
     fn turn_open_loop(&mut self, now_ns: u64, note: impl FnOnce(&mut OpenWindow, u64, u64)) {
-        let Some((due, backlog)) = self.spec.schedule.as_ref().map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns))) else {
+        let Some((due, backlog)) = self
+            .spec
+            .schedule
+            .as_ref()
+            .map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns)))
+        else {
             return;
         };
         if let Some(window) = self.window() {
@@ -425,14 +498,22 @@ impl Book {
 
     /// Returns whether there is something to issue, and room for it.
     fn wants_to_issue(&self, now_ns: u64) -> bool {
-        let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
+        let is_due = || {
+            self.spec
+                .schedule
+                .as_ref()
+                .is_none_or(|schedule| schedule.due_ns(now_ns).is_some())
+        };
         self.refused.is_some() || (self.room() > 0 && is_due())
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
-        // 4096 operations are outstanding for 52 days before the sum begins again, and only differences are used.
+        // 4096 operations are outstanding for 52 days before the sum begins again, and only
+        // differences are used.
         let elapsed_ns = now_ns.saturating_sub(self.counted_to_ns);
-        self.outstanding_ns = self.outstanding_ns.wrapping_add(self.in_flight().wrapping_mul(elapsed_ns));
+        self.outstanding_ns = self
+            .outstanding_ns
+            .wrapping_add(self.in_flight().wrapping_mul(elapsed_ns));
         self.counted_to_ns = now_ns;
     }
 
@@ -447,7 +528,9 @@ impl Book {
             }
         }
         for _ in 0..self.room() {
-            let Some((operation, request)) = self.next_operation(now_ns) else { break };
+            let Some((operation, request)) = self.next_operation(now_ns) else {
+                break;
+            };
             if !self.issue(paths, request, operation)? {
                 break;
             }
@@ -457,9 +540,28 @@ impl Book {
 
     /// Offers a request. Returns `false` if there is no room for it now.
     #[inline(always)]
-    fn issue<P: Paths>(&mut self, paths: &mut P, request: Request, operation: Operation) -> Result<bool, BackendError> {
-        let Operation { access, moment, intended_ns, issued_ns, place, kind } = operation;
-        let note = || Operation { access, moment, intended_ns, issued_ns, place, kind };
+    fn issue<P: Paths>(
+        &mut self,
+        paths: &mut P,
+        request: Request,
+        operation: Operation,
+    ) -> Result<bool, BackendError> {
+        let Operation {
+            access,
+            moment,
+            intended_ns,
+            issued_ns,
+            place,
+            kind,
+        } = operation;
+        let note = || Operation {
+            access,
+            moment,
+            intended_ns,
+            issued_ns,
+            place,
+            kind,
+        };
         match paths.issue(request, note) {
             Ok(()) => {
                 self.counts.issued += 1;
@@ -476,34 +578,65 @@ impl Book {
     /// Makes an operation of the next access that can be made, if it is due.
     #[inline(always)]
     fn next_operation(&mut self, now_ns: u64) -> Option<(Operation, Request)> {
-        let intended_ns = self.spec.schedule.as_mut().map_or(Some(now_ns), |schedule| schedule.take_due(now_ns))?;
+        let intended_ns = self
+            .spec
+            .schedule
+            .as_mut()
+            .map_or(Some(now_ns), |schedule| schedule.take_due(now_ns))?;
         let (access, mut request) = self.next_request()?;
         let mut place = 0;
         if self.tails.is_some() {
             place = self.take_place(access, request.op());
-            request = self.tails.as_ref().map_or(request, |tails| request.at(tails.values.place(place)));
+            request = self
+                .tails
+                .as_ref()
+                .map_or(request, |tails| request.at(tails.values.place(place)));
         }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
-        let kind = Kind::new(request.rank() != u32::from(self.spec.rank), request.is_put());
-        Some((Operation { access, moment, intended_ns, issued_ns: now_ns, place, kind }, request))
+        let kind = Kind::new(
+            request.rank() != u32::from(self.spec.rank),
+            request.is_put(),
+        );
+        Some((
+            Operation {
+                access,
+                moment,
+                intended_ns,
+                issued_ns: now_ns,
+                place,
+                kind,
+            },
+            request,
+        ))
     }
 
     /// Returns the next access that can be made, as its index and its request.
     #[inline(always)]
     fn next_request(&mut self) -> Option<(u32, Request)> {
-        // A private key with an operation outstanding is skipped. There are fewer consecutive private accesses than this.
+        // A private key with an operation outstanding is skipped. There are fewer consecutive
+        // private accesses than this.
         for _ in 0..4 {
             let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
-            let &Access { key, rank, kind, .. } = accesses.get(index as usize)?;
-            self.next_access = if index as usize + 1 < accesses.len() { index + 1 } else { 0 };
+            let &Access {
+                key, rank, kind, ..
+            } = accesses.get(index as usize)?;
+            self.next_access = if index as usize + 1 < accesses.len() {
+                index + 1
+            } else {
+                0
+            };
             let request = match (kind, &mut self.spec.verifier) {
                 (AccessKind::Read, _) => Request::get(rank.into(), key),
-                (AccessKind::Write, Some(verifier)) => Request::put(rank.into(), key, verifier.next_value(rank, key)),
+                (AccessKind::Write, Some(verifier)) => {
+                    Request::put(rank.into(), key, verifier.next_value(rank, key))
+                }
                 (AccessKind::Private, Some(_)) => match self.next_private(index) {
                     Some(request) => request,
                     None => continue,
                 },
-                (AccessKind::Write | AccessKind::Private, None) => Request::put(rank.into(), key, key),
+                (AccessKind::Write | AccessKind::Private, None) => {
+                    Request::put(rank.into(), key, key)
+                }
             };
             return Some((index, request));
         }
@@ -524,17 +657,27 @@ impl Book {
         })
     }
 
-    /// Takes a place, and writes the tail of the value of a put there. One that is not judged is the last one again.
+    /// Takes a place, and writes the tail of the value of a put there. One that is not judged is
+    /// the last one again.
     #[inline(never)]
     fn take_place(&mut self, access: u32, op: Option<Op>) -> u32 {
-        let Some(Tails { values, free, tail }) = &mut self.tails else { return 0 };
+        let Some(Tails { values, free, tail }) = &mut self.tails else {
+            return 0;
+        };
         // There is one for each operation that can be outstanding.
         let place = free.pop().unwrap_or_default();
         if let (Some(Op::Put { value, .. }), Some(_)) = (op, &self.spec.verifier) {
-            let is_private = self.spec.pattern.accesses.get(access as usize).is_some_and(|access| access.kind == AccessKind::Private);
+            let is_private = self
+                .spec
+                .pattern
+                .accesses
+                .get(access as usize)
+                .is_some_and(|access| access.kind == AccessKind::Private);
             let is_corrupt = is_private && std::mem::take(&mut self.spec.corrupt_one);
             fill_tail(value, tail);
-            tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
+            tail.last_mut()
+                .into_iter()
+                .for_each(|last| *last ^= u8::from(is_corrupt));
             values.write(place, tail);
         }
         place
@@ -543,10 +686,19 @@ impl Book {
     /// Frees the place of an operation, and judges the tail of the value that it has found.
     #[inline(never)]
     fn end_tail(&mut self, operation: &Operation, outcome: Option<Outcome>) {
-        let Self { tails: Some(Tails { values, free, tail }), spec, .. } = self else { return };
+        let Self {
+            tails: Some(Tails { values, free, tail }),
+            spec,
+            ..
+        } = self
+        else {
+            return;
+        };
         free.push(operation.place);
         let access = spec.pattern.accesses.get(operation.access as usize);
-        if let (Some(verifier), Some(Outcome::GetOk { value }), Some(access)) = (&mut spec.verifier, outcome, access) {
+        if let (Some(verifier), Some(Outcome::GetOk { value }), Some(access)) =
+            (&mut spec.verifier, outcome, access)
+        {
             values.read(operation.place, tail);
             verifier.judge_tail(access, value, tail);
         }
@@ -555,29 +707,47 @@ impl Book {
     /// Records the end of an operation.
     #[inline(always)]
     fn end(&mut self, operation: &Operation, response: Option<Response>, now_ns: u64) {
-        let Operation { access, moment, intended_ns, issued_ns, kind, .. } = *operation;
-        let outcome = response.and_then(|response| response.outcome()).filter(|outcome| answers(*outcome, kind.is_put()));
+        let Operation {
+            access,
+            moment,
+            intended_ns,
+            issued_ns,
+            kind,
+            ..
+        } = *operation;
+        let outcome = response
+            .and_then(|response| response.outcome())
+            .filter(|outcome| answers(*outcome, kind.is_put()));
         self.issued_ns = self.issued_ns.wrapping_sub(issued_ns);
         if self.tails.is_some() {
             self.end_tail(operation, outcome);
         }
-        if let (Some(verifier), Some(access)) = (&mut self.spec.verifier, self.spec.pattern.accesses.get(access as usize)) {
+        if let (Some(verifier), Some(access)) = (
+            &mut self.spec.verifier,
+            self.spec.pattern.accesses.get(access as usize),
+        ) {
             match (access.kind, outcome) {
                 (AccessKind::Private, outcome) => verifier.end_private(access, outcome),
-                (_, Some(Outcome::GetOk { value })) => verifier.judge_read(access, moment, Some(value)),
+                (_, Some(Outcome::GetOk { value })) => {
+                    verifier.judge_read(access, moment, Some(value))
+                }
                 (_, Some(Outcome::NotFound)) => verifier.judge_read(access, moment, None),
                 _ => {}
             }
         }
         let Some(outcome) = outcome else {
             self.counts.errors += 1;
-            self.window().into_iter().for_each(|window| window.errors += 1);
+            self.window()
+                .into_iter()
+                .for_each(|window| window.errors += 1);
             return;
         };
         self.counts.completed += 1;
         if outcome == Outcome::NotFound {
             self.counts.not_found += 1;
-            self.window().into_iter().for_each(|window| window.not_found += 1);
+            self.window()
+                .into_iter()
+                .for_each(|window| window.not_found += 1);
         }
         let latency_ns = now_ns.saturating_sub(intended_ns);
         if latency_ns != self.alike[kind as usize].latency_ns {
@@ -600,7 +770,11 @@ impl Book {
     /// Records the round trips of a kind, if they ended in a window.
     #[inline(never)]
     fn record_alike(&mut self, kind: Kind) {
-        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind as usize]);
+        let Alike {
+            latency_ns,
+            count,
+            held_ns,
+        } = std::mem::take(&mut self.alike[kind as usize]);
         let Some(window) = self.window() else { return };
         let histogram = match kind {
             Kind::LocalGet => &mut window.local.gets,

@@ -1,7 +1,8 @@
 //! The counters of rounds, clients, policies and connections.
 //!
-//! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a line in a carrier's list (`COUNTERS` of
-//! `backend/remote`). Sums, differences, the document and the columns of the flat table are derived from that.
+//! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a
+//! line in a carrier's list (`COUNTERS` of `backend/remote`). Sums, differences, the document and
+//! the columns of the flat table are derived from that.
 
 use std::collections::BTreeMap;
 use std::iter::Sum;
@@ -10,7 +11,8 @@ use std::ops::{AddAssign, Sub};
 use mlx5::{Device, DeviceInfo};
 use serde::{Deserialize, Serialize};
 
-/// Makes a struct of counters. Each field says how it is combined with that of another thread: `sum`, or `max`.
+/// Makes a struct of counters. Each field says how it is combined with that of another thread:
+/// `sum`, or `max`.
 #[macro_export]
 macro_rules! counters {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* $merge:ident $field:ident),+ $(,)? }) => {
@@ -32,9 +34,13 @@ macro_rules! counters {
     (@max $to:expr, $from:expr) => { $to = $to.max($from) };
 }
 
-/// Figures by name, for things whose kinds have different figures. A figure that is null in a document is left out.
+/// Figures by name, for things whose kinds have different figures. A figure that is null in a
+/// document is left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "BTreeMap<String, Option<T>>", bound(deserialize = "T: Deserialize<'de>"))]
+#[serde(
+    from = "BTreeMap<String, Option<T>>",
+    bound(deserialize = "T: Deserialize<'de>")
+)]
 pub struct Figures<T>(BTreeMap<String, T>);
 
 impl<T> Default for Figures<T> {
@@ -45,13 +51,19 @@ impl<T> Default for Figures<T> {
 
 impl<T> From<BTreeMap<String, Option<T>>> for Figures<T> {
     fn from(all: BTreeMap<String, Option<T>>) -> Self {
-        Self(all.into_iter().filter_map(|(name, figure)| Some((name, figure?))).collect())
+        Self(
+            all.into_iter()
+                .filter_map(|(name, figure)| Some((name, figure?)))
+                .collect(),
+        )
     }
 }
 
 impl<T, const N: usize> From<[(&str, T); N]> for Figures<T> {
     fn from(all: [(&str, T); N]) -> Self {
-        all.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect()
+        all.into_iter()
+            .map(|(name, figure)| (name.to_owned(), figure))
+            .collect()
     }
 }
 
@@ -82,7 +94,9 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
     /// Returns the differences from `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        self.iter().map(|(name, figure)| (name.to_owned(), figure - before.of(name))).collect()
+        self.iter()
+            .map(|(name, figure)| (name.to_owned(), figure - before.of(name)))
+            .collect()
     }
 
     /// Adds the figures of others.
@@ -102,8 +116,8 @@ pub struct Round {
     pub cqes: usize,
     /// Requests to other ranks that were not answered at its end.
     pub outstanding: usize,
-    /// The round is not over: a policy adds polls to it, this one found nothing, and the next step is another. It does not count as a
-    /// round.
+    /// The round is not over: a policy adds polls to it, this one found nothing, and the next step
+    /// is another. It does not count as a round.
     pub is_part: bool,
 }
 
@@ -116,10 +130,11 @@ pub struct TransportReport {
     pub modes: String,
     /// The path to its peers.
     pub reached_by: String,
-    /// Maximum number of requests that waited at a time, for room or credit, or for room on the way to another daemon.
+    /// Maximum number of requests that waited at a time, for room or credit, or for room on the way
+    /// to another daemon.
     pub backlog_peak: u64,
-    /// The carrier's counters, all of which can be summed. Each carrier has `writes` (WRITEs with immediate, SENDs, active messages) and
-    /// `messages` (in them).
+    /// The carrier's counters, all of which can be summed. Each carrier has `writes` (WRITEs with
+    /// immediate, SENDs, active messages) and `messages` (in them).
     #[serde(flatten)]
     pub counted: Figures<u64>,
 }
@@ -128,17 +143,40 @@ impl TransportReport {
     /// Makes the report of connections on a device, with the device's own properties only.
     #[must_use]
     pub fn on(device: &Device) -> Self {
-        let DeviceInfo { name, modes, transport, rnr_naks, .. } = device.info();
-        let counted = [("rnr_naks", rnr_naks), ("compressed", device.soft().map(|hca| hca.compressed()))];
-        let counted = counted.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count?))).collect();
-        Self { device: name, modes, reached_by: transport, counted, ..Self::default() }
+        let DeviceInfo {
+            name,
+            modes,
+            transport,
+            rnr_naks,
+            ..
+        } = device.info();
+        let counted = [
+            ("rnr_naks", rnr_naks),
+            ("compressed", device.soft().map(|hca| hca.compressed())),
+        ];
+        let counted = counted
+            .into_iter()
+            .filter_map(|(name, count)| Some((name.to_owned(), count?)))
+            .collect();
+        Self {
+            device: name,
+            modes,
+            reached_by: transport,
+            counted,
+            ..Self::default()
+        }
     }
 
     /// Returns the activity since `before`, or since the start.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
-        let Some(before) = before else { return self.clone() };
-        Self { counted: self.counted.since(&before.counted), ..self.clone() }
+        let Some(before) = before else {
+            return self.clone();
+        };
+        Self {
+            counted: self.counted.since(&before.counted),
+            ..self.clone()
+        }
     }
 
     /// Adds the activity of other connections.
@@ -170,14 +208,42 @@ mod tests {
         assert_eq!(sum, at(7));
         sum.add(&TransportReport::default());
         assert_eq!(sum, at(7), "a device that does not count adds nothing");
-        assert_eq!((sum.counted.get("rnr_naks"), sum.counted.get("reads"), sum.counted.of("reads")), (Some(21), None, 0));
+        assert_eq!(
+            (
+                sum.counted.get("rnr_naks"),
+                sum.counted.get("reads"),
+                sum.counted.of("reads")
+            ),
+            (Some(21), None, 0)
+        );
     }
 
     #[test]
     fn a_struct_of_counters_adds_up_or_compares_each() {
-        let mut report = PolicyReport { held: 1, hold_ns: 5, ..PolicyReport::default() };
-        report.add(&PolicyReport { held: 2, hold_ns: 3, ..PolicyReport::default() });
-        assert_eq!(report, PolicyReport { held: 3, hold_ns: 5, ..PolicyReport::default() });
-        assert_eq!(PolicyReport::LIST.iter().find(|(name, _)| *name == "held").map(|(_, get)| get(&report)), Some(3));
+        let mut report = PolicyReport {
+            held: 1,
+            hold_ns: 5,
+            ..PolicyReport::default()
+        };
+        report.add(&PolicyReport {
+            held: 2,
+            hold_ns: 3,
+            ..PolicyReport::default()
+        });
+        assert_eq!(
+            report,
+            PolicyReport {
+                held: 3,
+                hold_ns: 5,
+                ..PolicyReport::default()
+            }
+        );
+        assert_eq!(
+            PolicyReport::LIST
+                .iter()
+                .find(|(name, _)| *name == "held")
+                .map(|(_, get)| get(&report)),
+            Some(3)
+        );
     }
 }

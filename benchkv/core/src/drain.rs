@@ -1,16 +1,17 @@
 //! The end of the ranks' wait for operations that are outstanding at the end of a job.
 //!
-//! They wait as long as anything moves. Each answer that a client waits for passes a daemon of some rank, so a drain makes progress as
-//! long as the daemons of the job move messages. Operations that have not ended when nothing moves any more are lost. Silence alone is no
-//! proof on a machine with more threads than cores, or on a virtual one: a daemon that did not run for a while has not lost the messages
-//! that it did not poll. So each daemon of the job must have polled often since something moved, and time in which a rank itself did not
-//! run counts little.
+//! They wait as long as anything moves. Each answer that a client waits for passes a daemon of some
+//! rank, so a drain makes progress as long as the daemons of the job move messages. Operations that
+//! have not ended when nothing moves any more are lost. Silence alone is no proof on a machine with
+//! more threads than cores, or on a virtual one: a daemon that did not run for a while has not lost
+//! the messages that it did not poll. So each daemon of the job must have polled often since
+//! something moved, and time in which a rank itself did not run counts little.
 //!
-//! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut: operations outstanding then are unfinished,
-//! not lost.
+//! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut:
+//! operations outstanding then are unfinished, not lost.
 //!
-//! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same views. This module has no clock and no
-//! thread.
+//! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same
+//! views. This module has no clock and no thread.
 
 use std::time::Duration;
 
@@ -20,18 +21,20 @@ use serde::{Deserialize, Serialize};
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
-/// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at all: a round takes at least 16 requests
-/// of each client.
+/// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at
+/// all: a round takes at least 16 requests of each client.
 const ROUNDS: u32 = 1_000;
 /// Maximum time that counts between two polls of a silent rank.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds.
-pub const DAEMON_SLEEP: Duration = Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
+pub const DAEMON_SLEEP: Duration =
+    Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Interval at which ranks compare their views.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum length of the drain after the last run, beside the delay of policies.
 pub const LONGEST: Duration = Duration::from_secs(60);
-/// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher gives.
+/// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher
+/// gives.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 
 /// The work of a daemon since the drain began.
@@ -85,8 +88,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Begins the drain. Nothing has to move for `quiet`: policies hold messages back, or clients that still issue have nothing due. After
-    /// `longest` the drain is cut.
+    /// Begins the drain. Nothing has to move for `quiet`: policies hold messages back, or clients
+    /// that still issue have nothing due. After `longest` the drain is cut.
     #[must_use]
     pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {
@@ -102,26 +105,37 @@ impl Drain {
     }
 
     /// Returns the view of this rank. `daemons` has the progress of its daemons.
-    pub fn look(&mut self, now_ns: u64, has_drained: bool, is_interrupted: bool, daemons: &[DrainProgress]) -> View {
+    pub fn look(
+        &mut self,
+        now_ns: u64,
+        has_drained: bool,
+        is_interrupted: bool,
+        daemons: &[DrainProgress],
+    ) -> View {
         self.silent += since(self.looked_ns, now_ns).min(LONGEST_STEP);
         self.looked_ns = now_ns;
         self.rounds.resize(daemons.len(), 0);
         if is_interrupted {
             self.interrupted_ns.get_or_insert(now_ns);
         }
-        let has_looked = daemons.iter().zip(&self.rounds).all(|(daemon, before)| daemon.rounds.wrapping_sub(*before) >= ROUNDS);
+        let has_looked = daemons
+            .iter()
+            .zip(&self.rounds)
+            .all(|(daemon, before)| daemon.rounds.wrapping_sub(*before) >= ROUNDS);
         let limit = if has_looked { SILENCE } else { STALL };
         View {
             has_drained,
             moved: daemons.iter().map(|daemon| daemon.moved).sum(),
             is_over: self.silent >= limit + self.quiet,
             cuts: since(self.began_ns, now_ns) >= self.longest
-                || self.interrupted_ns.is_some_and(|at_ns| since(at_ns, now_ns) >= AFTER_INTERRUPT),
+                || self
+                    .interrupted_ns
+                    .is_some_and(|at_ns| since(at_ns, now_ns) >= AFTER_INTERRUPT),
         }
     }
 
-    /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks get the same result. `None`: the drain
-    /// goes on.
+    /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks
+    /// get the same result. `None`: the drain goes on.
     pub fn compare(&mut self, views: &[View], daemons: &[DrainProgress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);
@@ -157,20 +171,37 @@ mod tests {
     }
 
     fn rank(quiet: Duration) -> Rank {
-        Rank { drain: Drain::new(5, quiet, LONGEST), now_ns: 5, daemon: DrainProgress::default(), is_interrupted: false }
+        Rank {
+            drain: Drain::new(5, quiet, LONGEST),
+            now_ns: 5,
+            daemon: DrainProgress::default(),
+            is_interrupted: false,
+        }
     }
 
-    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each poll.
-    fn pass(ranks: &mut [Rank], time: Duration, mut act: impl FnMut(u64, &mut [Rank])) -> Option<End> {
+    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their
+    /// daemons before each poll.
+    fn pass(
+        ranks: &mut [Rank],
+        time: Duration,
+        mut act: impl FnMut(u64, &mut [Rank]),
+    ) -> Option<End> {
         (0..time.as_nanos() as u64 / STEP_NS).find_map(|step| {
             act(step, ranks);
             let mut look = |rank: &mut Rank| {
                 rank.now_ns += STEP_NS;
-                rank.drain.look(rank.now_ns, false, rank.is_interrupted, &[rank.daemon])
+                rank.drain
+                    .look(rank.now_ns, false, rank.is_interrupted, &[rank.daemon])
             };
             let views: Vec<View> = ranks.iter_mut().map(&mut look).collect();
-            let ends: Vec<_> = ranks.iter_mut().map(|rank| rank.drain.compare(&views, &[rank.daemon])).collect();
-            assert!(ends.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ: {ends:?}");
+            let ends: Vec<_> = ranks
+                .iter_mut()
+                .map(|rank| rank.drain.compare(&views, &[rank.daemon]))
+                .collect();
+            assert!(
+                ends.windows(2).all(|pair| pair[0] == pair[1]),
+                "ranks differ: {ends:?}"
+            );
             ends[0]
         })
     }
@@ -182,8 +213,14 @@ mod tests {
     #[test]
     fn a_job_in_which_nothing_moves_has_lost_what_is_outstanding() {
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
-        assert_eq!(pass(&mut ranks, SILENCE - Duration::from_millis(10), run), None);
-        assert_eq!(pass(&mut ranks, Duration::from_millis(10), run), Some(End::Silent));
+        assert_eq!(
+            pass(&mut ranks, SILENCE - Duration::from_millis(10), run),
+            None
+        );
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(10), run),
+            Some(End::Silent)
+        );
     }
 
     #[test]
@@ -202,8 +239,14 @@ mod tests {
     fn a_quiet_time_that_has_a_reason_is_waited_for() {
         let quiet = Duration::from_secs(20);
         let mut ranks = [rank(quiet)];
-        assert_eq!(pass(&mut ranks, quiet + SILENCE - Duration::from_millis(10), run), None);
-        assert_eq!(pass(&mut ranks, Duration::from_millis(10), run), Some(End::Silent));
+        assert_eq!(
+            pass(&mut ranks, quiet + SILENCE - Duration::from_millis(10), run),
+            None
+        );
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(10), run),
+            Some(End::Silent)
+        );
     }
 
     #[test]
@@ -212,9 +255,23 @@ mod tests {
         let one_stands_still = |_: u64, ranks: &mut [Rank]| ranks[0].daemon.rounds += 100;
         run(0, &mut ranks);
         // Rounds before the last movement do not count.
-        ranks[1].daemon = DrainProgress { rounds: 10 * ROUNDS, moved: 1 };
-        assert_eq!(pass(&mut ranks, STALL - Duration::from_millis(10), one_stands_still), None);
-        assert_eq!(pass(&mut ranks, Duration::from_millis(20), one_stands_still), Some(End::Silent), "it is not waited for without end");
+        ranks[1].daemon = DrainProgress {
+            rounds: 10 * ROUNDS,
+            moved: 1,
+        };
+        assert_eq!(
+            pass(
+                &mut ranks,
+                STALL - Duration::from_millis(10),
+                one_stands_still
+            ),
+            None
+        );
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(20), one_stands_still),
+            Some(End::Silent),
+            "it is not waited for without end"
+        );
     }
 
     #[test]
@@ -224,8 +281,15 @@ mod tests {
             run(step, ranks);
             ranks[0].now_ns += 1_000_000_000;
         };
-        assert_eq!(pass(&mut ranks, Duration::from_millis(290), stand_still), None, "29 looks, a second apart");
-        assert_eq!(pass(&mut ranks, Duration::from_millis(10), stand_still), Some(End::Silent));
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(290), stand_still),
+            None,
+            "29 looks, a second apart"
+        );
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(10), stand_still),
+            Some(End::Silent)
+        );
     }
 
     #[test]
@@ -235,21 +299,41 @@ mod tests {
             ranks[0].daemon.moved += 1;
         };
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
-        assert_eq!(pass(&mut ranks, LONGEST - Duration::from_millis(10), busy), None);
-        assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));
+        assert_eq!(
+            pass(&mut ranks, LONGEST - Duration::from_millis(10), busy),
+            None
+        );
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(10), busy),
+            Some(End::Cut)
+        );
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
         assert_eq!(pass(&mut ranks, Duration::from_secs(10), busy), None);
         // The interrupt does not reach all ranks at once.
         ranks[1].is_interrupted = true;
         assert_eq!(pass(&mut ranks, AFTER_INTERRUPT, busy), None);
-        assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));
+        assert_eq!(
+            pass(&mut ranks, Duration::from_millis(10), busy),
+            Some(End::Cut)
+        );
     }
 
     #[test]
     fn a_drain_ends_when_all_ranks_have_nothing_outstanding() {
         let mut drain = Drain::new(0, Duration::ZERO, LONGEST);
-        let view = |has_drained| View { has_drained, moved: 0, is_over: false, cuts: true };
-        assert_eq!(drain.compare(&[view(true), view(false)], &[]), Some(End::Cut));
-        assert_eq!(drain.compare(&[view(true), view(true)], &[]), Some(End::Drained));
+        let view = |has_drained| View {
+            has_drained,
+            moved: 0,
+            is_over: false,
+            cuts: true,
+        };
+        assert_eq!(
+            drain.compare(&[view(true), view(false)], &[]),
+            Some(End::Cut)
+        );
+        assert_eq!(
+            drain.compare(&[view(true), view(true)], &[]),
+            Some(End::Drained)
+        );
     }
 }

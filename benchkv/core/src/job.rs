@@ -19,17 +19,20 @@ use crate::workload::Workload;
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks, 0 if the carrier has none (`rc-send`, `ucx-am`). `auto`: the smallest power of
-    /// two that is at least 4 x operations in flight on it x padded message, and at least 8 padded messages; at most the largest ring.
+    /// Bytes of each ring of a connection between ranks, 0 if the carrier has none (`rc-send`,
+    /// `ucx-am`). `auto`: the smallest power of two that is at least 4 x operations in flight on it
+    /// x padded message, and at least 8 padded messages; at most the largest ring.
     pub ring_bytes: u64,
-    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with copyrpc: the smallest power of two
-    /// that is at least the operations in flight on it, 16 to 1024. It is smaller if a thread's connections would have more than 32768
-    /// together, or the messages of one more than 16 MiB. Further requests wait in the backlog of the thread.
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with
+    /// copyrpc: the smallest power of two that is at least the operations in flight on it, 16
+    /// to 1024. It is smaller if a thread's connections would have more than 32768 together, or the
+    /// messages of one more than 16 MiB. Further requests wait in the backlog of the thread.
     pub window: usize,
-    /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
+    /// Words of the delegation ring: two for each client of the rank, as
+    /// [`delegationrpc::ring_depth_for`] says.
     pub ring_slots: usize,
-    /// Requests in flight on a flux channel: the smallest power of two that is at least the operations of all ranks, 256 to 65536.
-    /// Further requests wait in the daemon's backlog.
+    /// Requests in flight on a flux channel: the smallest power of two that is at least the
+    /// operations of all ranks, 256 to 65536. Further requests wait in the daemon's backlog.
     pub flux_in_flight: usize,
     /// Slots of a flux channel: four times the requests in flight, at least 1024.
     pub flux_capacity: usize,
@@ -38,26 +41,37 @@ pub struct Sizes {
 /// Maximum bytes of messages that a window may have under way, unless it is the smallest.
 const WINDOW_BYTES: usize = 16 << 20;
 
-/// Returns the bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are padded to 32.
+/// Returns the bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are
+/// padded to 32.
 const fn padded_message(value_bytes: usize) -> usize {
     (12 + size_of::<Request>() + value_bytes - HEAD_BYTES).next_multiple_of(32)
 }
 
-/// Returns the smallest ring that takes a put of `value_bytes`: a message of copyrpc is at most an eighth of a ring.
+/// Returns the smallest ring that takes a put of `value_bytes`: a message of copyrpc is at most an
+/// eighth of a ring.
 #[must_use]
 pub const fn least_ring(value_bytes: usize) -> u64 {
     (8 * padded_message(value_bytes) as u64).next_power_of_two()
 }
 
 impl Sizes {
-    /// Computes the sizes for `queue_depth` operations of each client on values of `value_bytes`. Rings between ranks have `ring_bytes`,
-    /// if given.
+    /// Computes the sizes for `queue_depth` operations of each client on values of `value_bytes`.
+    /// Rings between ranks have `ring_bytes`, if given.
     #[must_use]
-    pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize, value_bytes: usize) -> Self {
+    pub fn compute(
+        ring_bytes: Option<u64>,
+        topology: &Topology,
+        queue_depth: usize,
+        value_bytes: usize,
+    ) -> Self {
         let in_flight = topology.clients * queue_depth;
-        // A client's own connection carries the operations in flight of that client, any other connection those of all clients of the
-        // rank.
-        let in_flight_per_connection = if topology.backend == Backend::Direct { queue_depth } else { in_flight };
+        // A client's own connection carries the operations in flight of that client, any other
+        // connection those of all clients of the rank.
+        let in_flight_per_connection = if topology.backend == Backend::Direct {
+            queue_depth
+        } else {
+            in_flight
+        };
         let padded_message = padded_message(value_bytes);
         let ring_bytes = match ring_bytes {
             _ if topology.is_by_message() => 0,
@@ -69,8 +83,13 @@ impl Sizes {
         };
         let most = (32_768 / (1 + topology.endpoints_of_a_thread())).max(1);
         let most = most.min((WINDOW_BYTES / value_bytes).max(1));
-        let window = in_flight_per_connection.next_power_of_two().min(1 << most.ilog2()).clamp(16, 1024);
-        let flux_in_flight = (topology.ranks * in_flight).next_power_of_two().clamp(256, 65_536);
+        let window = in_flight_per_connection
+            .next_power_of_two()
+            .min(1 << most.ilog2())
+            .clamp(16, 1024);
+        let flux_in_flight = (topology.ranks * in_flight)
+            .next_power_of_two()
+            .clamp(256, 65_536);
         Self {
             ring_bytes,
             window: if topology.is_by_message() { window } else { 0 },
@@ -88,13 +107,15 @@ pub struct Job {
     pub topology: Topology,
     /// Operations that each client keeps outstanding.
     pub queue_depth: usize,
-    /// Total number of operations of each client, in one run without a warm-up; `None`: as many as the runs have time for.
+    /// Total number of operations of each client, in one run without a warm-up; `None`: as many as
+    /// the runs have time for.
     pub ops: Option<u64>,
     /// The open loop; `None`: closed.
     pub pace: Option<Pace>,
     /// Measured runs.
     pub runs: usize,
-    /// Small memory matters more than early allocation: all ranks are in one process, in virtual time.
+    /// Small memory matters more than early allocation: all ranks are in one process, in virtual
+    /// time.
     pub is_frugal: bool,
     /// Ranks, clients per rank, keys, ratios, seed, verification.
     pub workload: Workload,
@@ -106,7 +127,8 @@ pub struct Job {
     pub features: Vec<Feature>,
     /// Whether UCX detects dead peers; `None` if UCX carries nothing.
     pub ucx_errors: Option<PeerErrors>,
-    /// The first client of rank 0 flips one bit of one value it writes, which verification has to notice.
+    /// The first client of rank 0 flips one bit of one value it writes, which verification has to
+    /// notice.
     pub corrupts_value: bool,
 }
 
@@ -114,19 +136,34 @@ impl Job {
     /// Returns the places of the values that a rank has under way.
     #[must_use]
     pub fn places(&self) -> Places {
-        Places::new(self.workload.value_bytes, self.topology.clients, self.queue_depth, self.topology.passing_daemons())
+        Places::new(
+            self.workload.value_bytes,
+            self.topology.clients,
+            self.queue_depth,
+            self.topology.passing_daemons(),
+        )
     }
 
-    /// Returns the maximum time for which a client of rank `rank` has nothing to issue, because nothing is due; zero in a closed loop.
+    /// Returns the maximum time for which a client of rank `rank` has nothing to issue, because
+    /// nothing is due; zero in a closed loop.
     #[must_use]
     pub fn longest_pause(&self, rank: usize) -> Duration {
         let schedules = (0..self.workload.clients).filter_map(|number| self.schedule(rank, number));
-        schedules.map(|schedule| schedule.longest_pause()).max().unwrap_or_default()
+        schedules
+            .map(|schedule| schedule.longest_pause())
+            .max()
+            .unwrap_or_default()
     }
 
     fn schedule(&self, rank: usize, number: usize) -> Option<Schedule> {
-        let Workload { ranks, clients, seed, .. } = self.workload;
-        self.pace.map(|pace| pace.schedule(rank * clients + number, ranks * clients, seed))
+        let Workload {
+            ranks,
+            clients,
+            seed,
+            ..
+        } = self.workload;
+        self.pace
+            .map(|pace| pace.schedule(rank * clients + number, ranks * clients, seed))
     }
 
     /// Returns the parameters of client `number` of rank `rank`.
@@ -136,9 +173,16 @@ impl Job {
         let pattern = workload.pattern(rank, number);
         let verifier = |writer, clients| {
             let verifier = Verifier::new(writer, clients, workload.accesses, pattern.read_keys);
-            if workload.empty { verifier } else { verifier.of_filled_stores() }
+            if workload.empty {
+                verifier
+            } else {
+                verifier.of_filled_stores()
+            }
         };
-        let (writer, clients) = (rank * workload.clients + number, workload.ranks * workload.clients);
+        let (writer, clients) = (
+            rank * workload.clients + number,
+            workload.ranks * workload.clients,
+        );
         ClientSpec {
             rank: rank as u16,
             queue_depth: self.queue_depth,

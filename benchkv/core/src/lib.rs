@@ -1,21 +1,25 @@
-//! The engine of benchkv: everything between the start of a job and its counts that is the same in real time, in lockstep and in virtual time.
+//! The engine of benchkv: everything between the start of a job and its counts that is the same in
+//! real time, in lockstep and in virtual time.
 //!
-//! Daemons and clients are state machines: they are stepped, are told the time, and own neither thread nor clock. Nothing here knows
-//! processes, files or the display of results.
+//! Daemons and clients are state machines: they are stepped, are told the time, and own neither
+//! thread nor clock. Nothing here knows processes, files or the display of results.
 //!
 //! - [`job`]: the parameters of a job.
 //! - [`workload`], [`zipf`], [`pace`]: the accesses of every client, and their start times.
 //! - [`message`]: the bytes of a request and its response.
 //! - [`values`]: the bytes of values that messages do not hold.
 //! - [`store`]: the shard that a daemon serves.
-//! - [`client`]: the loop that issues requests; [`operation`]: its note on each; [`verify`] judges their results.
-//! - [`topology`]: the endpoints between threads, and the paths of requests; [`carrier`]: the carriers of messages between ranks.
-//! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks ([`ucx`]: the library of one
-//!   carrier).
+//! - [`client`]: the loop that issues requests; [`operation`]: its note on each; [`verify`] judges
+//!   their results.
+//! - [`topology`]: the endpoints between threads, and the paths of requests; [`carrier`]: the
+//!   carriers of messages between ranks.
+//! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks
+//!   ([`ucx`]: the library of one carrier).
 //! - [`policy`]: the delays of daemons that make batches larger.
 //! - [`phase`]: the current activity of clients; [`drain`]: the end of their wait.
 //! - [`drive`]: all ranks of a job in one thread.
-//! - [`activity`]: the activity of the threads, from [`counters`](mod@counters); [`trace`]: the activity of a daemon over time.
+//! - [`activity`]: the activity of the threads, from [`counters`](mod@counters); [`trace`]: the
+//!   activity of a daemon over time.
 
 pub mod activity;
 pub mod backend;

@@ -1,10 +1,12 @@
 //! The messages: a 24-byte request and a 16-byte response, the same bytes on every path.
 //!
-//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, is in a [place](crate::values) of the rank while the
-//! message is within the rank. Between ranks it follows the message: after a put, and after the answer to a get that found a value.
+//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, is in a
+//! [place](crate::values) of the rank while the message is within the rank. Between ranks it
+//! follows the message: after a put, and after the answer to a get that found a value.
 //!
-//! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode them, once, as an enum. An enum on the wire would be
-//! undefined behaviour as soon as a peer wrote a tag that does not exist.
+//! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode them, once, as
+//! an enum. An enum on the wire would be undefined behaviour as soon as a peer wrote a tag that
+//! does not exist.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -93,19 +95,32 @@ impl Request {
     /// Makes a put to the store of `rank`.
     #[must_use]
     pub const fn put(rank: u32, key: u64, value: u64) -> Self {
-        Self { op_and_place: PUT, rank, key, value }
+        Self {
+            op_and_place: PUT,
+            rank,
+            key,
+            value,
+        }
     }
 
     /// Makes a get from the store of `rank`.
     #[must_use]
     pub const fn get(rank: u32, key: u64) -> Self {
-        Self { op_and_place: GET, rank, key, value: 0 }
+        Self {
+            op_and_place: GET,
+            rank,
+            key,
+            value: 0,
+        }
     }
 
     /// Returns the request with the tail of its value at `place`, below 2^24.
     #[must_use]
     pub const fn at(self, place: u32) -> Self {
-        Self { op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS), ..self }
+        Self {
+            op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS),
+            ..self
+        }
     }
 
     /// Returns the place of the tail of its value, as the sender claims.
@@ -126,7 +141,8 @@ impl Request {
         if self.is_put() { tail_bytes } else { 0 }
     }
 
-    /// Returns the rank whose store is addressed, as the sender claims: below the number of ranks only if the sender is sound.
+    /// Returns the rank whose store is addressed, as the sender claims: below the number of ranks
+    /// only if the sender is sound.
     #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
@@ -142,7 +158,10 @@ impl Request {
     #[must_use]
     pub const fn op(&self) -> Option<Op> {
         match self.op_and_place % (1 << OP_BITS) {
-            PUT => Some(Op::Put { key: self.key, value: self.value }),
+            PUT => Some(Op::Put {
+                key: self.key,
+                value: self.value,
+            }),
             GET if self.value == 0 => Some(Op::Get { key: self.key }),
             _ => None,
         }
@@ -190,18 +209,42 @@ mod tests {
 
     #[test]
     fn request_bytes_are_those_of_the_table() {
-        let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0x80, 4, 0, 0, 0, 0, 0, 0, 0x40];
-        assert_eq!(Request::put(2, 0x8000_0000_0000_0003, 0x4000_0000_0000_0004).as_bytes(), bytes);
+        let bytes = [
+            1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0x80, 4, 0, 0, 0, 0, 0, 0, 0x40,
+        ];
+        assert_eq!(
+            Request::put(2, 0x8000_0000_0000_0003, 0x4000_0000_0000_0004).as_bytes(),
+            bytes
+        );
         let read = Request::read_from_bytes(&bytes).unwrap();
-        assert_eq!(read.op(), Some(Op::Put { key: 0x8000_0000_0000_0003, value: 0x4000_0000_0000_0004 }));
-        assert_eq!(Request::get(7, 9).as_bytes()[..16], [2, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            read.op(),
+            Some(Op::Put {
+                key: 0x8000_0000_0000_0003,
+                value: 0x4000_0000_0000_0004
+            })
+        );
+        assert_eq!(
+            Request::get(7, 9).as_bytes()[..16],
+            [2, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
 
     #[test]
     fn every_outcome_reads_back() {
-        for outcome in [Outcome::PutOk, Outcome::GetOk { value: u64::MAX }, Outcome::NotFound, Outcome::Refused] {
+        for outcome in [
+            Outcome::PutOk,
+            Outcome::GetOk { value: u64::MAX },
+            Outcome::NotFound,
+            Outcome::Refused,
+        ] {
             let response = Response::new(outcome);
-            assert_eq!(Response::read_from_bytes(response.as_bytes()).unwrap().outcome(), Some(outcome));
+            assert_eq!(
+                Response::read_from_bytes(response.as_bytes())
+                    .unwrap()
+                    .outcome(),
+                Some(outcome)
+            );
         }
     }
 
@@ -210,7 +253,11 @@ mod tests {
         for seed in 0..=255 {
             let request = Request::read_from_bytes(&[seed; 24]).unwrap();
             let response = Response::read_from_bytes(&[seed; 16]).unwrap();
-            assert_eq!((request.op().is_some(), response.outcome()), (seed == PUT as u8, None), "{seed}");
+            assert_eq!(
+                (request.op().is_some(), response.outcome()),
+                (seed == PUT as u8, None),
+                "{seed}"
+            );
             assert_eq!(
                 request.place(),
                 u32::from(seed) * 0x0001_0101,
@@ -224,10 +271,25 @@ mod tests {
         let last = (1 << 24) - 1;
         for request in [Request::put(1, 2, 3), Request::get(1, 2)] {
             let placed = request.at(7).at(last);
-            assert_eq!((placed.place(), placed.op(), placed.rank(), placed.at(0)), (last, request.op(), 1, request));
+            assert_eq!(
+                (placed.place(), placed.op(), placed.rank(), placed.at(0)),
+                (last, request.op(), 1, request)
+            );
         }
-        assert_eq!([Request::put(1, 2, 3).at(last), Request::get(1, 2).at(last)].map(|request| request.bytes_behind(9)), [9, 0]);
-        let outcomes = [Outcome::PutOk, Outcome::GetOk { value: 0 }, Outcome::NotFound, Outcome::Refused];
-        assert_eq!(outcomes.map(|outcome| Response::new(outcome).bytes_behind(9)), [0, 9, 0, 0]);
+        assert_eq!(
+            [Request::put(1, 2, 3).at(last), Request::get(1, 2).at(last)]
+                .map(|request| request.bytes_behind(9)),
+            [9, 0]
+        );
+        let outcomes = [
+            Outcome::PutOk,
+            Outcome::GetOk { value: 0 },
+            Outcome::NotFound,
+            Outcome::Refused,
+        ];
+        assert_eq!(
+            outcomes.map(|outcome| Response::new(outcome).bytes_behind(9)),
+            [0, 9, 0, 0]
+        );
     }
 }

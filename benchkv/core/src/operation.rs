@@ -20,11 +20,19 @@ pub struct Operation {
 impl Operation {
     /// Makes an operation that its access distinguishes.
     pub(crate) const fn numbered(access: u32) -> Self {
-        Self { access, moment: 0, intended_ns: 0, issued_ns: 0, place: 0, kind: Kind::RemoteGet }
+        Self {
+            access,
+            moment: 0,
+            intended_ns: 0,
+            issued_ns: 0,
+            place: 0,
+            kind: Kind::RemoteGet,
+        }
     }
 }
 
-/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no gaps, which would be copied apart.
+/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no gaps, which would be
+/// copied apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -35,7 +43,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 4] = [Self::LocalGet, Self::LocalPut, Self::RemoteGet, Self::RemotePut];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::LocalGet,
+        Self::LocalPut,
+        Self::RemoteGet,
+        Self::RemotePut,
+    ];
 
     #[inline(always)]
     pub(crate) const fn new(is_remote: bool, is_put: bool) -> Self {

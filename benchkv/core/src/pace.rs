@@ -1,7 +1,8 @@
 //! Open loop: the intended start of each operation of a client, independent of earlier operations.
 //!
-//! Latency is then measured from the intended start, so that a stall counts for every operation it delayed (no coordinated omission). A
-//! client that cannot follow falls behind: operations are due and not issued. [`Schedule::backlog`] returns their number.
+//! Latency is then measured from the intended start, so that a stall counts for every operation it
+//! delayed (no coordinated omission). A client that cannot follow falls behind: operations are due
+//! and not issued. [`Schedule::backlog`] returns their number.
 
 use std::fmt;
 use std::time::Duration;
@@ -47,16 +48,25 @@ impl Pace {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
             // Another random stream than that of the accesses, which have the same seed.
-            Arrivals::Poisson => random_starts(&mut Rng::with_seed(!seed ^ (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))),
+            Arrivals::Poisson => random_starts(&mut Rng::with_seed(
+                !seed ^ (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            )),
         };
         let interval_ns = clients as f64 * 1e9 / self.rate;
-        let mut schedule = Schedule { interval_ns, starts, origin_ns: None, taken: 0, next_ns: 0 };
+        let mut schedule = Schedule {
+            interval_ns,
+            starts,
+            origin_ns: None,
+            taken: 0,
+            next_ns: 0,
+        };
         schedule.next_ns = schedule.start_ns(0);
         schedule
     }
 }
 
-/// Returns starts after exponential gaps, scaled so that as many intervals pass as there are starts: the mean rate is exact.
+/// Returns starts after exponential gaps, scaled so that as many intervals pass as there are
+/// starts: the mean rate is exact.
 fn random_starts(rng: &mut Rng) -> Vec<f64> {
     let mut at = 0.0;
     let mut gap = || {
@@ -76,7 +86,8 @@ fn random_starts(rng: &mut Rng) -> Vec<f64> {
 pub struct Schedule {
     /// Mean interval between two operations, in ns.
     interval_ns: f64,
-    /// The starts of one cycle, ascending, in intervals from its beginning. A cycle is as many intervals long as it has starts.
+    /// The starts of one cycle, ascending, in intervals from its beginning. A cycle is as many
+    /// intervals long as it has starts.
     starts: Vec<f64>,
     /// Time at which load began, in ns; `None` before.
     origin_ns: Option<u64>,
@@ -120,9 +131,13 @@ impl Schedule {
     #[must_use]
     pub fn due(&self, now_ns: u64) -> u64 {
         let cycle = self.starts.len() as f64;
-        let intervals = now_ns.saturating_sub(self.origin_ns.unwrap_or(now_ns)) as f64 / self.interval_ns;
+        let intervals =
+            now_ns.saturating_sub(self.origin_ns.unwrap_or(now_ns)) as f64 / self.interval_ns;
         let whole = (intervals / cycle).floor() * cycle;
-        whole as u64 + self.starts.partition_point(|start| *start <= intervals - whole) as u64
+        whole as u64
+            + self
+                .starts
+                .partition_point(|start| *start <= intervals - whole) as u64
     }
 
     /// Returns the number of operations that are due and were not taken.
@@ -131,20 +146,30 @@ impl Schedule {
         self.due(now_ns).saturating_sub(self.taken)
     }
 
-    /// Returns the maximum time between two intended starts, or from the beginning of the load to the first.
+    /// Returns the maximum time between two intended starts, or from the beginning of the load to
+    /// the first.
     #[must_use]
     pub fn longest_pause(&self) -> Duration {
         let wrap = self.starts.len() as f64 + self.starts.first().copied().unwrap_or_default();
         let next = self.starts.iter().skip(1).chain([&wrap]);
-        let longest =
-            self.starts.iter().zip(next).map(|(start, next)| next - start).fold(self.starts.first().copied().unwrap_or_default(), f64::max);
+        let longest = self
+            .starts
+            .iter()
+            .zip(next)
+            .map(|(start, next)| next - start)
+            .fold(self.starts.first().copied().unwrap_or_default(), f64::max);
         Duration::from_nanos((longest * self.interval_ns) as u64)
     }
 
     fn start_ns(&self, number: u64) -> u64 {
         let cycle = self.starts.len() as u64;
-        let start = self.starts.get((number % cycle) as usize).copied().unwrap_or_default();
-        self.origin_ns.unwrap_or(0) + (((number - number % cycle) as f64 + start) * self.interval_ns) as u64
+        let start = self
+            .starts
+            .get((number % cycle) as usize)
+            .copied()
+            .unwrap_or_default();
+        self.origin_ns.unwrap_or(0)
+            + (((number - number % cycle) as f64 + start) * self.interval_ns) as u64
     }
 }
 
@@ -155,7 +180,11 @@ mod tests {
     const ORIGIN_NS: u64 = 5_000;
 
     fn begun(arrivals: Arrivals, client: usize, seed: u64) -> Schedule {
-        let mut schedule = Pace { rate: 1e6, arrivals }.schedule(client, 4, seed);
+        let mut schedule = Pace {
+            rate: 1e6,
+            arrivals,
+        }
+        .schedule(client, 4, seed);
         schedule.begin(ORIGIN_NS);
         schedule
     }
@@ -168,16 +197,43 @@ mod tests {
     #[test]
     fn clients_take_turns_at_equal_distances() {
         let each = [0, 1, 2, 3].map(|client| starts(&mut begun(Arrivals::Even, client, 1), 3));
-        assert_eq!(each, [[0, 4000, 8000], [1000, 5000, 9000], [2000, 6000, 10_000], [3000, 7000, 11_000]]);
+        assert_eq!(
+            each,
+            [
+                [0, 4000, 8000],
+                [1000, 5000, 9000],
+                [2000, 6000, 10_000],
+                [3000, 7000, 11_000]
+            ]
+        );
     }
 
     #[test]
     fn nothing_is_due_before_its_time_or_before_load_begins() {
         let mut schedule = begun(Arrivals::Even, 1, 1);
-        assert_eq!((schedule.due_ns(ORIGIN_NS + 999), schedule.due_ns(ORIGIN_NS + 1000)), (None, Some(ORIGIN_NS + 1000)));
+        assert_eq!(
+            (
+                schedule.due_ns(ORIGIN_NS + 999),
+                schedule.due_ns(ORIGIN_NS + 1000)
+            ),
+            (None, Some(ORIGIN_NS + 1000))
+        );
         schedule.begin(ORIGIN_NS + 77);
-        assert_eq!(schedule.due_ns(ORIGIN_NS + 1000), Some(ORIGIN_NS + 1000), "load begins once");
-        assert_eq!(Pace { rate: 1.0, arrivals: Arrivals::Even }.schedule(0, 1, 1).due(1 << 40), 1, "none but the first");
+        assert_eq!(
+            schedule.due_ns(ORIGIN_NS + 1000),
+            Some(ORIGIN_NS + 1000),
+            "load begins once"
+        );
+        assert_eq!(
+            Pace {
+                rate: 1.0,
+                arrivals: Arrivals::Even
+            }
+            .schedule(0, 1, 1)
+            .due(1 << 40),
+            1,
+            "none but the first"
+        );
     }
 
     #[test]
@@ -187,12 +243,20 @@ mod tests {
             let all = starts(&mut schedule.clone(), 3 * RANDOM_GAPS);
             for now_ns in [0, 1, 999, 1000, 4999, 5000, 123_456, 40_000_000, 70_000_000] {
                 let due = all.iter().filter(|start| **start <= now_ns).count() as u64;
-                assert_eq!(schedule.due(ORIGIN_NS + now_ns), due, "{arrivals:?} {now_ns}");
+                assert_eq!(
+                    schedule.due(ORIGIN_NS + now_ns),
+                    due,
+                    "{arrivals:?} {now_ns}"
+                );
             }
             let due = schedule.due(ORIGIN_NS + 123_456);
             (0..10).for_each(|_| assert!(schedule.take_due(u64::MAX).is_some()));
             assert_eq!(schedule.backlog(ORIGIN_NS + 123_456), due - 10);
-            assert_eq!(schedule.backlog(ORIGIN_NS), 0, "taken too early is not owed");
+            assert_eq!(
+                schedule.backlog(ORIGIN_NS),
+                0,
+                "taken too early is not owed"
+            );
         }
     }
 
@@ -200,17 +264,32 @@ mod tests {
     fn poisson_keeps_the_rate_with_distances_as_random_as_they_should_be() {
         let all = starts(&mut begun(Arrivals::Poisson, 2, 7), 2 * RANDOM_GAPS);
         assert!(all.is_sorted());
-        assert_eq!(all[RANDOM_GAPS] - all[0], 4000 * RANDOM_GAPS as u64, "a cycle has its mean rate exactly");
-        let gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 4000.0).collect();
+        assert_eq!(
+            all[RANDOM_GAPS] - all[0],
+            4000 * RANDOM_GAPS as u64,
+            "a cycle has its mean rate exactly"
+        );
+        let gaps: Vec<f64> = all
+            .windows(2)
+            .map(|pair| (pair[1] - pair[0]) as f64 / 4000.0)
+            .collect();
         // An exponential distribution has variance 1, and 1/e of the gaps above the mean.
         let variance = gaps.iter().map(|gap| (gap - 1.0).powi(2)).sum::<f64>() / gaps.len() as f64;
         let long = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / gaps.len() as f64;
-        assert!((variance - 1.0).abs() < 0.1 && (long - 0.368).abs() < 0.02, "{variance} {long}");
+        assert!(
+            (variance - 1.0).abs() < 0.1 && (long - 0.368).abs() < 0.02,
+            "{variance} {long}"
+        );
     }
 
     #[test]
     fn no_pause_is_longer_than_the_longest() {
-        for (arrivals, client) in [(Arrivals::Even, 0), (Arrivals::Even, 3), (Arrivals::Poisson, 0), (Arrivals::Poisson, 1)] {
+        for (arrivals, client) in [
+            (Arrivals::Even, 0),
+            (Arrivals::Even, 3),
+            (Arrivals::Poisson, 0),
+            (Arrivals::Poisson, 1),
+        ] {
             let mut schedule = begun(arrivals, client, 1);
             let all = [vec![0], starts(&mut schedule.clone(), 2 * RANDOM_GAPS)].concat();
             let longest_ns = all.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();

@@ -3,16 +3,16 @@
 use crate::message::{Op, Outcome, Request, Response};
 use crate::values::Tail;
 
-/// Returns the daemon that owns `key` if a rank has `shards` of them. Keys of a store are below 2^32, and divide in half the time; the
-/// rank that gets any other key refuses it.
+/// Returns the daemon that owns `key` if a rank has `shards` of them. Keys of a store are below
+/// 2^32, and divide in half the time; the rank that gets any other key refuses it.
 #[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {
     (key as u32 % shards as u32) as usize
 }
 
-/// A shard of a store: the keys `k` with `k % shards == shard`, in a table indexed by `k / shards`. It takes 16 bytes per key and the
-/// tail of its value, all allocated at the start.
+/// A shard of a store: the keys `k` with `k % shards == shard`, in a table indexed by `k / shards`.
+/// It takes 16 bytes per key and the tail of its value, all allocated at the start.
 #[derive(Debug)]
 pub struct Shard {
     shard: usize,
@@ -28,7 +28,8 @@ impl Shard {
     /// Bytes the table takes per key, without the tail.
     pub const BYTES_PER_KEY: usize = size_of::<Option<u64>>();
 
-    /// Makes an empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below `shards`, which is not 0.
+    /// Makes an empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below
+    /// `shards`, which is not 0.
     #[must_use]
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
         Self::with_tails(shard, shards, keys, 0)
@@ -38,29 +39,50 @@ impl Shard {
     #[must_use]
     pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
         let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
-        Self { shard, shards, keys, values: vec![None; mine], tails: vec![0; mine * tail_bytes], tail_bytes }
+        Self {
+            shard,
+            shards,
+            keys,
+            values: vec![None; mine],
+            tails: vec![0; mine * tail_bytes],
+            tail_bytes,
+        }
     }
 
     /// Gives every key below `keys` of this shard the value that `value` returns, and its tail.
-    pub fn fill(&mut self, keys: u64, value: impl Fn(u64) -> u64, fill_tail: impl Fn(u64, &mut [u8])) {
+    pub fn fill(
+        &mut self,
+        keys: u64,
+        value: impl Fn(u64) -> u64,
+        fill_tail: impl Fn(u64, &mut [u8]),
+    ) {
         for key in (self.shard as u64..keys.min(self.keys)).step_by(self.shards) {
             let value = value(key);
-            if let Some(slot) = self.values.get_mut((key as u32 / self.shards as u32) as usize) {
+            if let Some(slot) = self
+                .values
+                .get_mut((key as u32 / self.shards as u32) as usize)
+            {
                 *slot = Some(value);
             }
             fill_tail(value, self.tail(key));
         }
     }
 
-    /// Executes a request, if values have no tails. Refuses a request for a key of another shard, and a malformed one.
+    /// Executes a request, if values have no tails. Refuses a request for a key of another shard,
+    /// and a malformed one.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
         Response::new(self.outcome(request))
     }
 
-    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a found value there, if values have tails.
+    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a
+    /// found value there, if values have tails.
     #[inline]
-    pub fn apply_with<'a>(&mut self, request: &Request, tail: impl FnOnce() -> Tail<'a>) -> Response {
+    pub fn apply_with<'a>(
+        &mut self,
+        request: &Request,
+        tail: impl FnOnce() -> Tail<'a>,
+    ) -> Response {
         let outcome = self.outcome(request);
         if self.tail_bytes > 0 {
             self.move_tail(request.key(), outcome, tail());
@@ -81,20 +103,31 @@ impl Shard {
     /// Returns the place of the tail of a key of this shard.
     fn tail(&mut self, key: u64) -> &mut [u8] {
         let at = (key as u32 / self.shards as u32) as usize * self.tail_bytes;
-        self.tails.get_mut(at..at + self.tail_bytes).unwrap_or_default()
+        self.tails
+            .get_mut(at..at + self.tail_bytes)
+            .unwrap_or_default()
     }
 
     fn outcome(&mut self, request: &Request) -> Outcome {
         let key = request.key();
         let is_mine = key < self.keys && owner_of(key, self.shards) == self.shard;
-        let slot = if is_mine { self.values.get_mut((key as u32 / self.shards as u32) as usize) } else { None };
-        let Some(slot) = slot else { return Outcome::Refused };
+        let slot = if is_mine {
+            self.values
+                .get_mut((key as u32 / self.shards as u32) as usize)
+        } else {
+            None
+        };
+        let Some(slot) = slot else {
+            return Outcome::Refused;
+        };
         match request.op() {
             Some(Op::Put { value, .. }) => {
                 *slot = Some(value);
                 Outcome::PutOk
             }
-            Some(Op::Get { .. }) => slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value }),
+            Some(Op::Get { .. }) => {
+                slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value })
+            }
             None => Outcome::Refused,
         }
     }
@@ -107,11 +140,20 @@ mod tests {
     #[test]
     fn every_key_has_one_owner_that_remembers_it() {
         for (keys, shards) in [(10, 1), (10, 3), (2, 3), (1, 4)] {
-            let mut store: Vec<Shard> = (0..shards).map(|shard| Shard::new(shard, shards, keys)).collect();
+            let mut store: Vec<Shard> = (0..shards)
+                .map(|shard| Shard::new(shard, shards, keys))
+                .collect();
             for key in 0..keys {
                 for (shard, table) in store.iter_mut().enumerate() {
-                    let expected = if shard == owner_of(key, shards) { Outcome::PutOk } else { Outcome::Refused };
-                    assert_eq!(table.apply(&Request::put(0, key, key + 100)).outcome(), Some(expected));
+                    let expected = if shard == owner_of(key, shards) {
+                        Outcome::PutOk
+                    } else {
+                        Outcome::Refused
+                    };
+                    assert_eq!(
+                        table.apply(&Request::put(0, key, key + 100)).outcome(),
+                        Some(expected)
+                    );
                 }
             }
             for key in 0..keys {
@@ -123,41 +165,67 @@ mod tests {
 
     #[test]
     fn every_key_keeps_the_tail_of_its_value() {
-        let mut store: Vec<Shard> = (0..3).map(|shard| Shard::with_tails(shard, 3, 10, 5)).collect();
+        let mut store: Vec<Shard> = (0..3)
+            .map(|shard| Shard::with_tails(shard, 3, 10, 5))
+            .collect();
         for key in 0..10 {
             let mut tail = [key as u8; 5];
-            store[owner_of(key, 3)].apply_with(&Request::put(0, key, key), || Tail::Bytes(&mut tail));
+            store[owner_of(key, 3)]
+                .apply_with(&Request::put(0, key, key), || Tail::Bytes(&mut tail));
         }
         for key in 0..10 {
             let mut tail = [0xff; 5];
-            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail));
-            assert_eq!((found.outcome(), tail), (Some(Outcome::GetOk { value: key }), [key as u8; 5]));
+            let found = store[owner_of(key, 3)]
+                .apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail));
+            assert_eq!(
+                (found.outcome(), tail),
+                (Some(Outcome::GetOk { value: key }), [key as u8; 5])
+            );
         }
     }
 
     #[test]
     fn a_store_is_filled_up_to_a_key_and_no_further() {
-        let mut store: Vec<Shard> = (0..3).map(|shard| Shard::with_tails(shard, 3, 10, 1)).collect();
-        store.iter_mut().for_each(|shard| shard.fill(7, |key| 50 + key, |value, tail| tail.fill(value as u8)));
+        let mut store: Vec<Shard> = (0..3)
+            .map(|shard| Shard::with_tails(shard, 3, 10, 1))
+            .collect();
+        store
+            .iter_mut()
+            .for_each(|shard| shard.fill(7, |key| 50 + key, |value, tail| tail.fill(value as u8)));
         for key in 0..10 {
             let mut tail = [0];
-            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail)).outcome();
-            let expected = if key < 7 { (Outcome::GetOk { value: 50 + key }, [50 + key as u8]) } else { (Outcome::NotFound, [0]) };
+            let found = store[owner_of(key, 3)]
+                .apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail))
+                .outcome();
+            let expected = if key < 7 {
+                (Outcome::GetOk { value: 50 + key }, [50 + key as u8])
+            } else {
+                (Outcome::NotFound, [0])
+            };
             assert_eq!((found, tail), (Some(expected.0), expected.1), "{key}");
         }
     }
 
     #[test]
     fn a_key_never_written_is_not_found() {
-        assert_eq!(Shard::new(0, 2, 10).apply(&Request::get(0, 4)).outcome(), Some(Outcome::NotFound));
+        assert_eq!(
+            Shard::new(0, 2, 10).apply(&Request::get(0, 4)).outcome(),
+            Some(Outcome::NotFound)
+        );
     }
 
     #[test]
     fn keys_outside_the_store_are_refused() {
         let mut shard = Shard::new(0, 1, 10);
         for key in [10, u64::MAX] {
-            assert_eq!(shard.apply(&Request::put(0, key, 1)).outcome(), Some(Outcome::Refused));
-            assert_eq!(shard.apply(&Request::get(0, key)).outcome(), Some(Outcome::Refused));
+            assert_eq!(
+                shard.apply(&Request::put(0, key, 1)).outcome(),
+                Some(Outcome::Refused)
+            );
+            assert_eq!(
+                shard.apply(&Request::get(0, key)).outcome(),
+                Some(Outcome::Refused)
+            );
         }
     }
 }

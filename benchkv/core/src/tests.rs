@@ -1,4 +1,5 @@
-//! Helpers of the tests of several modules: small jobs, and a directory of their own for shared memory.
+//! Helpers of the tests of several modules: small jobs, and a directory of their own for shared
+//! memory.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +21,13 @@ impl Scratch {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = PathBuf::from(format!("/dev/shm/benchkv-test-{}-{number}", std::process::id()));
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path).unwrap();
+        let path = PathBuf::from(format!(
+            "/dev/shm/benchkv-test-{}-{number}",
+            std::process::id()
+        ));
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+            .create(&path)
+            .unwrap();
         Self(path)
     }
 
@@ -31,7 +37,11 @@ impl Scratch {
 
     /// Returns the site of a rank in this process, on the software device.
     pub(crate) fn site(&self, rank: usize) -> Site {
-        Site { rank, devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
+        Site {
+            rank,
+            devices: vec![DeviceChoice::Auto.spec(Some(&self.0))],
+            dir: self.dir(),
+        }
     }
 }
 
@@ -42,8 +52,20 @@ impl Drop for Scratch {
 }
 
 /// Returns a topology with this carrier and this backend.
-pub(crate) const fn topology(backend: Backend, carrier: Carrier, ranks: usize, daemons: usize, clients: usize) -> Topology {
-    Topology { backend, carrier, ranks, daemons, clients }
+pub(crate) const fn topology(
+    backend: Backend,
+    carrier: Carrier,
+    ranks: usize,
+    daemons: usize,
+    clients: usize,
+) -> Topology {
+    Topology {
+        backend,
+        carrier,
+        ranks,
+        daemons,
+        clients,
+    }
 }
 
 /// Returns a verified job of `topology`, 32 deep.
@@ -87,5 +109,7 @@ pub(crate) fn policies(args: &str) -> PolicyOptions {
         #[command(flatten)]
         policies: PolicyOptions,
     }
-    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies
+    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace()))
+        .unwrap()
+        .policies
 }

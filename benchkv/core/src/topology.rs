@@ -1,4 +1,5 @@
-//! The endpoints between threads, and the paths of requests: everything that distinguishes the topologies.
+//! The endpoints between threads, and the paths of requests: everything that distinguishes the
+//! topologies.
 //!
 //! | | meta | delegation | sharded | direct |
 //! |---|---|---|---|---|
@@ -7,10 +8,11 @@
 //! | there -flux-> | the daemon that owns the key | the same | | |
 //! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
 //!
-//! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
+//! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key:
+//! client -ipc-> the daemon that owns it.
 //!
-//! The [`Carrier`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message for each message. Any carrier
-//! combines with any [`Backend`].
+//! The [`Carrier`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message
+//! for each message. Any carrier combines with any [`Backend`].
 
 use std::fmt;
 
@@ -75,7 +77,8 @@ impl fmt::Display for Backend {
     }
 }
 
-/// A topology: the threads of a job and the connections between them. Plain numbers, equal on all ranks.
+/// A topology: the threads of a job and the connections between them. Plain numbers, equal on all
+/// ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
     /// The path of the requests.
@@ -91,7 +94,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Returns the daemon with the endpoint to rank `remote`, on any rank, if one daemon has it for all keys.
+    /// Returns the daemon with the endpoint to rank `remote`, on any rank, if one daemon has it for
+    /// all keys.
     fn gateway(&self, remote: usize) -> Option<usize> {
         match self.backend {
             Backend::Meta => Some(remote % self.daemons),
@@ -100,21 +104,23 @@ impl Topology {
         }
     }
 
-    /// Returns the daemon to which the others of its rank pass requests for rank `rank`; `None` if they pass none.
+    /// Returns the daemon to which the others of its rank pass requests for rank `rank`; `None` if
+    /// they pass none.
     #[must_use]
     pub fn gateway_of(&self, rank: usize) -> Option<usize> {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
-    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from each other. Otherwise all of these are for
-    /// the shard of the daemon.
+    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from
+    /// each other. Otherwise all of these are for the shard of the daemon.
     #[must_use]
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
         matches!(self.backend, Backend::Meta) && self.ranks > 1
     }
 
-    /// Returns the number of daemons of another rank among which the key of a request decides; 1 if one daemon gets all requests of a rank.
+    /// Returns the number of daemons of another rank among which the key of a request decides; 1 if
+    /// one daemon gets all requests of a rank.
     #[must_use]
     pub const fn far_daemons(&self) -> usize {
         match self.backend {
@@ -123,14 +129,18 @@ impl Topology {
         }
     }
 
-    /// Returns the number of daemons of a rank that get requests of other ranks for keys of another daemon of the rank: all or none.
+    /// Returns the number of daemons of a rank that get requests of other ranks for keys of another
+    /// daemon of the rank: all or none.
     #[must_use]
     pub const fn passing_daemons(&self) -> usize {
-        let pass = matches!(self.backend, Backend::Meta | Backend::Delegation) && self.daemons > 1 && self.ranks > 1;
+        let pass = matches!(self.backend, Backend::Meta | Backend::Delegation)
+            && self.daemons > 1
+            && self.ranks > 1;
         if pass { self.daemons } else { 0 }
     }
 
-    /// Returns whether connections between ranks send each message separately, and not in copyrpc's rings.
+    /// Returns whether connections between ranks send each message separately, and not in copyrpc's
+    /// rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
         self.carrier.traits().is_by_message
@@ -139,8 +149,17 @@ impl Topology {
     /// Returns the maximum number of connections between ranks of a thread.
     #[must_use]
     pub const fn endpoints_of_a_thread(&self) -> usize {
-        let most = if self.daemons > self.clients { self.daemons } else { self.clients };
-        (self.ranks - 1) * if matches!(self.backend, Backend::Direct) { most } else { 1 }
+        let most = if self.daemons > self.clients {
+            self.daemons
+        } else {
+            self.clients
+        };
+        (self.ranks - 1)
+            * if matches!(self.backend, Backend::Direct) {
+                most
+            } else {
+                1
+            }
     }
 
     /// Returns the number of shared rings of a rank, each served by the daemon of its number.
@@ -157,28 +176,51 @@ impl Topology {
     #[must_use]
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
-        let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
+        let to_daemon = |number: usize| {
+            move |remote| Peer {
+                rank: remote,
+                worker: Worker::Daemon(number),
+            }
+        };
         match (self.backend, worker) {
             (Backend::Meta | Backend::Delegation, Worker::Daemon(daemon)) => {
                 // The same rule chooses the other end from the other side.
                 let far_end = self.gateway(rank).unwrap_or(0);
-                others.filter(|remote| self.gateway(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
+                others
+                    .filter(|remote| self.gateway(*remote) == Some(daemon))
+                    .map(to_daemon(far_end))
+                    .collect()
             }
             (Backend::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
             (Backend::Direct, Worker::Daemon(_)) => others
-                .flat_map(|remote| (0..self.clients).map(move |client| Peer { rank: remote, worker: Worker::Client(client) }))
+                .flat_map(|remote| {
+                    (0..self.clients).map(move |client| Peer {
+                        rank: remote,
+                        worker: Worker::Client(client),
+                    })
+                })
                 .collect(),
             (Backend::Direct, Worker::Client(_)) => others
-                .flat_map(|remote| (0..self.daemons).map(move |daemon| Peer { rank: remote, worker: Worker::Daemon(daemon) }))
+                .flat_map(|remote| {
+                    (0..self.daemons).map(move |daemon| Peer {
+                        rank: remote,
+                        worker: Worker::Daemon(daemon),
+                    })
+                })
                 .collect(),
             (_, Worker::Client(_)) => Vec::new(),
         }
     }
 
-    /// Returns the ranks that a daemon sends requests to, each through an endpoint, in the order of [`peers_of`](Self::peers_of).
+    /// Returns the ranks that a daemon sends requests to, each through an endpoint, in the order of
+    /// [`peers_of`](Self::peers_of).
     #[must_use]
     pub fn asks(&self, rank: usize, daemon: usize) -> Vec<usize> {
-        self.peers_of(rank, Worker::Daemon(daemon)).iter().filter(|peer| peer.is_daemon()).map(|peer| peer.rank).collect()
+        self.peers_of(rank, Worker::Daemon(daemon))
+            .iter()
+            .filter(|peer| peer.is_daemon())
+            .map(|peer| peer.rank)
+            .collect()
     }
 
     /// Returns the number of threads of a rank that have endpoints.
@@ -194,8 +236,9 @@ impl Topology {
         threads as u64
     }
 
-    /// Returns the maximum number of open files of a rank's process. It is counted with the software device, whose endpoints and threads
-    /// with endpoints have more files than those of others. Shared memory keeps a file open for each of its ends.
+    /// Returns the maximum number of open files of a rank's process. It is counted with the
+    /// software device, whose endpoints and threads with endpoints have more files than those of
+    /// others. Shared memory keeps a file open for each of its ends.
     #[must_use]
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
@@ -203,10 +246,15 @@ impl Topology {
         const OTHERS: u64 = 32;
         let channels = self.daemons + self.rings();
         let of_clients = self.clients * (channels + 2);
-        OTHERS + channels as u64 + of_clients as u64 + PER_THREAD * self.threads_with_endpoints() + PER_ENDPOINT * self.endpoints()
+        OTHERS
+            + channels as u64
+            + of_clients as u64
+            + PER_THREAD * self.threads_with_endpoints()
+            + PER_ENDPOINT * self.endpoints()
     }
 
-    /// Returns the maximum number of software devices whose memory a rank's process maps: those of its threads and of their peers.
+    /// Returns the maximum number of software devices whose memory a rank's process maps: those of
+    /// its threads and of their peers.
     #[must_use]
     pub const fn mapped_devices(&self) -> u64 {
         self.threads_with_endpoints() + self.endpoints()
@@ -229,20 +277,35 @@ mod tests {
     use super::*;
     use crate::store::owner_of;
 
-    const ROUTINGS: [Backend; 4] = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct];
+    const ROUTINGS: [Backend; 4] = [
+        Backend::Meta,
+        Backend::Delegation,
+        Backend::Sharded,
+        Backend::Direct,
+    ];
 
     fn topology(backend: Backend, ranks: usize, daemons: usize, clients: usize) -> Topology {
-        Topology { backend, carrier: Carrier::Copyrpc, ranks, daemons, clients }
+        Topology {
+            backend,
+            carrier: Carrier::Copyrpc,
+            ranks,
+            daemons,
+            clients,
+        }
     }
 
     fn workers(topology: &Topology) -> Vec<Worker> {
-        (0..topology.daemons).map(Worker::Daemon).chain((0..topology.clients).map(Worker::Client)).collect()
+        (0..topology.daemons)
+            .map(Worker::Daemon)
+            .chain((0..topology.clients).map(Worker::Client))
+            .collect()
     }
 
     #[test]
     fn every_endpoint_has_one_at_its_other_end_and_they_are_counted() {
-        for (backend, (ranks, daemons, clients)) in
-            ROUTINGS.into_iter().flat_map(|backend| [(1, 2, 2), (2, 1, 1), (5, 3, 2)].map(|sizes| (backend, sizes)))
+        for (backend, (ranks, daemons, clients)) in ROUTINGS
+            .into_iter()
+            .flat_map(|backend| [(1, 2, 2), (2, 1, 1), (5, 3, 2)].map(|sizes| (backend, sizes)))
         {
             let topology = topology(backend, ranks, daemons, clients);
             for rank in 0..ranks {
@@ -251,7 +314,9 @@ mod tests {
                     for peer in topology.peers_of(rank, worker) {
                         let back = topology.peers_of(peer.rank, peer.worker);
                         assert_eq!(
-                            back.iter().filter(|there| **there == Peer { rank, worker }).count(),
+                            back.iter()
+                                .filter(|there| **there == Peer { rank, worker })
+                                .count(),
                             1,
                             "{topology:?}: {worker:?}, {peer:?}"
                         );
@@ -268,14 +333,21 @@ mod tests {
     fn every_remote_key_can_be_sent() {
         for backend in ROUTINGS {
             let topology = topology(backend, 5, 3, 2);
-            for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
+            for (rank, remote, key) in (0..5).flat_map(|rank| {
+                (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))
+            }) {
                 let sender = match backend {
                     Backend::Meta => Worker::Daemon(topology.gateway_of(remote).unwrap()),
                     Backend::Delegation => Worker::Daemon(0),
                     Backend::Sharded => Worker::Daemon(owner_of(key, 3)),
                     Backend::Direct => Worker::Client(1),
                 };
-                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.gateway(rank).unwrap_or_else(|| owner_of(key, 3))) };
+                let far_end = Peer {
+                    rank: remote,
+                    worker: Worker::Daemon(
+                        topology.gateway(rank).unwrap_or_else(|| owner_of(key, 3)),
+                    ),
+                };
                 assert_eq!(
                     topology.peers_of(rank, sender).contains(&far_end),
                     rank != remote,

@@ -1,12 +1,13 @@
 //! [`Values`]: the tails of values, their bytes beyond the 8 bytes that a [message](crate::message) holds, while a request is within a
 //! rank.
 //!
-//! A rank has a place for each operation that its clients can have outstanding. A client puts the tail of a value there before it issues a put, and finds there the tail that a get has found. Messages
-//! only name the place, so they are as small as messages of values without a tail, on every path. Daemons that pass requests of other
-//! ranks to each other have places of their own.
+//! A rank has a place for each operation that its clients can have outstanding. A client puts the
+//! tail of a value there before it issues a put, and finds there the tail that a get has found.
+//! Messages only name the place, so they are as small as messages of values without a tail, on
+//! every path. Daemons that pass requests of other ranks to each other have places of their own.
 //!
-//! The message that names a place decides which thread may access it: its sender before it is sent, its receiver until it is answered.
-//! The queues that carry messages order the two.
+//! The message that names a place decides which thread may access it: its sender before it is sent,
+//! its receiver until it is answered. The queues that carry messages order the two.
 
 use std::sync::Arc;
 
@@ -37,12 +38,19 @@ pub struct Places {
 }
 
 impl Places {
-    /// Returns the places of a rank with that many `clients`, each with `of_client` values of `value_bytes` under way, which are in
-    /// [`VALUE_BYTES`], and that many `daemons` that pass on requests of other ranks.
+    /// Returns the places of a rank with that many `clients`, each with `of_client` values of
+    /// `value_bytes` under way, which are in [`VALUE_BYTES`], and that many `daemons` that pass on
+    /// requests of other ranks.
     #[must_use]
     pub fn new(value_bytes: usize, clients: usize, of_client: usize, daemons: usize) -> Self {
         let tail_bytes = value_bytes - HEAD_BYTES;
-        Self { tail_bytes, of_client, clients, of_daemon: (HOP_BYTES / tail_bytes.max(64)).max(LEAST_HOPS), daemons }
+        Self {
+            tail_bytes,
+            of_client,
+            clients,
+            of_daemon: (HOP_BYTES / tail_bytes.max(64)).max(LEAST_HOPS),
+            daemons,
+        }
     }
 
     /// Returns the distance of two places, in bytes: no two share a cache line.
@@ -87,8 +95,17 @@ impl Values {
     /// # Errors
     /// The system's reason why there is no such memory.
     pub fn new(places: Places) -> Result<Self, MemfdCreateError> {
-        let create = || Memfd::create("benchkv-values", places.bytes().next_multiple_of(LARGEST_PAGE_BYTES)).map(Arc::new);
-        Ok(Self { places, memory: (places.tail_bytes > 0).then(create).transpose()? })
+        let create = || {
+            Memfd::create(
+                "benchkv-values",
+                places.bytes().next_multiple_of(LARGEST_PAGE_BYTES),
+            )
+            .map(Arc::new)
+        };
+        Ok(Self {
+            places,
+            memory: (places.tail_bytes > 0).then(create).transpose()?,
+        })
     }
 
     /// Returns the number of places.
@@ -104,18 +121,27 @@ impl Values {
         self.places.tail_bytes
     }
 
-    /// Returns the address of a place; `None` if there is no such place, or it has no room for `bytes`.
+    /// Returns the address of a place; `None` if there is no such place, or it has no room for
+    /// `bytes`.
     fn at(&self, place: u32, bytes: usize) -> Option<*mut u8> {
-        let memory = self.memory.as_ref().filter(|_| bytes <= self.places.tail_bytes && (place as usize) < self.places.count())?;
+        let memory = self.memory.as_ref().filter(|_| {
+            bytes <= self.places.tail_bytes && (place as usize) < self.places.count()
+        })?;
         // SAFETY: a place that exists is inside the memory.
-        Some(unsafe { memory.base().as_ptr().add(place as usize * self.places.stride()) })
+        Some(unsafe {
+            memory
+                .base()
+                .as_ptr()
+                .add(place as usize * self.places.stride())
+        })
     }
 
     /// Copies the tail at `place` out. If there is no such place, `tail` is unchanged.
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
-            // SAFETY: inside the memory, which lives as long as `self`, and is other memory than `tail`. The message that named the place
-            // gives it to this thread; any bytes are legal.
+            // SAFETY: inside the memory, which lives as long as `self`, and is other memory than
+            // `tail`. The message that named the place gives it to this thread; any bytes are
+            // legal.
             unsafe { from.copy_to_nonoverlapping(tail.as_mut_ptr(), tail.len()) };
         }
     }
@@ -129,7 +155,8 @@ impl Values {
     }
 }
 
-/// The places of one client. It numbers them from 0, and gives one to each operation that is outstanding.
+/// The places of one client. It numbers them from 0, and gives one to each operation that is
+/// outstanding.
 #[derive(Debug, Clone)]
 pub struct ClientValues {
     pub(crate) values: Values,
@@ -213,7 +240,10 @@ mod tests {
                 .flat_map(|client| (0..32).map(move |at| places.first_of_client(client) + at))
                 .chain((0..2).flat_map(|d| places.of_daemon(d)))
         };
-        assert_eq!((all().count(), all().max()), (places.count(), Some(places.count() as u32 - 1)));
+        assert_eq!(
+            (all().count(), all().max()),
+            (places.count(), Some(places.count() as u32 - 1))
+        );
         all().for_each(|place| made.write(place, &[&place.to_le_bytes()[..], &[7; 9]].concat()));
         for place in all() {
             let mut tail = [0; 13];

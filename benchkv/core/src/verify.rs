@@ -1,12 +1,14 @@
-//! Verification: every value records its writer, its sequence number and its key, so that a read can be judged.
+//! Verification: every value records its writer, its sequence number and its key, so that a read
+//! can be judged.
 //!
-//! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other bytes are a pattern of these 8 bytes. The checks:
+//! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other
+//! bytes are a pattern of these 8 bytes. The checks:
 //!
 //! 1. a value carries the hash of the rank and key it was read from (backend, corruption);
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
-//! 3. for one reader, key and writer, sequence numbers never decrease, and a key once found stays found. This holds because every path keeps
-//!    the order of one client's requests for one key. A read is judged by values recorded before it was issued: replies may overtake
-//!    each other;
+//! 3. for one reader, key and writer, sequence numbers never decrease, and a key once found stays
+//!    found. This holds because every path keeps the order of one client's requests for one key. A
+//!    read is judged by values recorded before it was issued: replies may overtake each other;
 //! 4. a client's private key reads back as the last acknowledged write;
 //! 5. every byte after the first 8 is that of the pattern.
 
@@ -16,28 +18,64 @@ use thiserror::Error;
 use crate::message::Outcome;
 use crate::workload::{Access, PRIVATE_KEYS};
 
-/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a real-time job. If there are more keys
-/// times writers than this, only the first keys are judged.
+/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a
+/// real-time job. If there are more keys times writers than this, only the first keys are judged.
 const REMEMBERED: usize = 16;
 
 /// A result that a sound system cannot return. Keys are those of the named rank.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VerifyFailure {
-    #[error("rank {rank} key {key}: value {value:#018x} was written for another key, or is corrupt")]
+    #[error(
+        "rank {rank} key {key}: value {value:#018x} was written for another key, or is corrupt"
+    )]
     WrongKey { rank: u16, key: u64, value: u64 },
-    #[error("rank {rank} key {key}: value {value:#018x} names writer {writer}, but there are {writers}")]
-    UnknownWriter { rank: u16, key: u64, value: u64, writer: u16, writers: usize },
-    #[error("rank {rank} key {key}: write {sequence} of writer {writer} was read after its write {newer}")]
-    Backwards { rank: u16, key: u64, writer: u16, sequence: u32, newer: u32 },
+    #[error(
+        "rank {rank} key {key}: value {value:#018x} names writer {writer}, but there are {writers}"
+    )]
+    UnknownWriter {
+        rank: u16,
+        key: u64,
+        value: u64,
+        writer: u16,
+        writers: usize,
+    },
+    #[error(
+        "rank {rank} key {key}: write {sequence} of writer {writer} was read after its write {newer}"
+    )]
+    Backwards {
+        rank: u16,
+        key: u64,
+        writer: u16,
+        sequence: u32,
+        newer: u32,
+    },
     #[error("rank {rank} key {key}: not found, though it had been, or was written before the job")]
     Vanished { rank: u16, key: u64 },
     #[error("rank {rank} private key {key}: {} instead of the acknowledged {expected:#018x}", read_text(*found))]
-    LostWrite { rank: u16, key: u64, expected: u64, found: Option<u64> },
-    #[error("rank {rank} key {key}: byte {at} of value {value:#018x} is {found:#04x} and not {expected:#04x}")]
-    WrongByte { rank: u16, key: u64, value: u64, at: usize, found: u8, expected: u8 },
+    LostWrite {
+        rank: u16,
+        key: u64,
+        expected: u64,
+        found: Option<u64>,
+    },
+    #[error(
+        "rank {rank} key {key}: byte {at} of value {value:#018x} is {found:#04x} and not {expected:#04x}"
+    )]
+    WrongByte {
+        rank: u16,
+        key: u64,
+        value: u64,
+        at: usize,
+        found: u8,
+        expected: u8,
+    },
     #[error("write {sequence} of writer {writer} was read, but it issued only {issued}")]
-    NeverIssued { writer: usize, sequence: u32, issued: u32 },
+    NeverIssued {
+        writer: usize,
+        sequence: u32,
+        issued: u32,
+    },
 }
 
 /// Returns the value that a read found, in words.
@@ -59,7 +97,11 @@ impl Stamp {
     }
 
     const fn unpack(value: u64) -> Self {
-        Self { writer: (value >> 48) as u16, sequence: (value >> 16) as u32, hash: value as u16 }
+        Self {
+            writer: (value >> 48) as u16,
+            sequence: (value >> 16) as u32,
+            hash: value as u16,
+        }
     }
 }
 
@@ -71,30 +113,53 @@ const fn hash16(rank: u16, key: u64) -> u16 {
     (mix ^ mix >> 33) as u16
 }
 
-/// Returns the value of a key before its first write: as if writer 0 had written it before its own first write, which has number 1.
+/// Returns the value of a key before its first write: as if writer 0 had written it before its own
+/// first write, which has number 1.
 #[must_use]
 pub const fn first_value(rank: u16, key: u64) -> u64 {
-    Stamp { writer: 0, sequence: 0, hash: hash16(rank, key) }.pack()
+    Stamp {
+        writer: 0,
+        sequence: 0,
+        hash: hash16(rank, key),
+    }
+    .pack()
 }
 
-/// Returns the bytes of a value after the first 8, in words: no two are equal, within one value or in two different values.
+/// Returns the bytes of a value after the first 8, in words: no two are equal, within one value or
+/// in two different values.
 fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
-    (1_u64..)
-        .map(move |number| value.wrapping_add(number.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+    (1_u64..).map(move |number| {
+        value
+            .wrapping_add(number.wrapping_mul(0xd6e8_feb8_6659_fd93))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .to_le_bytes()
+    })
 }
 
 /// Fills the tail of `value`.
 pub fn fill_tail(value: u64, tail: &mut [u8]) {
     for (place, word) in tail.chunks_mut(8).zip(pattern(value)) {
-        place.iter_mut().zip(word).for_each(|(place, byte)| *place = byte);
+        place
+            .iter_mut()
+            .zip(word)
+            .for_each(|(place, byte)| *place = byte);
     }
 }
 
-/// Returns the first wrong byte of a tail of `value`: its index, the byte found, and the byte expected.
+/// Returns the first wrong byte of a tail of `value`: its index, the byte found, and the byte
+/// expected.
 fn wrong_byte(value: u64, tail: &[u8]) -> Option<(usize, u8, u8)> {
-    let wrong = tail.chunks(8).zip(pattern(value)).enumerate().find(|(_, (found, word))| **found != word[..found.len()]);
+    let wrong = tail
+        .chunks(8)
+        .zip(pattern(value))
+        .enumerate()
+        .find(|(_, (found, word))| **found != word[..found.len()]);
     let (number, (found, word)) = wrong?;
-    let (at, (found, expected)) = found.iter().zip(word).enumerate().find(|(_, (found, byte))| *found != byte)?;
+    let (at, (found, expected)) = found
+        .iter()
+        .zip(word)
+        .enumerate()
+        .find(|(_, (found, byte))| *found != byte)?;
     Some((8 * number + at, *found, expected))
 }
 
@@ -117,7 +182,8 @@ enum Private {
     Reading(u64),
 }
 
-/// The highest sequence number recorded for a reader, key and writer. `at` is the moment on the [`Verifier`]'s own scale.
+/// The highest sequence number recorded for a reader, key and writer. `at` is the moment on the
+/// [`Verifier`]'s own scale.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     sequence: u32,
@@ -156,7 +222,8 @@ pub struct Verdict {
 }
 
 impl Verifier {
-    /// Makes the judge of client number `writer` of `writers` in the job, whose pattern of `accesses` reads `read_keys` different keys.
+    /// Makes the judge of client number `writer` of `writers` in the job, whose pattern of
+    /// `accesses` reads `read_keys` different keys.
     #[must_use]
     pub fn new(writer: u16, writers: usize, accesses: usize, read_keys: usize) -> Self {
         let remembered = read_keys.min(REMEMBERED * accesses / writers.max(1));
@@ -181,17 +248,30 @@ impl Verifier {
         self
     }
 
-    /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
+    /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients
+    /// and patterns of `accesses`.
     #[must_use]
     pub const fn bytes(writers: usize, accesses: usize) -> u64 {
-        let fewest = accesses * if writers < REMEMBERED { writers } else { REMEMBERED };
-        (fewest * size_of::<Seen>() + accesses * size_of::<Option<u32>>() + writers * size_of::<u32>()) as u64
+        let fewest = accesses
+            * if writers < REMEMBERED {
+                writers
+            } else {
+                REMEMBERED
+            };
+        (fewest * size_of::<Seen>()
+            + accesses * size_of::<Option<u32>>()
+            + writers * size_of::<u32>()) as u64
     }
 
     /// Returns a value that was never used before, for a key of `rank`.
     pub fn next_value(&mut self, rank: u16, key: u64) -> u64 {
         self.sequence = self.sequence.wrapping_add(1);
-        Stamp { writer: self.writer, sequence: self.sequence, hash: hash16(rank, key) }.pack()
+        Stamp {
+            writer: self.writer,
+            sequence: self.sequence,
+            hash: hash16(rank, key),
+        }
+        .pack()
     }
 
     /// Marks an operation as issued. Its result is judged by values recorded before this moment.
@@ -202,28 +282,50 @@ impl Verifier {
 
     /// Judges the result of a read of a shared key that was issued at `moment`.
     pub fn judge_read(&mut self, access: &Access, moment: u32, found: Option<u64>) {
-        let Some(value) = found else { return self.judge_absence(access, moment) };
-        let Some(Stamp { writer, sequence, .. }) = self.judge_origin(access, value) else { return };
+        let Some(value) = found else {
+            return self.judge_absence(access, moment);
+        };
+        let Some(Stamp {
+            writer, sequence, ..
+        }) = self.judge_origin(access, value)
+        else {
+            return;
+        };
         let slot = access.slot as usize;
         let now = self.moment;
         if let Some(found_at) = self.found_at.get_mut(slot) {
             found_at.get_or_insert(now);
         }
-        let Some(seen) = self.seen.get_mut(slot * self.writers + usize::from(writer)) else { return };
+        let Some(seen) = self.seen.get_mut(slot * self.writers + usize::from(writer)) else {
+            return;
+        };
         if sequence > seen.sequence {
             *seen = Seen { sequence, at: now };
         } else if sequence < seen.sequence && is_before(seen.at, moment) {
             let rank = access.rank;
             let key = access.key;
             let newer = seen.sequence;
-            self.fail(VerifyFailure::Backwards { rank, key, writer, sequence, newer });
+            self.fail(VerifyFailure::Backwards {
+                rank,
+                key,
+                writer,
+                sequence,
+                newer,
+            });
         }
     }
 
     /// Judges the bytes after the first 8 of a `value` that was read.
     pub fn judge_tail(&mut self, access: &Access, value: u64, tail: &[u8]) {
         if let Some((at, found, expected)) = wrong_byte(value, tail) {
-            self.fail(VerifyFailure::WrongByte { rank: access.rank, key: access.key, value, at: 8 + at, found, expected });
+            self.fail(VerifyFailure::WrongByte {
+                rank: access.rank,
+                key: access.key,
+                value,
+                at: 8 + at,
+                found,
+                expected,
+            });
         }
     }
 
@@ -253,9 +355,17 @@ impl Verifier {
         };
         let next = match (self.private.get(slot), outcome) {
             (Some(Private::Writing(value)), Some(Outcome::PutOk)) => Private::Written(*value),
-            (Some(&Private::Reading(expected)), Some(Outcome::GetOk { .. } | Outcome::NotFound)) => {
+            (
+                Some(&Private::Reading(expected)),
+                Some(Outcome::GetOk { .. } | Outcome::NotFound),
+            ) => {
                 if found != Some(expected) {
-                    self.fail(VerifyFailure::LostWrite { rank: access.rank, key: access.key, expected, found });
+                    self.fail(VerifyFailure::LostWrite {
+                        rank: access.rank,
+                        key: access.key,
+                        expected,
+                        found,
+                    });
                 }
                 Private::Unknown
             }
@@ -267,7 +377,12 @@ impl Verifier {
     /// Returns the findings of the whole run.
     #[must_use]
     pub fn verdict(self) -> Verdict {
-        Verdict { failures: self.failures, first: self.first, issued: self.sequence, highest: self.highest }
+        Verdict {
+            failures: self.failures,
+            first: self.first,
+            issued: self.sequence,
+            highest: self.highest,
+        }
     }
 
     /// Does the checks 1 and 2.
@@ -281,7 +396,13 @@ impl Verifier {
         }
         let Some(highest) = self.highest.get_mut(usize::from(stamp.writer)) else {
             let (writer, writers) = (stamp.writer, self.writers);
-            self.fail(VerifyFailure::UnknownWriter { rank, key, value, writer, writers });
+            self.fail(VerifyFailure::UnknownWriter {
+                rank,
+                key,
+                value,
+                writer,
+                writers,
+            });
             return None;
         };
         *highest = stamp.sequence.max(*highest);
@@ -291,7 +412,10 @@ impl Verifier {
     fn judge_absence(&mut self, access: &Access, moment: u32) {
         if let Some(Some(found_at)) = self.found_at.get(access.slot as usize) {
             if is_before(*found_at, moment) {
-                self.fail(VerifyFailure::Vanished { rank: access.rank, key: access.key });
+                self.fail(VerifyFailure::Vanished {
+                    rank: access.rank,
+                    key: access.key,
+                });
             }
         }
     }
@@ -308,21 +432,26 @@ impl Verifier {
     }
 }
 
-/// Returns whether moment `a` came before moment `b`, which is at most a queue depth away from now. A record older than 2^31 operations
-/// can look younger than it is; then one check is left out.
+/// Returns whether moment `a` came before moment `b`, which is at most a queue depth away from now.
+/// A record older than 2^31 operations can look younger than it is; then one check is left out.
 const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
 
-/// Does check 2 over all ranks. Returns a failure for each of the `highest` numbers read that was never issued. Both slices are indexed
-/// by writer.
-pub fn never_issued<'a>(highest: &'a [u32], issued: &'a [u32]) -> impl Iterator<Item = VerifyFailure> + 'a {
+/// Does check 2 over all ranks. Returns a failure for each of the `highest` numbers read that was
+/// never issued. Both slices are indexed by writer.
+pub fn never_issued<'a>(
+    highest: &'a [u32],
+    issued: &'a [u32],
+) -> impl Iterator<Item = VerifyFailure> + 'a {
     let pairs = highest.iter().zip(issued).enumerate();
-    pairs.filter(|(_, (read, issued))| read > issued).map(|(writer, (sequence, issued))| VerifyFailure::NeverIssued {
-        writer,
-        sequence: *sequence,
-        issued: *issued,
-    })
+    pairs
+        .filter(|(_, (read, issued))| read > issued)
+        .map(|(writer, (sequence, issued))| VerifyFailure::NeverIssued {
+            writer,
+            sequence: *sequence,
+            issued: *issued,
+        })
 }
 
 #[cfg(test)]
@@ -330,15 +459,30 @@ mod tests {
     use super::*;
     use crate::workload::AccessKind;
 
-    const READ: Access = Access { key: 42, slot: 3, rank: 1, kind: AccessKind::Read };
-    const PRIVATE: Access = Access { key: 1000, slot: 5, rank: 1, kind: AccessKind::Private };
+    const READ: Access = Access {
+        key: 42,
+        slot: 3,
+        rank: 1,
+        kind: AccessKind::Read,
+    };
+    const PRIVATE: Access = Access {
+        key: 1000,
+        slot: 5,
+        rank: 1,
+        kind: AccessKind::Private,
+    };
 
     fn reader() -> Verifier {
         Verifier::new(0, 2, 1 << 16, 8)
     }
 
     fn value(writer: u16, sequence: u32) -> u64 {
-        Stamp { writer, sequence, hash: hash16(READ.rank, READ.key) }.pack()
+        Stamp {
+            writer,
+            sequence,
+            hash: hash16(READ.rank, READ.key),
+        }
+        .pack()
     }
 
     fn read(verifier: &mut Verifier, found: Option<u64>) {
@@ -349,7 +493,14 @@ mod tests {
     #[test]
     fn sound_reads_pass() {
         let mut verifier = reader();
-        for found in [None, Some(value(0, 1)), Some(value(0, 1)), Some(value(1, 1)), Some(value(0, 2)), Some(value(1, 9))] {
+        for found in [
+            None,
+            Some(value(0, 1)),
+            Some(value(0, 1)),
+            Some(value(1, 1)),
+            Some(value(0, 2)),
+            Some(value(1, 9)),
+        ] {
             read(&mut verifier, found);
         }
         let verdict = verifier.verdict();
@@ -362,7 +513,17 @@ mod tests {
         for bit in 0..16 {
             let mut verifier = reader();
             read(&mut verifier, Some(value(1, 7) ^ 1 << bit));
-            assert!(matches!(verifier.verdict().first, Some(VerifyFailure::WrongKey { rank: 1, key: 42, .. })), "bit {bit}");
+            assert!(
+                matches!(
+                    verifier.verdict().first,
+                    Some(VerifyFailure::WrongKey {
+                        rank: 1,
+                        key: 42,
+                        ..
+                    })
+                ),
+                "bit {bit}"
+            );
         }
     }
 
@@ -378,7 +539,14 @@ mod tests {
     fn a_writer_that_does_not_exist_is_caught() {
         let mut verifier = reader();
         read(&mut verifier, Some(value(2, 1)));
-        assert!(matches!(verifier.verdict().first, Some(VerifyFailure::UnknownWriter { writer: 2, writers: 2, .. })));
+        assert!(matches!(
+            verifier.verdict().first,
+            Some(VerifyFailure::UnknownWriter {
+                writer: 2,
+                writers: 2,
+                ..
+            })
+        ));
     }
 
     #[test]
@@ -388,7 +556,13 @@ mod tests {
         for found in [value(1, 5), value(0, 8), value(1, 4)] {
             read(&mut verifier, Some(found));
         }
-        let expected = VerifyFailure::Backwards { rank: 1, key: 42, writer: 1, sequence: 4, newer: 5 };
+        let expected = VerifyFailure::Backwards {
+            rank: 1,
+            key: 42,
+            writer: 1,
+            sequence: 4,
+            newer: 5,
+        };
         assert_eq!(verifier.verdict().first, Some(expected));
     }
 
@@ -408,7 +582,10 @@ mod tests {
         let mut verifier = reader();
         read(&mut verifier, Some(value(1, 1)));
         read(&mut verifier, None);
-        assert_eq!(verifier.verdict().first, Some(VerifyFailure::Vanished { rank: 1, key: 42 }));
+        assert_eq!(
+            verifier.verdict().first,
+            Some(VerifyFailure::Vanished { rank: 1, key: 42 })
+        );
     }
 
     #[test]
@@ -420,25 +597,53 @@ mod tests {
         }
         assert_eq!(verifier.failures, 0);
         read(&mut verifier, Some(first));
-        assert!(matches!(verifier.first, Some(VerifyFailure::Backwards { writer: 0, sequence: 0, newer: 1, .. })), "{:?}", verifier.first);
+        assert!(
+            matches!(
+                verifier.first,
+                Some(VerifyFailure::Backwards {
+                    writer: 0,
+                    sequence: 0,
+                    newer: 1,
+                    ..
+                })
+            ),
+            "{:?}",
+            verifier.first
+        );
         let mut verifier = reader().of_filled_stores();
         read(&mut verifier, None);
-        assert_eq!(verifier.verdict().first, Some(VerifyFailure::Vanished { rank: 1, key: 42 }));
+        assert_eq!(
+            verifier.verdict().first,
+            Some(VerifyFailure::Vanished { rank: 1, key: 42 })
+        );
     }
 
     #[test]
     fn a_sequence_number_nobody_issued_is_caught_after_the_run() {
         assert_eq!(never_issued(&[3, 4], &[3, 4]).count(), 0);
         let found: Vec<_> = never_issued(&[3, 5], &[3, 4]).collect();
-        assert_eq!(found, [VerifyFailure::NeverIssued { writer: 1, sequence: 5, issued: 4 }]);
+        assert_eq!(
+            found,
+            [VerifyFailure::NeverIssued {
+                writer: 1,
+                sequence: 5,
+                issued: 4
+            }]
+        );
     }
 
     #[test]
     fn private_keys_alternate_and_must_read_back() {
         let mut verifier = reader();
         for round in 0..3 {
-            let Some(PrivateStep::Put(value)) = verifier.begin_private(&PRIVATE) else { panic!("round {round}") };
-            assert_eq!(verifier.begin_private(&PRIVATE), None, "one operation at a time");
+            let Some(PrivateStep::Put(value)) = verifier.begin_private(&PRIVATE) else {
+                panic!("round {round}")
+            };
+            assert_eq!(
+                verifier.begin_private(&PRIVATE),
+                None,
+                "one operation at a time"
+            );
             verifier.end_private(&PRIVATE, Some(Outcome::PutOk));
             assert_eq!(verifier.begin_private(&PRIVATE), Some(PrivateStep::Get));
             verifier.end_private(&PRIVATE, Some(Outcome::GetOk { value }));
@@ -455,9 +660,21 @@ mod tests {
             verifier.begin_private(&PRIVATE);
             verifier.end_private(&PRIVATE, Some(wrong));
             let failure = verifier.verdict().first.unwrap();
-            assert!(matches!(failure, VerifyFailure::LostWrite { .. }), "{wrong:?}");
-            let read = if wrong == Outcome::NotFound { "nothing" } else { "0x0000000000000001" };
-            assert!(failure.to_string().contains(&format!(": {read} instead of the acknowledged 0x")), "{failure}");
+            assert!(
+                matches!(failure, VerifyFailure::LostWrite { .. }),
+                "{wrong:?}"
+            );
+            let read = if wrong == Outcome::NotFound {
+                "nothing"
+            } else {
+                "0x0000000000000001"
+            };
+            assert!(
+                failure
+                    .to_string()
+                    .contains(&format!(": {read} instead of the acknowledged 0x")),
+                "{failure}"
+            );
         }
     }
 
@@ -466,7 +683,10 @@ mod tests {
         let mut verifier = reader();
         verifier.begin_private(&PRIVATE);
         verifier.end_private(&PRIVATE, None);
-        assert!(matches!(verifier.begin_private(&PRIVATE), Some(PrivateStep::Put(_))));
+        assert!(matches!(
+            verifier.begin_private(&PRIVATE),
+            Some(PrivateStep::Put(_))
+        ));
         assert_eq!(verifier.verdict().failures, 0);
     }
 
@@ -486,7 +706,17 @@ mod tests {
                 let mut other = tail.clone();
                 other[at] ^= 0x10;
                 let (found, expected) = (other[at], tail[at]);
-                assert_eq!(judge(&other), Some(VerifyFailure::WrongByte { rank: 1, key: 42, value, at: 8 + at, found, expected }));
+                assert_eq!(
+                    judge(&other),
+                    Some(VerifyFailure::WrongByte {
+                        rank: 1,
+                        key: 42,
+                        value,
+                        at: 8 + at,
+                        found,
+                        expected
+                    })
+                );
             }
         }
     }
@@ -494,9 +724,13 @@ mod tests {
     /// Exchanged words of two writes, or of two places, are noticed.
     #[test]
     fn no_word_of_a_tail_is_like_another() {
-        let values = (0..4).flat_map(|writer| (0..100).map(move |sequence| value(writer, sequence)));
+        let values =
+            (0..4).flat_map(|writer| (0..100).map(move |sequence| value(writer, sequence)));
         let words: Vec<[u8; 8]> = values.flat_map(|value| pattern(value).take(64)).collect();
-        assert_eq!(words.iter().collect::<std::collections::HashSet<_>>().len(), words.len());
+        assert_eq!(
+            words.iter().collect::<std::collections::HashSet<_>>().len(),
+            words.len()
+        );
     }
 
     #[test]

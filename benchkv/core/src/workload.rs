@@ -1,4 +1,5 @@
-//! The accesses of a client, generated before the run: the measured loop draws no random number and allocates nothing.
+//! The accesses of a client, generated before the run: the measured loop draws no random number and
+//! allocates nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,8 +17,8 @@ use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
 use crate::zipf::Zipf;
 
-/// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts again at the first. They are read in
-/// order, so the prefetcher hides the reads.
+/// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts
+/// again at the first. They are read in order, so the prefetcher hides the reads.
 pub const PATTERN_LEN: usize = 1 << 16;
 
 /// Keys that only one client ever touches, per client.
@@ -32,8 +33,9 @@ const PRIVATE_SHARE: f64 = 1.0 / 16.0;
 pub enum Distribution {
     /// All keys with equal probability.
     Uniform,
-    /// The key with number `k` in a shuffled order, the same in every job, with probability proportional to `(k + 1)^-theta`. The order is
-    /// that of all keys of the job; of the keys of each rank, if a remote ratio says how often each rank is chosen.
+    /// The key with number `k` in a shuffled order, the same in every job, with probability
+    /// proportional to `(k + 1)^-theta`. The order is that of all keys of the job; of the keys of
+    /// each rank, if a remote ratio says how often each rank is chosen.
     Zipfian {
         /// Skew: 0.99 is the customary value.
         theta: f64,
@@ -42,7 +44,9 @@ pub enum Distribution {
 
 /// The text is not a distribution.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{given:?} is not a distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10")]
+#[error(
+    "{given:?} is not a distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10"
+)]
 pub struct DistributionSyntaxError {
     given: String,
 }
@@ -54,10 +58,17 @@ impl FromStr for Distribution {
         let theta = match text.split_once(':') {
             None if text == "uniform" => return Ok(Self::Uniform),
             None if text == "zipfian" => Some(0.99),
-            Some(("zipfian", theta)) => theta.parse().ok().filter(|theta| *theta > 0.0 && *theta <= 10.0),
+            Some(("zipfian", theta)) => theta
+                .parse()
+                .ok()
+                .filter(|theta| *theta > 0.0 && *theta <= 10.0),
             _ => None,
         };
-        theta.map(|theta| Self::Zipfian { theta }).ok_or_else(|| DistributionSyntaxError { given: text.to_owned() })
+        theta
+            .map(|theta| Self::Zipfian { theta })
+            .ok_or_else(|| DistributionSyntaxError {
+                given: text.to_owned(),
+            })
     }
 }
 
@@ -99,8 +110,8 @@ pub struct Workload {
     #[serde(rename = "value_size")]
     pub value_bytes: usize,
 
-    /// Start with empty stores. A get of a key that no put has reached then finds no value, which is cheaper; otherwise every shared key has a
-    /// value before clients start.
+    /// Start with empty stores. A get of a key that no put has reached then finds no value, which
+    /// is cheaper; otherwise every shared key has a value before clients start.
     #[arg(long, hide_short_help = true)]
     pub empty: bool,
 
@@ -108,7 +119,8 @@ pub struct Workload {
     #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
-    // Share of accesses that go to another rank; 0 if there is none. By default all ranks are alike.
+    // Share of accesses that go to another rank; 0 if there is none. By default all ranks are
+    // alike.
     #[arg(skip)]
     #[allow(missing_docs, reason = "likewise")]
     pub remote_ratio: f64,
@@ -137,7 +149,11 @@ pub struct Workload {
 fn value_size(text: &str) -> Result<usize, String> {
     let bytes = units::bytes(text)? as usize;
     let outside = || format!("use {} to {} bytes", VALUE_BYTES.start(), VALUE_BYTES.end());
-    if VALUE_BYTES.contains(&bytes) { Ok(bytes) } else { Err(outside()) }
+    if VALUE_BYTES.contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(outside())
+    }
 }
 
 /// The kind of an access.
@@ -172,16 +188,23 @@ const _: () = assert!(size_of::<Access>() == 16);
 pub struct Pattern {
     /// As many accesses as in [`Workload::accesses`].
     pub accesses: Vec<Access>,
-    /// Number of different keys read, if results are verified; every [`AccessKind::Read`] slot is below it then.
+    /// Number of different keys read, if results are verified; every [`AccessKind::Read`] slot is
+    /// below it then.
     pub read_keys: usize,
 }
 
 impl Pattern {
-    /// Returns a digest of the accesses in their order (FNV-1a): the same on every machine and in every version.
+    /// Returns a digest of the accesses in their order (FNV-1a): the same on every machine and in
+    /// every version.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let words = self.accesses.iter().flat_map(|access| [access.key, u64::from(access.rank), access.kind as u64]);
-        words.fold(0xcbf2_9ce4_8422_2325, |digest, word| (digest ^ word).wrapping_mul(0x0000_0100_0000_01b3))
+        let words = self
+            .accesses
+            .iter()
+            .flat_map(|access| [access.key, u64::from(access.rank), access.kind as u64]);
+        words.fold(0xcbf2_9ce4_8422_2325, |digest, word| {
+            (digest ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+        })
     }
 }
 
@@ -192,7 +215,10 @@ impl Workload {
     /// The first option that cannot be honoured.
     pub fn check(&self) -> Result<(), RangeError> {
         if self.remote_ratio > 0.0 && self.ranks == 1 {
-            let (why, legal) = ("one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned());
+            let (why, legal) = (
+                "one rank has no other to talk to",
+                "0, or --ranks of 2 and more".to_owned(),
+            );
             return Err(range("--remote-ratio", self.remote_ratio, why, legal));
         }
         Ok(())
@@ -204,16 +230,27 @@ impl Workload {
         (ranks - 1) as f64 / ranks as f64
     }
 
-    /// Returns the share of accesses to private keys: these write and read in turn, so their number is bounded by the rarer of the two.
+    /// Returns the share of accesses to private keys: these write and read in turn, so their number
+    /// is bounded by the rarer of the two.
     #[must_use]
     pub fn private_share(&self) -> f64 {
-        if self.verify { PRIVATE_SHARE.min(2.0 * self.read_ratio).min(2.0 * (1.0 - self.read_ratio)) } else { 0.0 }
+        if self.verify {
+            PRIVATE_SHARE
+                .min(2.0 * self.read_ratio)
+                .min(2.0 * (1.0 - self.read_ratio))
+        } else {
+            0.0
+        }
     }
 
     /// Returns the number of keys of each rank's store, private ones included.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {
-        let private = if self.verify { self.ranks * self.clients * PRIVATE_KEYS } else { 0 };
+        let private = if self.verify {
+            self.ranks * self.clients * PRIVATE_KEYS
+        } else {
+            0
+        };
         self.key_range + private as u64
     }
 
@@ -227,10 +264,18 @@ impl Workload {
     #[must_use]
     pub fn pattern(&self, rank: usize, client: usize) -> Pattern {
         let number = (rank * self.clients + client) as u64;
-        // The number is multiplied by an odd constant, so that clients of neighbouring jobs (seed + 1) do not share their streams.
-        let mut rng = Rng::with_seed(self.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        // The number is multiplied by an odd constant, so that clients of neighbouring jobs
+        // (seed + 1) do not share their streams.
+        let mut rng = Rng::with_seed(
+            self.seed
+                .wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        );
         // A given ratio decides how often each rank is chosen; otherwise the key does.
-        let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) { self.ranks as u64 } else { 1 };
+        let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) {
+            self.ranks as u64
+        } else {
+            1
+        };
         let keys = self.key_range * ranks;
         let zipf = match self.distribution {
             Distribution::Uniform => None,
@@ -253,27 +298,58 @@ impl Workload {
                     }
                     None => (rng.u64(0..self.key_range), None),
                 };
-                let target = owner
-                    .unwrap_or_else(|| if rng.f64() < self.remote_ratio { self.another_rank(rank, rng.usize(..)) } else { rank as u16 });
+                let target = owner.unwrap_or_else(|| {
+                    if rng.f64() < self.remote_ratio {
+                        self.another_rank(rank, rng.usize(..))
+                    } else {
+                        rank as u16
+                    }
+                });
                 if rng.f64() >= read_ratio {
-                    return Access { key, slot: 0, rank: target, kind: AccessKind::Write };
+                    return Access {
+                        key,
+                        slot: 0,
+                        rank: target,
+                        kind: AccessKind::Write,
+                    };
                 }
                 let next = slots.len() as u32;
                 // Only the verification needs the slot.
-                let slot = if self.verify { *slots.entry((target, key)).or_insert(next) } else { 0 };
-                Access { key, slot, rank: target, kind: AccessKind::Read }
+                let slot = if self.verify {
+                    *slots.entry((target, key)).or_insert(next)
+                } else {
+                    0
+                };
+                Access {
+                    key,
+                    slot,
+                    rank: target,
+                    kind: AccessKind::Read,
+                }
             })
             .collect();
-        Pattern { accesses, read_keys: slots.len() }
+        Pattern {
+            accesses,
+            read_keys: slots.len(),
+        }
     }
 
-    /// Returns a private access. A private key always has the same rank; the remote ones are spread evenly over the client's keys in the
-    /// job's ratio.
+    /// Returns a private access. A private key always has the same rank; the remote ones are spread
+    /// evenly over the client's keys in the job's ratio.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
         let is_remote = share_of(slot + 1, self.remote_ratio) > share_of(slot, self.remote_ratio);
-        let target = if is_remote { self.another_rank(rank, slot) } else { rank as u16 };
+        let target = if is_remote {
+            self.another_rank(rank, slot)
+        } else {
+            rank as u16
+        };
         let key = self.key_range + client_number * PRIVATE_KEYS as u64 + slot as u64;
-        Access { key, slot: slot as u32, rank: target, kind: AccessKind::Private }
+        Access {
+            key,
+            slot: slot as u32,
+            rank: target,
+            kind: AccessKind::Private,
+        }
     }
 
     fn another_rank(&self, rank: usize, choice: usize) -> u16 {
@@ -281,13 +357,15 @@ impl Workload {
     }
 }
 
-/// Returns the number of the first `count` things that belong to a share of them which is spread evenly.
+/// Returns the number of the first `count` things that belong to a share of them which is spread
+/// evenly.
 fn share_of(count: usize, share: f64) -> usize {
     (count as f64 * share).ceil() as usize
 }
 
-/// Returns the place of `item` in a fixed order of the numbers below `count` in which neighbours are far apart: a permutation of the next
-/// power of two, repeated until the place is below `count`.
+/// Returns the place of `item` in a fixed order of the numbers below `count` in which neighbours
+/// are far apart: a permutation of the next power of two, repeated until the place is below
+/// `count`.
 fn shuffled(item: u64, count: u64) -> u64 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     let mask = (1 << bits) - 1;
@@ -327,20 +405,50 @@ mod tests {
 
     #[test]
     fn ratios_are_those_asked_for() {
-        let plain = Workload { verify: false, ..BASE };
+        let plain = Workload {
+            verify: false,
+            ..BASE
+        };
         for (rank, client) in [(0, 0), (3, 1)] {
             let pattern = plain.pattern(rank, client);
             assert!((share(&pattern, |access| access.kind == AccessKind::Read) - 0.8).abs() < 0.01);
-            assert!((share(&pattern, |access| usize::from(access.rank) != rank) - 0.5).abs() < 0.01);
+            assert!(
+                (share(&pattern, |access| usize::from(access.rank) != rank) - 0.5).abs() < 0.01
+            );
             for other in (0..4).filter(|other| *other != rank) {
-                assert!((share(&pattern, |access| usize::from(access.rank) == other) - 0.5 / 3.0).abs() < 0.01);
+                assert!(
+                    (share(&pattern, |access| usize::from(access.rank) == other) - 0.5 / 3.0).abs()
+                        < 0.01
+                );
             }
         }
         for verify in [true, false] {
-            let extreme = Workload { read_ratio: 1.0, remote_ratio: 1.0, verify, ..BASE }.pattern(0, 0);
-            assert!(extreme.accesses.iter().all(|access| access.kind == AccessKind::Read && access.rank != 0));
-            let opposite = Workload { read_ratio: 0.0, remote_ratio: 0.0, verify, ..BASE }.pattern(2, 0);
-            assert!(opposite.accesses.iter().all(|access| access.kind == AccessKind::Write && access.rank == 2));
+            let extreme = Workload {
+                read_ratio: 1.0,
+                remote_ratio: 1.0,
+                verify,
+                ..BASE
+            }
+            .pattern(0, 0);
+            assert!(
+                extreme
+                    .accesses
+                    .iter()
+                    .all(|access| access.kind == AccessKind::Read && access.rank != 0)
+            );
+            let opposite = Workload {
+                read_ratio: 0.0,
+                remote_ratio: 0.0,
+                verify,
+                ..BASE
+            }
+            .pattern(2, 0);
+            assert!(
+                opposite
+                    .accesses
+                    .iter()
+                    .all(|access| access.kind == AccessKind::Write && access.rank == 2)
+            );
         }
     }
 
@@ -350,27 +458,55 @@ mod tests {
             let pattern = Workload { read_ratio, ..BASE }.pattern(1, 1);
             let private = share(&pattern, |access| access.kind == AccessKind::Private);
             let reads = share(&pattern, |access| access.kind == AccessKind::Read) + private / 2.0;
-            assert!((reads - read_ratio).abs() < 0.005 && private > 0.0, "{reads} of {read_ratio}");
+            assert!(
+                (reads - read_ratio).abs() < 0.005 && private > 0.0,
+                "{reads} of {read_ratio}"
+            );
         }
     }
 
     #[test]
     fn one_rank_has_no_remote_access() {
-        let pattern = Workload { ranks: 1, remote_ratio: 0.0, ..BASE }.pattern(0, 1);
+        let pattern = Workload {
+            ranks: 1,
+            remote_ratio: 0.0,
+            ..BASE
+        }
+        .pattern(0, 1);
         assert!(pattern.accesses.iter().all(|access| access.rank == 0));
     }
 
     #[test]
     fn the_seed_decides_and_clients_differ() {
-        let keys = |workload: &Workload, client| workload.pattern(0, client).accesses.iter().map(|access| access.key).collect::<Vec<_>>();
-        let plain = Workload { verify: false, ..BASE };
+        let keys = |workload: &Workload, client| {
+            workload
+                .pattern(0, client)
+                .accesses
+                .iter()
+                .map(|access| access.key)
+                .collect::<Vec<_>>()
+        };
+        let plain = Workload {
+            verify: false,
+            ..BASE
+        };
         assert_eq!(keys(&plain, 0), keys(&plain, 0));
         assert_ne!(keys(&plain, 0), keys(&plain, 1));
         assert_ne!(keys(&plain, 0), keys(&Workload { seed: 2, ..plain }, 0));
         let mut pattern = BASE.pattern(0, 0);
         let digest = pattern.digest();
         assert_eq!(digest, BASE.pattern(0, 0).digest());
-        for other in [Workload { seed: 2, ..BASE }, Workload { read_ratio: 0.7, ..BASE }, Workload { remote_ratio: 0.4, ..BASE }] {
+        for other in [
+            Workload { seed: 2, ..BASE },
+            Workload {
+                read_ratio: 0.7,
+                ..BASE
+            },
+            Workload {
+                remote_ratio: 0.4,
+                ..BASE
+            },
+        ] {
             assert_ne!(digest, other.pattern(0, 0).digest(), "{other:?}");
         }
         pattern.accesses.swap(1, 2);
@@ -382,10 +518,22 @@ mod tests {
         let mut owners = HashMap::new();
         for (rank, client) in (0..4).flat_map(|rank| [(rank, 0), (rank, 1)]) {
             let pattern = BASE.pattern(rank, client);
-            let private: Vec<_> = pattern.accesses.iter().filter(|access| access.kind == AccessKind::Private).collect();
+            let private: Vec<_> = pattern
+                .accesses
+                .iter()
+                .filter(|access| access.kind == AccessKind::Private)
+                .collect();
             assert_eq!(private.len(), PATTERN_LEN / 16);
-            assert!(private.iter().any(|access| usize::from(access.rank) == rank));
-            assert!(private.iter().any(|access| usize::from(access.rank) != rank));
+            assert!(
+                private
+                    .iter()
+                    .any(|access| usize::from(access.rank) == rank)
+            );
+            assert!(
+                private
+                    .iter()
+                    .any(|access| usize::from(access.rank) != rank)
+            );
             for access in private {
                 assert!(access.key >= BASE.key_range && access.key < BASE.store_keys());
                 let owner = (rank, client, access.rank);
@@ -398,7 +546,11 @@ mod tests {
     fn read_slots_number_the_keys_read() {
         let pattern = BASE.pattern(1, 0);
         let mut keys = vec![None; pattern.read_keys];
-        for access in pattern.accesses.iter().filter(|access| access.kind == AccessKind::Read) {
+        for access in pattern
+            .accesses
+            .iter()
+            .filter(|access| access.kind == AccessKind::Read)
+        {
             let key = keys[access.slot as usize].get_or_insert((access.rank, access.key));
             assert_eq!(*key, (access.rank, access.key));
         }
@@ -407,30 +559,69 @@ mod tests {
 
     #[test]
     fn the_hottest_key_of_a_job_has_its_share_of_all_accesses_and_hot_keys_are_no_neighbours() {
-        let skewed = Workload { distribution: Distribution::Zipfian { theta: 0.99 }, remote_ratio: 0.75, verify: false, ..BASE };
+        let skewed = Workload {
+            distribution: Distribution::Zipfian { theta: 0.99 },
+            remote_ratio: 0.75,
+            verify: false,
+            ..BASE
+        };
         let hottest = |pattern: &Pattern| {
             let mut counts = HashMap::<_, u64>::new();
-            pattern.accesses.iter().for_each(|access| *counts.entry((access.rank, access.key)).or_default() += 1);
-            let mut keys: Vec<_> = counts.into_iter().map(|(key, count)| (count, key)).collect();
+            pattern
+                .accesses
+                .iter()
+                .for_each(|access| *counts.entry((access.rank, access.key)).or_default() += 1);
+            let mut keys: Vec<_> = counts
+                .into_iter()
+                .map(|(key, count)| (count, key))
+                .collect();
             keys.sort_unstable_by(|one, other| other.cmp(one));
             keys
         };
-        let share_among = |keys: u64| 1.0 / (1..=keys).map(|number| (number as f64).powf(-0.99)).sum::<f64>();
-        let all = [(0, 0), (2, 1), (3, 0)].map(|(rank, client)| hottest(&skewed.pattern(rank, client)));
+        let share_among = |keys: u64| {
+            1.0 / (1..=keys)
+                .map(|number| (number as f64).powf(-0.99))
+                .sum::<f64>()
+        };
+        let all =
+            [(0, 0), (2, 1), (3, 0)].map(|(rank, client)| hottest(&skewed.pattern(rank, client)));
         for keys in &all {
             let (count, key) = keys[0];
             assert_eq!(key, all[0][0].1, "the same for all clients");
-            assert!((count as f64 / PATTERN_LEN as f64 - share_among(4 * BASE.key_range)).abs() < 0.01, "{count}");
-            let near =
-                |(_, (rank, key)): &&(u64, (u16, u64))| keys[..8].iter().any(|(_, other)| other.0 == *rank && other.1.abs_diff(*key) == 1);
-            assert!(keys[..8].iter().filter(near).count() <= 2, "{:?}", &keys[..8]);
-            assert!((0..4).all(|rank| keys[..32].iter().any(|(_, key)| key.0 == rank)), "{:?}", &keys[..32]);
+            assert!(
+                (count as f64 / PATTERN_LEN as f64 - share_among(4 * BASE.key_range)).abs() < 0.01,
+                "{count}"
+            );
+            let near = |(_, (rank, key)): &&(u64, (u16, u64))| {
+                keys[..8]
+                    .iter()
+                    .any(|(_, other)| other.0 == *rank && other.1.abs_diff(*key) == 1)
+            };
+            assert!(
+                keys[..8].iter().filter(near).count() <= 2,
+                "{:?}",
+                &keys[..8]
+            );
+            assert!(
+                (0..4).all(|rank| keys[..32].iter().any(|(_, key)| key.0 == rank)),
+                "{:?}",
+                &keys[..32]
+            );
         }
         // The ratio decides about the rank.
-        let given = Workload { remote_ratio: 0.2, ..skewed }.pattern(1, 0);
+        let given = Workload {
+            remote_ratio: 0.2,
+            ..skewed
+        }
+        .pattern(1, 0);
         assert!((share(&given, |access| access.rank != 1) - 0.2).abs() < 0.01);
         let (count, (rank, _)) = hottest(&given)[0];
-        assert!(rank == 1 && (count as f64 / PATTERN_LEN as f64 - 0.8 * share_among(BASE.key_range)).abs() < 0.01, "{count}");
+        assert!(
+            rank == 1
+                && (count as f64 / PATTERN_LEN as f64 - 0.8 * share_among(BASE.key_range)).abs()
+                    < 0.01,
+            "{count}"
+        );
     }
 
     #[test]
@@ -448,8 +639,23 @@ mod tests {
             assert_eq!(text.parse::<Distribution>().unwrap().to_string(), text);
         }
         assert_eq!("zipfian".parse(), Ok(Distribution::Zipfian { theta: 0.99 }));
-        for text in ["", "zipf", "zipfian:", "zipfian:0", "zipfian:-1", "zipfian:nan", "zipfian:11", "uniform:1"] {
-            assert!(text.parse::<Distribution>().unwrap_err().to_string().contains("at most 10"), "{text:?}");
+        for text in [
+            "",
+            "zipf",
+            "zipfian:",
+            "zipfian:0",
+            "zipfian:-1",
+            "zipfian:nan",
+            "zipfian:11",
+            "uniform:1",
+        ] {
+            assert!(
+                text.parse::<Distribution>()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("at most 10"),
+                "{text:?}"
+            );
         }
     }
 }

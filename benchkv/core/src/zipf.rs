@@ -1,8 +1,9 @@
 //! Zipf-distributed integers by rejection-inversion.
 //!
-//! W. Hörmann and G. Derflinger, "Rejection-inversion to generate variates from monotone discrete distributions", ACM TOMACS 6(3),
-//! 1996: inversion of the continuous envelope x^-theta, rounded, with a rejection that almost never happens. No table, so it
-//! is as fast for 2^26 keys as for 10, and exact for every theta, 1 included.
+//! W. Hörmann and G. Derflinger, "Rejection-inversion to generate variates from monotone discrete
+//! distributions", ACM TOMACS 6(3), 1996: inversion of the continuous envelope x^-theta, rounded,
+//! with a rejection that almost never happens. No table, so it is as fast for 2^26 keys as for 10,
+//! and exact for every theta, 1 included.
 
 use fastrand::Rng;
 
@@ -22,7 +23,13 @@ impl Zipf {
     /// Makes a sampler of `n >= 1` values with `theta > 0`.
     #[must_use]
     pub fn new(n: u64, theta: f64) -> Self {
-        let mut zipf = Self { n: n as f64, theta, low: 0.0, high: 0.0, sure: 0.0 };
+        let mut zipf = Self {
+            n: n as f64,
+            theta,
+            low: 0.0,
+            high: 0.0,
+            sure: 0.0,
+        };
         zipf.low = zipf.integral(1.5) - 1.0;
         zipf.high = zipf.integral(zipf.n + 0.5);
         zipf.sure = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.density(2.0));
@@ -45,17 +52,26 @@ impl Zipf {
         (-self.theta * x.ln()).exp()
     }
 
-    /// Returns the integral of the density from 1 to `x`: `(x^(1-theta) - 1) / (1-theta)`, which is `ln x` at theta 1.
+    /// Returns the integral of the density from 1 to `x`: `(x^(1-theta) - 1) / (1-theta)`, which is
+    /// `ln x` at theta 1.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         let exponent = (1.0 - self.theta) * log;
-        if exponent.abs() < 1e-8 { log * (1.0 + exponent / 2.0) } else { log * exponent.exp_m1() / exponent }
+        if exponent.abs() < 1e-8 {
+            log * (1.0 + exponent / 2.0)
+        } else {
+            log * exponent.exp_m1() / exponent
+        }
     }
 
     fn inverse(&self, area: f64) -> f64 {
         // Rounding can push the product past the pole of the logarithm.
         let product = (area * (1.0 - self.theta)).max(-1.0);
-        if product.abs() < 1e-8 { (area * (1.0 - product / 2.0)).exp() } else { (area * product.ln_1p() / product).exp() }
+        if product.abs() < 1e-8 {
+            (area * (1.0 - product / 2.0)).exp()
+        } else {
+            (area * product.ln_1p() / product).exp()
+        }
     }
 }
 
@@ -84,11 +100,24 @@ mod tests {
     #[test]
     fn samples_follow_the_exact_distribution() {
         const SAMPLES: usize = 200_000;
-        // The 99.9 % point of the Kolmogorov-Smirnov statistic; conservative for a discrete distribution.
+        // The 99.9 % point of the Kolmogorov-Smirnov statistic; conservative for a discrete
+        // distribution.
         let limit = 1.949 / (SAMPLES as f64).sqrt();
-        for (n, theta) in [(1, 0.99), (2, 0.5), (10, 1.0), (1000, 0.99), (1000, 1.0), (1000, 1.5), (100_000, 0.99), (50, 5.0)] {
+        for (n, theta) in [
+            (1, 0.99),
+            (2, 0.5),
+            (10, 1.0),
+            (1000, 0.99),
+            (1000, 1.0),
+            (1000, 1.5),
+            (100_000, 0.99),
+            (50, 5.0),
+        ] {
             let distance = kolmogorov_smirnov(n, theta, SAMPLES, 42);
-            assert!(distance < limit, "n {n} theta {theta} seed 42: {distance} >= {limit}");
+            assert!(
+                distance < limit,
+                "n {n} theta {theta} seed 42: {distance} >= {limit}"
+            );
         }
     }
 
@@ -106,7 +135,10 @@ mod tests {
         for n in [1, 2, 3, 1 << 26] {
             for theta in [0.01, 0.99, 1.0, 10.0] {
                 let zipf = Zipf::new(n, theta);
-                assert!((0..1000).all(|_| zipf.sample(&mut rng) < n), "n {n} theta {theta}");
+                assert!(
+                    (0..1000).all(|_| zipf.sample(&mut rng) < n),
+                    "n {n} theta {theta}"
+                );
             }
         }
     }

@@ -1,9 +1,10 @@
 //! The cores that this process may use, and the placement of threads on them.
 //!
-//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each rank gets a run of neighbouring cores
-//! (inside a NUMA node if it fits), daemons first, then clients. Threads are pinned only if each can have a core of its own: with more
-//! threads than cores, pinning would prevent the scheduler from using a free core. Hardware threads of one core count as one, and a CPU
-//! quota of the control group counts.
+//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each
+//! rank gets a run of neighbouring cores (inside a NUMA node if it fits), daemons first, then
+//! clients. Threads are pinned only if each can have a core of its own: with more threads than
+//! cores, pinning would prevent the scheduler from using a free core. Hardware threads of one core
+//! count as one, and a CPU quota of the control group counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -42,7 +43,9 @@ pub enum AffinityError {
         usable: Vec<usize>,
     },
     /// The list has fewer cores than threads.
-    #[error("the list names {listed} cores for {threads} threads; list at least {threads}, or use --pin none")]
+    #[error(
+        "the list names {listed} cores for {threads} threads; list at least {threads}, or use --pin none"
+    )]
     TooFew {
         /// Number of listed cores.
         listed: usize,
@@ -50,7 +53,9 @@ pub enum AffinityError {
         threads: usize,
     },
     /// The kernel refused to move the calling thread.
-    #[error("the thread could not be pinned to core {core}; the affinity mask may have changed since the start")]
+    #[error(
+        "the thread could not be pinned to core {core}; the affinity mask may have changed since the start"
+    )]
     Refused {
         /// The core of the list.
         core: usize,
@@ -64,9 +69,9 @@ impl FromStr for PinPolicy {
         match text {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            list => {
-                parse_core_list(list).map(Self::List).ok_or_else(|| format!("{text:?} is neither auto, none nor a core list such as 0-3,8"))
-            }
+            list => parse_core_list(list).map(Self::List).ok_or_else(|| {
+                format!("{text:?} is neither auto, none nor a core list such as 0-3,8")
+            }),
         }
     }
 }
@@ -81,9 +86,11 @@ impl fmt::Display for PinPolicy {
     }
 }
 
-/// Reads the kernel's list format: `0-3,8`. Returns `None` if it is malformed, empty or names a core twice.
+/// Reads the kernel's list format: `0-3,8`. Returns `None` if it is malformed, empty or names a
+/// core twice.
 fn parse_core_list(text: &str) -> Option<Vec<usize>> {
-    /// More cores than any Linux kernel is built for; keeps `0-99999999999` from filling the memory.
+    /// More cores than any Linux kernel is built for; keeps `0-99999999999` from filling the
+    /// memory.
     const CORE_LIMIT: usize = 65_536;
     let mut cores = Vec::new();
     for part in text.trim().split(',') {
@@ -116,31 +123,44 @@ impl fmt::Display for CoreList<'_> {
     }
 }
 
-/// Words of a mask of 65,536 cores, more than any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
+/// Words of a mask of 65,536 cores, more than any kernel is built for; glibc's own `cpu_set_t`
+/// stops at 1,024.
 const MASK_WORDS: usize = 1024;
 
-/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together. Hardware threads that share a core with
-/// an earlier one come last, so that the first threads get cores of their own.
+/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together.
+/// Hardware threads that share a core with an earlier one come last, so that the first threads get
+/// cores of their own.
 ///
-/// Reads the raw mask, because libraries leave out isolated cores, which a careful user may have reserved for this run.
+/// Reads the raw mask, because libraries leave out isolated cores, which a careful user may have
+/// reserved for this run.
 ///
 /// # Errors
 /// [`AffinityError::Mask`] if the kernel refuses.
 pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     let mut mask = [0u64; MASK_WORDS];
-    // SAFETY: the pointer and length describe the live array, which the kernel fills with at most that many bytes; a `cpu_set_t` is an
-    // array of words just as this is, and pid 0 is the caller.
-    let status = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
+    // SAFETY: the pointer and length describe the live array, which the kernel fills with at most
+    // that many bytes; a `cpu_set_t` is an array of words just as this is, and pid 0 is the caller.
+    let status =
+        unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     if status != 0 {
         return Err(AffinityError::Mask(std::io::Error::last_os_error()));
     }
     let mut cores: Vec<usize> = mask
         .iter()
         .enumerate()
-        .flat_map(|(word, bits)| (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit))
+        .flat_map(|(word, bits)| {
+            (0..64)
+                .filter(move |bit| bits >> bit & 1 == 1)
+                .map(move |bit| word * 64 + bit)
+        })
         .collect();
     let nodes = numa_nodes();
-    let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core)).unwrap_or(nodes.len());
+    let node_of = |core: &usize| {
+        nodes
+            .iter()
+            .position(|node| node.contains(core))
+            .unwrap_or(nodes.len())
+    };
     cores.sort_by_key(|core| (node_of(core), *core));
     let later = later_threads(&cores);
     cores.sort_by_key(|core| later.contains(core));
@@ -150,8 +170,17 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
 /// Returns the hardware threads among `cores` that share a physical core with an earlier one.
 #[must_use]
 pub fn later_threads(cores: &[usize]) -> Vec<usize> {
-    let siblings = |core| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"));
-    later_of(cores, |core| siblings(core).ok().and_then(|list| parse_core_list(&list)).unwrap_or_default())
+    let siblings = |core| {
+        std::fs::read_to_string(format!(
+            "/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        ))
+    };
+    later_of(cores, |core| {
+        siblings(core)
+            .ok()
+            .and_then(|list| parse_core_list(&list))
+            .unwrap_or_default()
+    })
 }
 
 fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
@@ -164,7 +193,8 @@ fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usiz
     cores.iter().copied().filter(is_later).collect()
 }
 
-/// Orders a pool of cores for ranks of `threads` threads. A rank gets cores of one NUMA node if a node has enough left.
+/// Orders a pool of cores for ranks of `threads` threads. A rank gets cores of one NUMA node if a
+/// node has enough left.
 #[must_use]
 pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
     aligned(cores, threads, &numa_nodes())
@@ -172,27 +202,46 @@ pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
 
 fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> {
     let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core));
-    let runs = || cores.chunk_by(|one, next| node_of(one) == node_of(next)).map(|run| run.chunks_exact(threads.max(1)));
-    runs().flatten().flatten().chain(runs().flat_map(|run| run.remainder())).copied().collect()
+    let runs = || {
+        cores
+            .chunk_by(|one, next| node_of(one) == node_of(next))
+            .map(|run| run.chunks_exact(threads.max(1)))
+    };
+    runs()
+        .flatten()
+        .flatten()
+        .chain(runs().flat_map(|run| run.remainder()))
+        .copied()
+        .collect()
 }
 
-/// Returns the number of cores that this process could use if it were not bound: those of the host that its control group permits. If a
-/// process may not change its mask, as in some containers, returns the number of cores it is bound to.
+/// Returns the number of cores that this process could use if it were not bound: those of the host
+/// that its control group permits. If a process may not change its mask, as in some containers,
+/// returns the number of cores it is bound to.
 ///
 /// # Errors
 /// [`AffinityError::Mask`] if the kernel does not return the mask.
 pub fn allowed_cores() -> Result<usize, AffinityError> {
-    // A mask belongs to a thread, so a short-lived thread can change its own without effect on others. The kernel removes cores that are
-    // not permitted.
+    // A mask belongs to a thread, so a short-lived thread can change its own without effect on
+    // others. The kernel removes cores that are not permitted.
     let unbind = || {
         let all = [u64::MAX; MASK_WORDS];
-        // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
+        // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the
+        // caller.
         unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
         usable_cores().map(|cores| cores.len())
     };
-    let refused = |_| AffinityError::Mask(std::io::Error::other("the thread that asks for it panicked"));
+    let refused = |_| {
+        AffinityError::Mask(std::io::Error::other(
+            "the thread that asks for it panicked",
+        ))
+    };
     std::thread::scope(|scope| {
-        std::thread::Builder::new().spawn_scoped(scope, unbind).map_err(AffinityError::Mask)?.join().map_err(refused)?
+        std::thread::Builder::new()
+            .spawn_scoped(scope, unbind)
+            .map_err(AffinityError::Mask)?
+            .join()
+            .map_err(refused)?
     })
 }
 
@@ -204,7 +253,8 @@ fn numa_nodes() -> Vec<Vec<usize>> {
 /// Returns the cores of a NUMA node; `None` if the kernel has no such node.
 #[must_use]
 pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
-    let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
+    let list =
+        std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
     Some(parse_core_list(&list).unwrap_or_default())
 }
 
@@ -232,19 +282,26 @@ pub struct Usable {
 }
 
 impl Usable {
-    /// Counts the physical cores among `cores` of this host, limited by the CPU quota of this process's control groups.
+    /// Counts the physical cores among `cores` of this host, limited by the CPU quota of this
+    /// process's control groups.
     #[must_use]
     pub fn on_this_host(cores: Vec<usize>) -> Self {
         let physical = cores.len() - later_threads(&cores).len();
         let quota = cgroup::cpu_limit().map_or(usize::MAX, |cpus| (cpus as usize).max(1));
-        Self { at_once: physical.min(quota), cores }
+        Self {
+            at_once: physical.min(quota),
+            cores,
+        }
     }
 }
 
 /// Makes cores with one hardware thread each, without a quota.
 impl From<Vec<usize>> for Usable {
     fn from(cores: Vec<usize>) -> Self {
-        Self { at_once: cores.len(), cores }
+        Self {
+            at_once: cores.len(),
+            cores,
+        }
     }
 }
 
@@ -274,7 +331,8 @@ pub struct Plan {
     pub usable_cores: Vec<usize>,
     /// Number of threads that can each have a physical core of its own at the same time.
     pub at_once: usize,
-    /// The usable cores of the device's NUMA node, which come first. Empty if the host has one node, or the device's node is unknown.
+    /// The usable cores of the device's NUMA node, which come first. Empty if the host has one
+    /// node, or the device's node is unknown.
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,
@@ -296,8 +354,15 @@ impl Plan {
     ///
     /// # Errors
     /// [`AffinityError`]: a core list is too short, or names a core outside `usable`.
-    pub fn new(policy: &PinPolicy, usable: impl Into<Usable>, threads: Threads) -> Result<Self, AffinityError> {
-        let Usable { cores: usable, at_once } = usable.into();
+    pub fn new(
+        policy: &PinPolicy,
+        usable: impl Into<Usable>,
+        threads: Threads,
+    ) -> Result<Self, AffinityError> {
+        let Usable {
+            cores: usable,
+            at_once,
+        } = usable.into();
         let cores: &[usize] = match policy {
             PinPolicy::None => &[],
             PinPolicy::Auto if at_once < threads.total() => &[],
@@ -307,7 +372,10 @@ impl Plan {
                     return Err(AffinityError::NotUsable { core, usable });
                 }
                 if list.len() < threads.total() {
-                    return Err(AffinityError::TooFew { listed: list.len(), threads: threads.total() });
+                    return Err(AffinityError::TooFew {
+                        listed: list.len(),
+                        threads: threads.total(),
+                    });
                 }
                 list
             }
@@ -316,16 +384,36 @@ impl Plan {
             .chunks_exact(threads.daemons + threads.clients)
             .take(threads.ranks)
             .map(|chunk| chunk.split_at(threads.daemons))
-            .map(|(daemons, clients)| RankCores { daemons: daemons.to_vec(), clients: clients.to_vec() })
+            .map(|(daemons, clients)| RankCores {
+                daemons: daemons.to_vec(),
+                clients: clients.to_vec(),
+            })
             .collect();
-        Ok(Self { threads: threads.total(), pinned, usable_cores: usable, at_once, device_cores: Vec::new() })
+        Ok(Self {
+            threads: threads.total(),
+            pinned,
+            usable_cores: usable,
+            at_once,
+            device_cores: Vec::new(),
+        })
     }
 
-    /// Records the cores that come first because they are near the device. Records none if all usable cores are.
+    /// Records the cores that come first because they are near the device. Records none if all
+    /// usable cores are.
     #[must_use]
     pub fn beside_device(self, near: &[usize]) -> Self {
-        let (device_cores, others): (Vec<usize>, Vec<usize>) = self.usable_cores.iter().partition(|core| near.contains(core));
-        Self { device_cores: if others.is_empty() { Vec::new() } else { device_cores }, ..self }
+        let (device_cores, others): (Vec<usize>, Vec<usize>) = self
+            .usable_cores
+            .iter()
+            .partition(|core| near.contains(core));
+        Self {
+            device_cores: if others.is_empty() {
+                Vec::new()
+            } else {
+                device_cores
+            },
+            ..self
+        }
     }
 
     /// Returns the core of a daemon thread, if it is pinned.
@@ -343,12 +431,25 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} threads, usable cores {}", self.threads, CoreList(&self.usable_cores))?;
+        write!(
+            f,
+            "{} threads, usable cores {}",
+            self.threads,
+            CoreList(&self.usable_cores)
+        )?;
         if (1..self.usable_cores.len()).contains(&self.at_once) {
-            write!(f, " ({} at a time: hardware threads share cores, or the control group has a CPU quota)", self.at_once)?;
+            write!(
+                f,
+                " ({} at a time: hardware threads share cores, or the control group has a CPU quota)",
+                self.at_once
+            )?;
         }
         if !self.device_cores.is_empty() {
-            write!(f, ", first those beside the device, {}", CoreList(&self.device_cores))?;
+            write!(
+                f,
+                ", first those beside the device, {}",
+                CoreList(&self.device_cores)
+            )?;
         }
         f.write_str(": ")?;
         if self.pinned.is_empty() {
@@ -372,7 +473,11 @@ impl fmt::Display for Plan {
 mod tests {
     use super::*;
 
-    const FOUR_RANKS: Threads = Threads { ranks: 2, daemons: 1, clients: 2 };
+    const FOUR_RANKS: Threads = Threads {
+        ranks: 2,
+        daemons: 1,
+        clients: 2,
+    };
 
     #[test]
     fn policy_text_round_trips() {
@@ -384,7 +489,17 @@ mod tests {
 
     #[test]
     fn malformed_core_lists_are_refused() {
-        for text in ["", "a", "3-1", "1,,2", "-1", "1-", "0,0", "0-2,1", "0-99999999999"] {
+        for text in [
+            "",
+            "a",
+            "3-1",
+            "1,,2",
+            "-1",
+            "1-",
+            "0,0",
+            "0-2,1",
+            "0-99999999999",
+        ] {
             assert!(text.parse::<PinPolicy>().is_err(), "{text:?} was accepted");
         }
     }
@@ -393,7 +508,9 @@ mod tests {
     fn this_process_can_run_somewhere() {
         let cores = usable_cores().unwrap();
         assert!(!cores.is_empty());
-        std::thread::spawn(move || pin_current_thread(cores[0]).unwrap()).join().unwrap();
+        std::thread::spawn(move || pin_current_thread(cores[0]).unwrap())
+            .join()
+            .unwrap();
     }
 
     #[test]
@@ -404,13 +521,19 @@ mod tests {
             pin_current_thread(cores[0]).unwrap();
             (allowed_cores().unwrap(), usable_cores().unwrap().len())
         };
-        assert_eq!(std::thread::spawn(bound).join().unwrap(), (allowed, 1), "and stays bound");
+        assert_eq!(
+            std::thread::spawn(bound).join().unwrap(),
+            (allowed, 1),
+            "and stays bound"
+        );
     }
 
     #[test]
     fn pinning_to_a_core_that_does_not_exist_is_an_error() {
         for absent in [1023, 1024, 65_535, 65_536] {
-            assert!(matches!(pin_current_thread(absent), Err(AffinityError::Refused { core }) if core == absent));
+            assert!(
+                matches!(pin_current_thread(absent), Err(AffinityError::Refused { core }) if core == absent)
+            );
         }
     }
 
@@ -418,15 +541,57 @@ mod tests {
     fn hardware_threads_of_a_core_count_once_and_are_used_last() {
         let neighbours = |core: usize| vec![core & !1, core | 1];
         assert_eq!(later_of(&[0, 1, 2, 3, 5], neighbours), [1, 3]);
-        assert_eq!(later_of(&[0, 1, 2, 3], |core| vec![core % 2, core % 2 + 2]), [2, 3]);
-        assert_eq!(later_of(&[0, 1], |_| Vec::new()), [0; 0], "a kernel that does not tell");
-        let usable = Usable { cores: vec![0, 2, 4, 6, 1, 3, 5, 7], at_once: 4 };
-        let plan = |ranks| Plan::new(&PinPolicy::Auto, usable.clone(), Threads { ranks, daemons: 1, clients: 1 }).unwrap();
-        assert_eq!((plan(2).daemon_core(1, 0), plan(2).client_core(1, 0)), (Some(4), Some(6)));
+        assert_eq!(
+            later_of(&[0, 1, 2, 3], |core| vec![core % 2, core % 2 + 2]),
+            [2, 3]
+        );
+        assert_eq!(
+            later_of(&[0, 1], |_| Vec::new()),
+            [0; 0],
+            "a kernel that does not tell"
+        );
+        let usable = Usable {
+            cores: vec![0, 2, 4, 6, 1, 3, 5, 7],
+            at_once: 4,
+        };
+        let plan = |ranks| {
+            Plan::new(
+                &PinPolicy::Auto,
+                usable.clone(),
+                Threads {
+                    ranks,
+                    daemons: 1,
+                    clients: 1,
+                },
+            )
+            .unwrap()
+        };
+        assert_eq!(
+            (plan(2).daemon_core(1, 0), plan(2).client_core(1, 0)),
+            (Some(4), Some(6))
+        );
         let text = plan(3).to_string();
-        assert!(plan(3).pinned.is_empty() && text.contains("(4 at a time: hardware threads share cores, or"), "{text}");
+        assert!(
+            plan(3).pinned.is_empty()
+                && text.contains("(4 at a time: hardware threads share cores, or"),
+            "{text}"
+        );
         let list: PinPolicy = "0-5".parse().unwrap();
-        assert_eq!(Plan::new(&list, usable, Threads { ranks: 3, daemons: 1, clients: 1 }).unwrap().pinned.len(), 3);
+        assert_eq!(
+            Plan::new(
+                &list,
+                usable,
+                Threads {
+                    ranks: 3,
+                    daemons: 1,
+                    clients: 1
+                }
+            )
+            .unwrap()
+            .pinned
+            .len(),
+            3
+        );
     }
 
     #[test]
@@ -434,8 +599,20 @@ mod tests {
         let nodes = [(0..24).collect::<Vec<_>>(), (24..48).collect()];
         let place = |cores: &[usize], ranks, threads: usize| {
             let order = aligned(cores, threads, &nodes);
-            assert_eq!(order.iter().collect::<BTreeSet<_>>(), cores.iter().collect());
-            Plan::new(&PinPolicy::Auto, order, Threads { ranks, daemons: 1, clients: threads - 1 }).unwrap()
+            assert_eq!(
+                order.iter().collect::<BTreeSet<_>>(),
+                cores.iter().collect()
+            );
+            Plan::new(
+                &PinPolicy::Auto,
+                order,
+                Threads {
+                    ranks,
+                    daemons: 1,
+                    clients: threads - 1,
+                },
+            )
+            .unwrap()
         };
         let cores: Vec<usize> = (0..48).collect();
         let plan = place(&cores, 3, 10);
@@ -445,7 +622,11 @@ mod tests {
             "rank 2 does not have cores of both nodes"
         );
         assert_eq!(place(&cores, 4, 12).client_core(3, 10), Some(47));
-        assert_eq!(place(&cores, 1, 30).pinned.len(), 1, "a rank that fits into no node");
+        assert_eq!(
+            place(&cores, 1, 30).pinned.len(),
+            1,
+            "a rank that fits into no node"
+        );
         let near_first = [&cores[24..], &cores[..24]].concat();
         assert_eq!(place(&near_first, 3, 10).daemon_core(2, 0), Some(0));
     }
@@ -454,20 +635,46 @@ mod tests {
     fn each_rank_gets_neighbouring_cores_daemons_first() {
         let plan = Plan::new(&PinPolicy::Auto, (0..8).collect::<Vec<_>>(), FOUR_RANKS).unwrap();
         assert_eq!(plan.daemon_core(0, 0), Some(0));
-        assert_eq!((plan.client_core(0, 0), plan.client_core(0, 1)), (Some(1), Some(2)));
-        assert_eq!((plan.daemon_core(1, 0), plan.client_core(1, 1)), (Some(3), Some(5)));
-        assert_eq!((plan.daemon_core(2, 0), plan.client_core(0, 2)), (None, None));
+        assert_eq!(
+            (plan.client_core(0, 0), plan.client_core(0, 1)),
+            (Some(1), Some(2))
+        );
+        assert_eq!(
+            (plan.daemon_core(1, 0), plan.client_core(1, 1)),
+            (Some(3), Some(5))
+        );
+        assert_eq!(
+            (plan.daemon_core(2, 0), plan.client_core(0, 2)),
+            (None, None)
+        );
     }
 
     #[test]
     fn a_plan_names_the_cores_beside_the_device() {
-        let one_rank = Threads { ranks: 1, daemons: 1, clients: 1 };
-        let plan = |near: &[usize]| Plan::new(&PinPolicy::Auto, vec![2, 3, 0, 1], one_rank).unwrap().beside_device(near);
+        let one_rank = Threads {
+            ranks: 1,
+            daemons: 1,
+            clients: 1,
+        };
+        let plan = |near: &[usize]| {
+            Plan::new(&PinPolicy::Auto, vec![2, 3, 0, 1], one_rank)
+                .unwrap()
+                .beside_device(near)
+        };
         assert_eq!(plan(&[2, 3, 9]).device_cores, [2, 3]);
         let text = plan(&[2, 3]).to_string();
-        assert!(text.starts_with("2 threads, usable cores 2-3,0-1, first those beside the device, 2-3: pinned"), "{text}");
+        assert!(
+            text.starts_with(
+                "2 threads, usable cores 2-3,0-1, first those beside the device, 2-3: pinned"
+            ),
+            "{text}"
+        );
         for near in [&[][..], &[0, 1, 2, 3], &[8]] {
-            assert_eq!(plan(near).device_cores, [0; 0], "{near:?} distinguishes no core");
+            assert_eq!(
+                plan(near).device_cores,
+                [0; 0],
+                "{near:?} distinguishes no core"
+            );
         }
     }
 
@@ -483,10 +690,22 @@ mod tests {
         let list = |text: &str| text.parse::<PinPolicy>().unwrap();
         let usable: Vec<usize> = (0..8).collect();
         let plan = Plan::new(&list("7,6,5,4,3,2"), usable.clone(), FOUR_RANKS).unwrap();
-        assert_eq!((plan.daemon_core(0, 0), plan.client_core(1, 1)), (Some(7), Some(2)));
+        assert_eq!(
+            (plan.daemon_core(0, 0), plan.client_core(1, 1)),
+            (Some(7), Some(2))
+        );
         let short = Plan::new(&list("0-4"), usable.clone(), FOUR_RANKS);
-        assert!(matches!(short, Err(AffinityError::TooFew { listed: 5, threads: 6 })));
+        assert!(matches!(
+            short,
+            Err(AffinityError::TooFew {
+                listed: 5,
+                threads: 6
+            })
+        ));
         let foreign = Plan::new(&list("0-4,9"), usable, FOUR_RANKS);
-        assert!(matches!(foreign, Err(AffinityError::NotUsable { core: 9, .. })));
+        assert!(matches!(
+            foreign,
+            Err(AffinityError::NotUsable { core: 9, .. })
+        ));
     }
 }

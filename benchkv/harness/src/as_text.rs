@@ -18,6 +18,10 @@ pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<
 ///
 /// # Errors
 /// The input is not a text, or not a legal text.
-pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?
+        .parse()
+        .map_err(D::Error::custom)
 }

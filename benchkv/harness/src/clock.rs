@@ -1,15 +1,17 @@
 //! A nanosecond clock cheap enough to read twice per operation.
 //!
-//! If the kernel itself trusts the time stamp counter (it offers `tsc` as a clock source and the CPU flags promise a constant rate), the
-//! counter is calibrated once against `CLOCK_MONOTONIC` and read directly. Otherwise `CLOCK_MONOTONIC` is read through the vDSO. Every
-//! result records which one is used.
+//! If the kernel itself trusts the time stamp counter (it offers `tsc` as a clock source and the
+//! CPU flags promise a constant rate), the counter is calibrated once against `CLOCK_MONOTONIC` and
+//! read directly. Otherwise `CLOCK_MONOTONIC` is read through the vDSO. Every result records which
+//! one is used.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Length of the calibration. Both ends are read within about 50 ns, which leaves a rate error near 2.5 ppm.
+/// Length of the calibration. Both ends are read within about 50 ns, which leaves a rate error near
+/// 2.5 ppm.
 const CALIBRATION: Duration = Duration::from_millis(20);
 
 /// The source of a [`Clock`].
@@ -39,21 +41,31 @@ impl fmt::Display for ClockSource {
 
 /// A clock in nanoseconds. Copy it to each thread; readings of all copies are comparable.
 ///
-/// A reading does not order memory accesses around it: an out-of-order CPU may do it several nanoseconds early.
+/// A reading does not order memory accesses around it: an out-of-order CPU may do it several
+/// nanoseconds early.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Reading);
 
 #[derive(Debug, Clone, Copy)]
 enum Reading {
-    Tsc { base_tick: u64, base_ns: u64, ns_per_tick_q32: u64 },
+    Tsc {
+        base_tick: u64,
+        base_ns: u64,
+        ns_per_tick_q32: u64,
+    },
     Monotonic,
 }
 
 impl Clock {
-    /// Returns the best clock of this machine. Blocks about 20 ms for calibration if the counter is usable.
+    /// Returns the best clock of this machine. Blocks about 20 ms for calibration if the counter is
+    /// usable.
     #[must_use]
     pub fn detect() -> Self {
-        if tsc::kernel_trusts_it() { Self::calibrate() } else { Self::monotonic() }
+        if tsc::kernel_trusts_it() {
+            Self::calibrate()
+        } else {
+            Self::monotonic()
+        }
     }
 
     /// Returns `CLOCK_MONOTONIC`, on any machine.
@@ -67,7 +79,11 @@ impl Clock {
     #[inline]
     pub fn now_ns(&self) -> u64 {
         match self.0 {
-            Reading::Tsc { base_tick, base_ns, ns_per_tick_q32 } => {
+            Reading::Tsc {
+                base_tick,
+                base_ns,
+                ns_per_tick_q32,
+            } => {
                 let ticks = tsc::read().saturating_sub(base_tick);
                 base_ns + ((u128::from(ticks) * u128::from(ns_per_tick_q32)) >> 32) as u64
             }
@@ -79,9 +95,11 @@ impl Clock {
     #[must_use]
     pub fn source(&self) -> ClockSource {
         match self.0 {
-            Reading::Tsc { ns_per_tick_q32, .. } => {
-                ClockSource::Tsc { hz: ((1e9 * 4_294_967_296.0) / ns_per_tick_q32 as f64).round() as u64 }
-            }
+            Reading::Tsc {
+                ns_per_tick_q32, ..
+            } => ClockSource::Tsc {
+                hz: ((1e9 * 4_294_967_296.0) / ns_per_tick_q32 as f64).round() as u64,
+            },
             Reading::Monotonic => ClockSource::Monotonic,
         }
     }
@@ -94,12 +112,18 @@ impl Clock {
         if ticks == 0 {
             return Self::monotonic();
         }
-        let ns_per_tick_q32 = ((u128::from(ns.saturating_sub(base_ns)) << 32) / u128::from(ticks)) as u64;
-        Self(Reading::Tsc { base_tick, base_ns, ns_per_tick_q32 })
+        let ns_per_tick_q32 =
+            ((u128::from(ns.saturating_sub(base_ns)) << 32) / u128::from(ticks)) as u64;
+        Self(Reading::Tsc {
+            base_tick,
+            base_ns,
+            ns_per_tick_q32,
+        })
     }
 }
 
-/// Reads counter and `CLOCK_MONOTONIC` at the same moment: the tightest of several bracketed readings.
+/// Reads counter and `CLOCK_MONOTONIC` at the same moment: the tightest of several bracketed
+/// readings.
 fn paired_reading() -> (u64, u64) {
     let mut best = (u64::MAX, 0, 0);
     for _ in 0..16 {
@@ -115,22 +139,33 @@ fn paired_reading() -> (u64, u64) {
 }
 
 fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a live, writable timespec. CLOCK_MONOTONIC exists on every Linux, so the call cannot fail.
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a live, writable timespec. CLOCK_MONOTONIC exists on every Linux, so the
+    // call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(target_arch = "x86_64")]
 mod tsc {
-    /// Returns whether the kernel trusts it: it keeps `tsc` among the available clock sources only while its own watchdog agrees with it.
+    /// Returns whether the kernel trusts it: it keeps `tsc` among the available clock sources only
+    /// while its own watchdog agrees with it.
     pub(super) fn kernel_trusts_it() -> bool {
-        let offered = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/available_clocksource")
-            .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));
+        let offered = std::fs::read_to_string(
+            "/sys/devices/system/clocksource/clocksource0/available_clocksource",
+        )
+        .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));
         let constant = std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| {
             info.lines()
                 .find(|line| line.starts_with("flags"))
-                .is_some_and(|flags| ["constant_tsc", "nonstop_tsc"].iter().all(|flag| flags.split_whitespace().any(|word| word == *flag)))
+                .is_some_and(|flags| {
+                    ["constant_tsc", "nonstop_tsc"]
+                        .iter()
+                        .all(|flag| flags.split_whitespace().any(|word| word == *flag))
+                })
         });
         offered && constant
     }
@@ -157,7 +192,8 @@ mod tsc {
 mod tests {
     use super::*;
 
-    /// The calibrated clock must stay on the monotonic scale, or latencies of two ranks would not be comparable.
+    /// The calibrated clock must stay on the monotonic scale, or latencies of two ranks would not
+    /// be comparable.
     #[test]
     fn calibrated_clock_agrees_with_monotonic() {
         let clock = Clock::detect();
@@ -165,8 +201,12 @@ mod tests {
             let before = monotonic_ns();
             let now = clock.now_ns();
             let after = monotonic_ns();
-            // 100 us of slack: calibration error over the life of this test, not a claim about time.
-            assert!(now + 100_000 >= before && now <= after + 100_000, "{before} <= {now} <= {after}");
+            // 100 us of slack: calibration error over the life of this test, not a claim about
+            // time.
+            assert!(
+                now + 100_000 >= before && now <= after + 100_000,
+                "{before} <= {now} <= {after}"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -184,7 +224,10 @@ mod tests {
 
     #[test]
     fn source_survives_json() {
-        for source in [Clock::monotonic().source(), ClockSource::Tsc { hz: 2_449_999_000 }] {
+        for source in [
+            Clock::monotonic().source(),
+            ClockSource::Tsc { hz: 2_449_999_000 },
+        ] {
             let text = serde_json::to_string(&source).unwrap();
             assert_eq!(serde_json::from_str::<ClockSource>(&text).unwrap(), source);
         }

@@ -35,7 +35,12 @@ impl Environment {
             cores_online: cores_online(),
             memory_bytes: memory.totalram * u64::from(memory.mem_unit),
             git_commit: option_env!("HARNESS_GIT_COMMIT").map_or_else(unknown, str::to_owned),
-            build_profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+            build_profile: if cfg!(debug_assertions) {
+                "debug"
+            } else {
+                "release"
+            }
+            .to_owned(),
         }
     }
 }
@@ -43,18 +48,24 @@ impl Environment {
 /// Returns the CPU time of all threads of this process together, in seconds.
 #[must_use]
 pub fn cpu_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: a place for the answer.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not report it.
+/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not report
+/// it.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }
 
 fn unknown() -> String {
@@ -68,14 +79,21 @@ fn cores_online() -> usize {
 
 fn kernel() -> (String, String) {
     let names = rustix::system::uname();
-    let [name, release, version, machine] =
-        [names.sysname(), names.release(), names.version(), names.machine()].map(|text| text.to_string_lossy().into_owned());
+    let [name, release, version, machine] = [
+        names.sysname(),
+        names.release(),
+        names.version(),
+        names.machine(),
+    ]
+    .map(|text| text.to_string_lossy().into_owned());
     (format!("{name} {release} {version}"), machine)
 }
 
 fn cpu_model() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"))?;
+    let line = info
+        .lines()
+        .find(|line| line.starts_with("model name") || line.starts_with("CPU part"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
@@ -87,7 +105,10 @@ mod tests {
     fn this_machine_is_described() {
         let environment = Environment::detect();
         assert!(environment.kernel.starts_with("Linux "), "{environment:?}");
-        assert!(environment.cores_online > 0 && environment.memory_bytes > 1 << 20, "{environment:?}");
+        assert!(
+            environment.cores_online > 0 && environment.memory_bytes > 1 << 20,
+            "{environment:?}"
+        );
         assert_eq!(environment.machine, std::env::consts::ARCH);
         assert!(peak_rss_bytes() > 1 << 16);
     }

@@ -24,7 +24,9 @@ pub struct WriteError {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         _ if source.raw_os_error() == Some(libc::ENAMETOOLONG) => "give it a shorter name",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or name a file elsewhere",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room, or name a file elsewhere"
+        }
         _ => "name a file in a directory you may write to",
     }
 }
@@ -35,38 +37,55 @@ fn remedy(source: &io::Error) -> &'static str {
 /// The system's reason.
 pub fn check(path: &Path) -> Result<(), WriteError> {
     let probed = match fs::symlink_metadata(path) {
-        _ if !has_name(path) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file")),
+        _ if !has_name(path) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it does not end in the name of a file",
+        )),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ if is_replaceable(path) => create_new(path).map(drop),
         // A reader of the pipe would take an open and a close for the end of the result.
-        _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => access(path, Access::WRITE_OK).map_err(io::Error::from),
+        _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => {
+            access(path, Access::WRITE_OK).map_err(io::Error::from)
+        }
         _ => OpenOptions::new().write(true).open(path).map(drop),
     };
-    probed.map_err(|source| WriteError { place: path.to_owned(), source })
+    probed.map_err(|source| WriteError {
+        place: path.to_owned(),
+        source,
+    })
 }
 
-/// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot at the end, although the system treats such a path as
-/// a directory.
+/// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot at the end,
+/// although the system treats such a path as a directory.
 fn has_name(path: &Path) -> bool {
-    let last = path.as_os_str().as_encoded_bytes().rsplit(|byte| *byte == b'/').next();
+    let last = path
+        .as_os_str()
+        .as_encoded_bytes()
+        .rsplit(|byte| *byte == b'/')
+        .next();
     !matches!(last, None | Some(b"" | b"." | b".."))
 }
 
-/// Returns the location of `path`, existing or not, with links resolved. Two paths with one location are one file or directory.
+/// Returns the location of `path`, existing or not, with links resolved. Two paths with one
+/// location are one file or directory.
 ///
 /// # Errors
 /// The system's reason. The directory of `path` has to exist.
 pub fn location(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let dir = path
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
             Ok(fs::canonicalize(dir)?.join(path.file_name().unwrap_or_default()))
         }
         found => found,
     }
 }
 
-/// Writes `content`. A regular file is replaced as a whole when the content is complete; anything else (a pipe, `/dev/null`) is written to.
+/// Writes `content`. A regular file is replaced as a whole when the content is complete; anything
+/// else (a pipe, `/dev/null`) is written to.
 ///
 /// # Errors
 /// The system's reason; a partly written file is not left behind.
@@ -74,13 +93,20 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     let written = if is_replaceable(path) {
         replace(path, content)
     } else {
-        OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut file| file.write_all(content))
+        OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(content))
     };
-    written.map_err(|source| WriteError { place: path.to_owned(), source })
+    written.map_err(|source| WriteError {
+        place: path.to_owned(),
+        source,
+    })
 }
 
-/// Returns whether `path` is absent or a regular file, so that a new file may take its name. A symbolic link counts as its target and is
-/// written through, not replaced.
+/// Returns whether `path` is absent or a regular file, so that a new file may take its name. A
+/// symbolic link counts as its target and is written through, not replaced.
 fn is_replaceable(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
         Ok(found) => found.is_file(),
@@ -88,7 +114,8 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
-/// Returns the name of a file until it is complete: the file's name, shortened if the file system requires it, and a suffix.
+/// Returns the name of a file until it is complete: the file's name, shortened if the file system
+/// requires it, and a suffix.
 fn partial_name(path: &Path) -> PathBuf {
     const LONGEST: usize = 255;
     let end = format!(".{}.partial", std::process::id());
@@ -97,7 +124,8 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(OsStr::from_bytes(&[begin, end.as_bytes()].concat()))
 }
 
-/// A new file in the directory of `path`. It has no name yet, so a process that is killed leaves nothing behind.
+/// A new file in the directory of `path`. It has no name yet, so a process that is killed leaves
+/// nothing behind.
 struct NewFile {
     file: File,
     /// Its name if the file system requires one; removed on drop.
@@ -106,11 +134,26 @@ struct NewFile {
 
 fn create_new(path: &Path) -> io::Result<NewFile> {
     let partial = partial_name(path);
-    let dir = partial.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = match OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir) {
+    let dir = partial
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let file = match OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(dir)
+    {
         // Kernels and file systems without the flag return one of these errors.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
-            OpenOptions::new().write(true).create_new(true).open(&partial)?
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)
+            ) =>
+        {
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&partial)?
         }
         opened => opened?,
     };
@@ -121,7 +164,13 @@ impl NewFile {
     /// Replaces the file at `path`.
     fn rename(&self, path: &Path) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 {
-            linkat(CWD, format!("/proc/self/fd/{}", self.file.as_raw_fd()), CWD, &self.partial, AtFlags::SYMLINK_FOLLOW)?;
+            linkat(
+                CWD,
+                format!("/proc/self/fd/{}", self.file.as_raw_fd()),
+                CWD,
+                &self.partial,
+                AtFlags::SYMLINK_FOLLOW,
+            )?;
         }
         fs::rename(&self.partial, path)
     }
@@ -149,15 +198,28 @@ mod tests {
     #[test]
     fn a_full_file_system_needs_room_and_not_permission() {
         let refused = write(Path::new("/dev/full"), b"x").unwrap_err().to_string();
-        assert!(refused.contains("No space left") && refused.ends_with("make room, or name a file elsewhere"), "{refused}");
+        assert!(
+            refused.contains("No space left")
+                && refused.ends_with("make room, or name a file elsewhere"),
+            "{refused}"
+        );
     }
 
     #[test]
     fn a_path_without_the_name_of_a_file_is_refused_before_the_run() {
         let dir = std::env::temp_dir();
-        for path in [PathBuf::new(), dir.join("harness-new/"), dir.join("harness-new.csv/"), dir.join("."), dir.join("..")] {
+        for path in [
+            PathBuf::new(),
+            dir.join("harness-new/"),
+            dir.join("harness-new.csv/"),
+            dir.join("."),
+            dir.join(".."),
+        ] {
             let refused = check(&path).unwrap_err().to_string();
-            assert!(refused.contains("it does not end in the name of a file; name a file in"), "{refused}");
+            assert!(
+                refused.contains("it does not end in the name of a file; name a file in"),
+                "{refused}"
+            );
         }
         assert!(!dir.join("harness-new").exists());
     }
@@ -173,7 +235,10 @@ mod tests {
             assert_eq!(fs::read(path).unwrap(), b"1");
         }
         let refused = check(&dir.join("b".repeat(256))).unwrap_err().to_string();
-        assert!(refused.ends_with("File name too long (os error 36); give it a shorter name"), "{refused}");
+        assert!(
+            refused.ends_with("File name too long (os error 36); give it a shorter name"),
+            "{refused}"
+        );
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
         fs::remove_dir_all(dir).unwrap();
     }
@@ -188,11 +253,23 @@ mod tests {
         // SAFETY: the name is a live string.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         // A reader that does not wait for a writer, so that `write` below finds one.
-        let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        let mut reader = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path)
+            .unwrap();
         check(&path).unwrap();
-        let mut polled = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut polled = libc::pollfd {
+            fd: reader.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: one live entry.
-        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 0) }, 0, "the writer that the check was has gone");
+        assert_eq!(
+            unsafe { libc::poll(&raw mut polled, 1, 0) },
+            0,
+            "the writer that the check was has gone"
+        );
         write(&path, b"{}").unwrap();
         let mut read = String::new();
         io::Read::read_to_string(&mut reader, &mut read).unwrap();
@@ -206,14 +283,22 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("harness-partial-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.json");
-        let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let names = || {
+            fs::read_dir(&dir)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect::<Vec<_>>()
+        };
         let mut new = create_new(&path).unwrap();
         new.file.write_all(b"{").unwrap();
         assert!(names().is_empty(), "{:?}", names());
         std::mem::forget(new);
         for content in [b"1", b"2"] {
             write(&path, content).unwrap();
-            assert_eq!((names(), fs::read(&path).unwrap()), (vec!["a.json".into()], content.to_vec()));
+            assert_eq!(
+                (names(), fs::read(&path).unwrap()),
+                (vec!["a.json".into()], content.to_vec())
+            );
         }
         fs::remove_dir_all(dir).unwrap();
     }
@@ -225,12 +310,18 @@ mod tests {
         std::os::unix::fs::symlink(&dir, dir.join("link")).unwrap();
         let of = |name: &str| location(&dir.join(name)).unwrap();
         let missing = of("a.csv");
-        assert_eq!([of("sub/../a.csv"), of("link/a.csv")], [missing.clone(), missing.clone()]);
+        assert_eq!(
+            [of("sub/../a.csv"), of("link/a.csv")],
+            [missing.clone(), missing.clone()]
+        );
         fs::write(dir.join("a.csv"), b"").unwrap();
         std::os::unix::fs::symlink("a.csv", dir.join("b.csv")).unwrap();
         assert_eq!([of("a.csv"), of("b.csv")], [missing.clone(), missing]);
         assert_ne!(of("c.csv"), of("a.csv"));
-        assert_eq!(location(&dir.join("none/a.csv")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            location(&dir.join("none/a.csv")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
         assert!(location(Path::new("harness-new")).unwrap().is_absolute());
         fs::remove_dir_all(dir).unwrap();
     }

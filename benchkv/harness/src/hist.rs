@@ -13,15 +13,17 @@ use crate::Failure;
 /// Maximum latency in ns. A longer latency counts as this.
 pub const MAX_NS: u64 = 60_000_000_000;
 
-/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all allocated by [`new`](Self::new),
-/// except for one that [grows](Self::growing).
+/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all
+/// allocated by [`new`](Self::new), except for one that [grows](Self::growing).
 #[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
 
 /// Formats the summary: there are tens of thousands of buckets.
 impl fmt::Debug for LatencyHistogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LatencyHistogram").field(&self.summary()).finish()
+        f.debug_tuple("LatencyHistogram")
+            .field(&self.summary())
+            .finish()
     }
 }
 
@@ -49,12 +51,14 @@ impl LatencyHistogram {
     #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
-        // The bounds are constants inside the documented range; a one-value histogram would only lose precision.
+        // The bounds are constants inside the documented range; a one-value histogram would only
+        // lose precision.
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 
-    /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB more for each doubling of the maximum
-    /// above 2 us. For many histograms in one process whose time is not measured.
+    /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB
+    /// more for each doubling of the maximum above 2 us. For many histograms in one process whose
+    /// time is not measured.
     #[must_use]
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
@@ -91,7 +95,10 @@ impl LatencyHistogram {
     /// # Errors
     /// `other` was decoded from bytes with a larger range.
     pub fn merge(&mut self, other: &Self) -> Result<(), Failure> {
-        self.0.add(&other.0).map_err(|_| format!("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)").into())
+        self.0.add(&other.0).map_err(|_| {
+            format!("the other histogram covers a range this one does not (1 ns to {MAX_NS} ns)")
+                .into()
+        })
     }
 
     /// Returns mean, percentiles and maximum.
@@ -111,7 +118,8 @@ impl LatencyHistogram {
         }
     }
 
-    /// Returns the smallest latency that at least the share `quantile` (0 to 1) of all values does not exceed; 0 if there are none.
+    /// Returns the smallest latency that at least the share `quantile` (0 to 1) of all values does
+    /// not exceed; 0 if there are none.
     #[must_use]
     pub fn value_at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
@@ -133,14 +141,18 @@ impl LatencyHistogram {
     /// These are any other bytes.
     pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, Failure> {
         let decoded = Deserializer::new().deserialize(&mut bytes);
-        decoded.map(Self).map_err(|why| format!("the bytes are not a V2 HdrHistogram: {why}").into())
+        decoded
+            .map(Self)
+            .map_err(|why| format!("the bytes are not a V2 HdrHistogram: {why}").into())
     }
 }
 
-/// Encodes a histogram as text: [`to_bytes`](LatencyHistogram::to_bytes) in base64, the form of HdrHistogram's own logs (`HISTF...`).
+/// Encodes a histogram as text: [`to_bytes`](LatencyHistogram::to_bytes) in base64, the form of
+/// HdrHistogram's own logs (`HISTF...`).
 impl Serialize for LatencyHistogram {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
+        serializer
+            .serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
     }
 }
 
@@ -169,7 +181,10 @@ mod tests {
             (0..count).for_each(|_| one_by_one.record(latency_ns));
             at_once.record_many(latency_ns, count);
         }
-        assert_eq!((at_once.summary(), at_once.count()), (one_by_one.summary(), 37));
+        assert_eq!(
+            (at_once.summary(), at_once.count()),
+            (one_by_one.summary(), 37)
+        );
     }
 
     #[test]
@@ -177,7 +192,17 @@ mod tests {
         let mut histogram = LatencyHistogram::new();
         (1..=1000).for_each(|value| histogram.record(value));
         let summary = histogram.summary();
-        assert_eq!((summary.count, summary.min, summary.p50, summary.p99, summary.p999, summary.max), (1000, 1, 500, 990, 999, 1000));
+        assert_eq!(
+            (
+                summary.count,
+                summary.min,
+                summary.p50,
+                summary.p99,
+                summary.p999,
+                summary.max
+            ),
+            (1000, 1, 500, 990, 999, 1000)
+        );
         assert!((summary.mean - 500.5).abs() < 0.01);
     }
 
@@ -203,7 +228,11 @@ mod tests {
         let mut odd = LatencyHistogram::new();
         for value in (1..200_000).step_by(37) {
             whole.record(value);
-            if value % 2 == 0 { even.record(value) } else { odd.record(value) }
+            if value % 2 == 0 {
+                even.record(value)
+            } else {
+                odd.record(value)
+            }
         }
         let mut merged = LatencyHistogram::new();
         for half in [&even, &odd] {
@@ -218,10 +247,18 @@ mod tests {
     fn histograms_of_other_tools_are_read() {
         let theirs = "\"HISTFAAAACx4nJNpmSzMwMDAwwABzFCaEYh5f7hHMNh/gAowneZneV/H9H0OExMAmFcIEQ==\"";
         let mut ours = LatencyHistogram::new();
-        [1, 1000, 1000, 250_000, 59_000_000_000].into_iter().for_each(|value| ours.record(value));
-        assert_eq!(serde_json::from_str::<LatencyHistogram>(theirs).unwrap(), ours);
+        [1, 1000, 1000, 250_000, 59_000_000_000]
+            .into_iter()
+            .for_each(|value| ours.record(value));
+        assert_eq!(
+            serde_json::from_str::<LatencyHistogram>(theirs).unwrap(),
+            ours
+        );
         assert!(serde_json::to_string(&ours).unwrap().starts_with("\"HISTF"));
-        assert_eq!([0.2, 0.6, 0.61].map(|quantile| ours.value_at(quantile)), [1, 1000, 250_111]);
+        assert_eq!(
+            [0.2, 0.6, 0.61].map(|quantile| ours.value_at(quantile)),
+            [1, 1000, 250_111]
+        );
     }
 
     #[test]

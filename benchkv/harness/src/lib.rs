@@ -1,16 +1,20 @@
-//! The library that every benchmark of the workspace shares: one process, no RDMA. It is not published.
+//! The library that every benchmark of the workspace shares: one process, no RDMA. It is not
+//! published.
 //!
 //! In the order in which a run uses the files:
 //!
-//! - [`units`]: times and sizes as people write them. [`range`]: legal ranges. [`as_text`]: values recorded in their text form.
-//! - [`affinity`]: the usable cores and the placement of threads. [`cgroup`]: limits of control groups.
+//! - [`units`]: times and sizes as people write them. [`range`]: legal ranges. [`as_text`]: values
+//!   recorded in their text form.
+//! - [`affinity`]: the usable cores and the placement of threads. [`cgroup`]: limits of control
+//!   groups.
 //! - `window`: copyrpc's window of batches, with the feature `copyrpc`.
 //! - [`clock`]: a cheap nanosecond clock that reports its source.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
-//! - [`environment`]: machine, kernel and commit, for the result. [`counters`]: the counters of the NIC.
+//! - [`environment`]: machine, kernel and commit, for the result. [`counters`]: the counters of the
+//!   NIC.
 //! - [`machine`]: libraries, limits and programs, for a diagnosis.
-//! - [`report`]: the table for people and the JSON document for programs. [`mod@file`]: their files. [`chart`]: the figures of a page or a
-//!   file.
+//! - [`report`]: the table for people and the JSON document for programs. [`mod@file`]: their
+//!   files. [`chart`]: the figures of a page or a file.
 
 pub mod affinity;
 pub mod as_text;
@@ -28,5 +32,6 @@ pub mod units;
 #[cfg(feature = "copyrpc")]
 pub mod window;
 
-/// The reason why a program has no result: a sentence for its user, or the typed error of a library.
+/// The reason why a program has no result: a sentence for its user, or the typed error of a
+/// library.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,5 @@
-//! The resources of a machine for a job: libraries, limits, memory, programs. It only probes; the caller judges the results.
+//! The resources of a machine for a job: libraries, limits, memory, programs. It only probes; the
+//! caller judges the results.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};
@@ -23,31 +24,44 @@ impl Library {
     /// The loader's reason.
     pub fn load(name: &str) -> Result<Self, String> {
         let c_name = CString::new(name).map_err(|error| error.to_string())?;
-        // SAFETY: the name is a live string. The initializers of a system library have no precondition.
+        // SAFETY: the name is a live string. The initializers of a system library have no
+        // precondition.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: dlerror returns null or a string that lives until the thread's next call of this family.
-            let reason = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()) };
+            // SAFETY: dlerror returns null or a string that lives until the thread's next call of
+            // this family.
+            let reason = unsafe {
+                libc::dlerror()
+                    .as_ref()
+                    .map(|text| CStr::from_ptr(text).to_string_lossy().into_owned())
+            };
             return Err(reason.unwrap_or_else(|| format!("{name} cannot be loaded")));
         }
-        Ok(Self { handle, file: mapped_file(name).unwrap_or_else(|| PathBuf::from(name)) })
+        Ok(Self {
+            handle,
+            file: mapped_file(name).unwrap_or_else(|| PathBuf::from(name)),
+        })
     }
 
-    /// Returns the address of a function or object of the library, or of a library that it depends on.
+    /// Returns the address of a function or object of the library, or of a library that it depends
+    /// on.
     #[must_use]
     pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
         // SAFETY: the handle belongs to a loaded library, and the name is a live string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// Returns the text that its function `symbol`, without arguments, returns; `None` if it has no such function.
+    /// Returns the text that its function `symbol`, without arguments, returns; `None` if it has no
+    /// such function.
     ///
     /// # Safety
-    /// `symbol` must be a function without arguments that returns null or a string that lives as long as the library.
+    /// `symbol` must be a function without arguments that returns null or a string that lives as
+    /// long as the library.
     #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
         // SAFETY: guaranteed by the caller.
-        let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(self.symbol(symbol)?) };
+        let function: unsafe extern "C" fn() -> *const libc::c_char =
+            unsafe { std::mem::transmute(self.symbol(symbol)?) };
         // SAFETY: guaranteed by the caller, also for the return value.
         let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
         text.map(|text| text.to_string_lossy().into_owned())
@@ -56,16 +70,28 @@ impl Library {
     /// Returns the name of its file.
     #[must_use]
     pub fn file_name(&self) -> String {
-        self.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        self.file
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
 /// Returns the file mapped into this process whose name, or the name of a link to it, is `name`.
 fn mapped_file(name: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(Path::new));
-    let is_it = |path: &&Path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name));
-    paths.map(|path| path.to_owned()).find(|path| is_it(&path.as_path())).map(|path| fs::canonicalize(&path).unwrap_or(path))
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(Path::new));
+    let is_it = |path: &&Path| {
+        path.file_name()
+            .is_some_and(|file| file.to_string_lossy().starts_with(name))
+    };
+    paths
+        .map(|path| path.to_owned())
+        .find(|path| is_it(&path.as_path()))
+        .map(|path| fs::canonicalize(&path).unwrap_or(path))
 }
 
 /// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
@@ -74,13 +100,15 @@ pub fn memlock_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None` without limit.
+/// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None` without
+/// limit.
 #[must_use]
 pub fn address_limit() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
-/// Returns the maximum number of open files that this process may request (`RLIMIT_NOFILE`, the hard limit); `None` without limit.
+/// Returns the maximum number of open files that this process may request (`RLIMIT_NOFILE`, the
+/// hard limit); `None` without limit.
 #[must_use]
 pub fn open_files_limit() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
@@ -88,7 +116,9 @@ pub fn open_files_limit() -> Option<u64> {
 
 /// The limit of open descriptors is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{needed} open files are needed and at most {limit} are allowed: raise the hard limit (ulimit -Hn)")]
+#[error(
+    "{needed} open files are needed and at most {limit} are allowed: raise the hard limit (ulimit -Hn)"
+)]
 pub struct TooFewFiles {
     /// Number of descriptors needed.
     pub needed: u64,
@@ -96,8 +126,8 @@ pub struct TooFewFiles {
     pub limit: u64,
 }
 
-/// Raises the soft limit of open files, which is 1,024 on many systems, to `needed` or the hard limit, for this process and its children.
-/// Never lowers it.
+/// Raises the soft limit of open files, which is 1,024 on many systems, to `needed` or the hard
+/// limit, for this process and its children. Never lowers it.
 ///
 /// # Errors
 /// The hard limit is lower than `needed`.
@@ -107,8 +137,18 @@ pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     if current.unwrap_or(u64::MAX) >= needed {
         return Ok(());
     }
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(needed.min(limit)), maximum });
-    if raised.is_ok() && needed <= limit { Ok(()) } else { Err(TooFewFiles { needed, limit }) }
+    let raised = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(needed.min(limit)),
+            maximum,
+        },
+    );
+    if raised.is_ok() && needed <= limit {
+        Ok(())
+    } else {
+        Err(TooFewFiles { needed, limit })
+    }
 }
 
 /// The size of a file system.
@@ -131,7 +171,11 @@ pub fn space(path: &Path) -> io::Result<Space> {
     let block = found.f_bsize as u64;
     // Their types depend on the C library.
     let is_memory = i128::from(found.f_type) == i128::from(libc::TMPFS_MAGIC);
-    Ok(Space { size_bytes: found.f_blocks * block, free_bytes: found.f_bavail * block, is_memory })
+    Ok(Space {
+        size_bytes: found.f_blocks * block,
+        free_bytes: found.f_bavail * block,
+        is_memory,
+    })
 }
 
 /// Huge pages of the default size, and the kernel's setting for transparent huge pages.
@@ -141,7 +185,8 @@ pub struct HugePages {
     pub page_bytes: u64,
     /// Number of reserved pages.
     pub reserved: u64,
-    /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty if there is none.
+    /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty if
+    /// there is none.
     pub shared: String,
 }
 
@@ -153,7 +198,8 @@ pub fn huge_pages() -> HugePages {
         let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
         rest.split_whitespace().next()?.parse::<u64>().ok()
     };
-    let choices = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let choices =
+        fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     HugePages {
         page_bytes: number("Hugepagesize:").unwrap_or(0) * 1024,
         reserved: number("HugePages_Total:").unwrap_or(0),
@@ -163,7 +209,10 @@ pub fn huge_pages() -> HugePages {
 
 /// Returns the word in brackets of the kernel's `always [advise] never`.
 fn chosen(choices: &str) -> &str {
-    choices.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
+    choices
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'))
+        .map_or("", |(word, _)| word)
 }
 
 /// A program of the search path, and the first line it prints for `--version`.
@@ -180,16 +229,26 @@ pub struct Program {
 pub fn program(name: &str) -> Option<Program> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let path = find_program(name, &search)?;
-    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
-    let version = output.map_err(|error| error.to_string()).and_then(|output| {
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned()).ok_or_else(|| output.status.to_string())
-    });
+    let output = Command::new(&path)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let version = output
+        .map_err(|error| error.to_string())
+        .and_then(|output| {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            text.lines()
+                .find(|line| !line.trim().is_empty())
+                .map(|line| line.trim().to_owned())
+                .ok_or_else(|| output.status.to_string())
+        });
     Some(Program { path, version })
 }
 
 fn find_program(name: &str, search: &OsStr) -> Option<PathBuf> {
-    std::env::split_paths(search).map(|dir| dir.join(name)).find(|path| path.is_file())
+    std::env::split_paths(search)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -199,42 +258,82 @@ mod tests {
     #[test]
     fn a_library_is_loaded_with_the_file_it_is_or_the_loaders_reason() {
         let libc = Library::load("libc.so.6").unwrap();
-        assert!(libc.file.is_absolute() && libc.file_name().starts_with("libc"), "{libc:?}");
+        assert!(
+            libc.file.is_absolute() && libc.file_name().starts_with("libc"),
+            "{libc:?}"
+        );
         // SAFETY: gnu_get_libc_version(3) has that type.
         let version = unsafe { libc.text_of(c"gnu_get_libc_version") };
         assert!(version.is_some_and(|version| version.starts_with("2.")));
         // SAFETY: there is no such function.
         assert_eq!(unsafe { libc.text_of(c"no_such_function") }, None);
-        assert!(Library::load("libnonesuch.so.7").unwrap_err().contains("libnonesuch.so.7"));
+        assert!(
+            Library::load("libnonesuch.so.7")
+                .unwrap_err()
+                .contains("libnonesuch.so.7")
+        );
     }
 
     #[test]
     fn more_open_files_than_the_system_has_are_refused_with_both_numbers() {
         assert_eq!(allow_open_files(1), Ok(()));
         let error = allow_open_files(u64::MAX - 1).unwrap_err();
-        assert!(error.to_string().starts_with(&format!("{} open files", u64::MAX - 1)) && error.limit > 0, "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with(&format!("{} open files", u64::MAX - 1))
+                && error.limit > 0,
+            "{error}"
+        );
     }
 
     #[test]
     fn room_and_limits_are_those_of_the_kernel() {
         let shm = space(Path::new("/dev/shm")).unwrap();
-        assert!(shm.size_bytes >= shm.free_bytes && shm.size_bytes > 0, "{shm:?}");
+        assert!(
+            shm.size_bytes >= shm.free_bytes && shm.size_bytes > 0,
+            "{shm:?}"
+        );
         assert!(!space(Path::new("/proc")).unwrap().is_memory);
-        assert_eq!(space(Path::new("/nonexistent")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            space(Path::new("/nonexistent")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
         let limits = fs::read_to_string("/proc/self/limits").unwrap();
-        let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max locked memory"))
+            .unwrap();
         let soft = line.split_whitespace().next().unwrap();
-        let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+        let text = |limit: Option<u64>| {
+            limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
+        };
         assert_eq!(text(memlock_limit()), soft);
-        for (name, column, limit) in [("Max address space", 0, address_limit()), ("Max open files", 1, open_files_limit())] {
-            let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-            assert_eq!(Some(&*text(limit)), line.split_whitespace().nth(column), "{name}");
+        for (name, column, limit) in [
+            ("Max address space", 0, address_limit()),
+            ("Max open files", 1, open_files_limit()),
+        ] {
+            let line = limits
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap();
+            assert_eq!(
+                Some(&*text(limit)),
+                line.split_whitespace().nth(column),
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn the_chosen_word_is_the_one_in_brackets() {
-        assert_eq!((chosen("always within_size [advise] never deny force\n"), chosen("")), ("advise", ""));
+        assert_eq!(
+            (
+                chosen("always within_size [advise] never deny force\n"),
+                chosen("")
+            ),
+            ("advise", "")
+        );
     }
 
     #[test]

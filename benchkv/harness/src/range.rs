@@ -1,4 +1,5 @@
-//! The legal values of options: parsers that refuse a value outside its range, and [`RangeError`] for a value that conflicts with others.
+//! The legal values of options: parsers that refuse a value outside its range, and [`RangeError`]
+//! for a value that conflicts with others.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -23,15 +24,33 @@ pub struct RangeError {
 }
 
 /// Makes the error of `flag` with the value `given`.
-pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> RangeError {
-    RangeError { flag, given: given.to_string(), why, legal }
+pub fn range(
+    flag: &'static str,
+    given: impl ToString,
+    why: &'static str,
+    legal: String,
+) -> RangeError {
+    RangeError {
+        flag,
+        given: given.to_string(),
+        why,
+        legal,
+    }
 }
 
 /// Returns a parser of `legal` whole numbers.
-pub fn whole<T: FromStr + Display + Clone + PartialOrd>(legal: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+pub fn whole<T: FromStr + Display + Clone + PartialOrd>(
+    legal: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| legal.contains(number));
-        number.ok_or_else(|| format!("use a whole number from {} to {}", legal.start(), legal.end()))
+        number.ok_or_else(|| {
+            format!(
+                "use a whole number from {} to {}",
+                legal.start(),
+                legal.end()
+            )
+        })
     }
 }
 
@@ -39,7 +58,13 @@ pub fn whole<T: FromStr + Display + Clone + PartialOrd>(legal: RangeInclusive<T>
 pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| legal.contains(number));
-        number.ok_or_else(|| format!("use a number from {} to {}; a point begins its decimals", legal.start(), legal.end()))
+        number.ok_or_else(|| {
+            format!(
+                "use a number from {} to {}; a point begins its decimals",
+                legal.start(),
+                legal.end()
+            )
+        })
     }
 }
 
@@ -47,7 +72,17 @@ pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, Strin
 pub fn time(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
     move |text| {
         let seconds = units::seconds(text)?;
-        let outside = || format!("use a time from {} to {} seconds", legal.start(), legal.end());
-        if legal.contains(&seconds) { Ok(seconds) } else { Err(outside()) }
+        let outside = || {
+            format!(
+                "use a time from {} to {} seconds",
+                legal.start(),
+                legal.end()
+            )
+        };
+        if legal.contains(&seconds) {
+            Ok(seconds)
+        } else {
+            Err(outside())
+        }
     }
 }

@@ -34,8 +34,16 @@ impl Table {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width_of = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-        let widths: Vec<usize> = (0..columns).map(|column| width_of(column).unwrap_or(0)).collect();
+        let width_of = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+        };
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| width_of(column).unwrap_or(0))
+            .collect();
         for row in &self.rows {
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 match column {
@@ -49,8 +57,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes a line to standard error, in one write, because the processes of a job share it and lines must not mix. A closed standard error
-/// is not a failure.
+/// Writes a line to standard error, in one write, because the processes of a job share it and lines
+/// must not mix. A closed standard error is not a failure.
 pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
@@ -125,7 +133,11 @@ impl Spread {
         values.sort_by(f64::total_cmp);
         let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
         let last = values.len().saturating_sub(1);
-        Self { median: f64::midpoint(at(last / 2), at(last.div_ceil(2))), min: at(0), max: at(last) }
+        Self {
+            median: f64::midpoint(at(last / 2), at(last.div_ceil(2))),
+            min: at(0),
+            max: at(last),
+        }
     }
 }
 
@@ -134,7 +146,8 @@ impl Spread {
 pub enum JsonSink {
     /// Standard output, which then carries nothing else.
     Stdout,
-    /// A file. A regular file is replaced as a whole when the document is complete; any other (a pipe, `/dev/null`) is written to.
+    /// A file. A regular file is replaced as a whole when the document is complete; any other (a
+    /// pipe, `/dev/null`) is written to.
     File(PathBuf),
 }
 
@@ -142,7 +155,11 @@ impl FromStr for JsonSink {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(if text == "-" { Self::Stdout } else { Self::File(PathBuf::from(text)) })
+        Ok(if text == "-" {
+            Self::Stdout
+        } else {
+            Self::File(PathBuf::from(text))
+        })
     }
 }
 
@@ -163,10 +180,13 @@ impl JsonSink {
     /// # Errors
     /// The destination's reason; a partly written file is not left behind.
     pub fn write(&self, value: &impl Serialize) -> Result<(), Failure> {
-        let mut text = serde_json::to_vec_pretty(value).map_err(|why| format!("the result has no JSON form: {why}"))?;
+        let mut text = serde_json::to_vec_pretty(value)
+            .map_err(|why| format!("the result has no JSON form: {why}"))?;
         text.push(b'\n');
         match self {
-            Self::Stdout => to_stdout(&text).map_err(|why| format!("the JSON result cannot be written to standard output: {why}").into()),
+            Self::Stdout => to_stdout(&text).map_err(|why| {
+                format!("the JSON result cannot be written to standard output: {why}").into()
+            }),
             Self::File(path) => file::write(path, &text).map_err(of_file),
         }
     }
@@ -183,7 +203,8 @@ mod tests {
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("harness-report-{}-{name}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("harness-report-{}-{name}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         dir
     }
@@ -193,22 +214,58 @@ mod tests {
         let mut table = Table::new(["rank", "ops", "p50"]);
         table.row(["0", "1234567", "4"]);
         table.row(["all", "9"]);
-        assert_eq!(table.to_string(), "rank      ops  p50\n0     1234567    4\nall         9\n");
+        assert_eq!(
+            table.to_string(),
+            "rank      ops  p50\n0     1234567    4\nall         9\n"
+        );
     }
 
     #[test]
     fn units_change_at_their_borders() {
-        assert_eq!((rate(999.0), rate(1e3), rate(4.76e6)), ("999 /s".into(), "1.0 k/s".into(), "4.76 M/s".into()));
-        assert_eq!((nanos(999.0), nanos(1e3), nanos(2.5e6)), ("999 ns".into(), "1.00 us".into(), "2.50 ms".into()));
-        assert_eq!((plural(1, "rank"), plural(2, "rank")), ("1 rank".into(), "2 ranks".into()));
-        assert_eq!((bytes(1023), bytes(1024), bytes(1 << 20)), ("1023 B".into(), "1.0 KiB".into(), "1.0 MiB".into()));
+        assert_eq!(
+            (rate(999.0), rate(1e3), rate(4.76e6)),
+            ("999 /s".into(), "1.0 k/s".into(), "4.76 M/s".into())
+        );
+        assert_eq!(
+            (nanos(999.0), nanos(1e3), nanos(2.5e6)),
+            ("999 ns".into(), "1.00 us".into(), "2.50 ms".into())
+        );
+        assert_eq!(
+            (plural(1, "rank"), plural(2, "rank")),
+            ("1 rank".into(), "2 ranks".into())
+        );
+        assert_eq!(
+            (bytes(1023), bytes(1024), bytes(1 << 20)),
+            ("1023 B".into(), "1.0 KiB".into(), "1.0 MiB".into())
+        );
     }
 
     #[test]
     fn a_spread_is_of_the_values_in_their_order() {
-        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Spread::of([4.0, 1.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
-        assert_eq!(Spread::of([]), Spread { median: 0.0, min: 0.0, max: 0.0 });
+        assert_eq!(
+            Spread::of([3.0, 1.0, 2.0]),
+            Spread {
+                median: 2.0,
+                min: 1.0,
+                max: 3.0
+            }
+        );
+        assert_eq!(
+            Spread::of([4.0, 1.0]),
+            Spread {
+                median: 2.5,
+                min: 1.0,
+                max: 4.0
+            }
+        );
+        assert_eq!(
+            Spread::of([]),
+            Spread {
+                median: 0.0,
+                min: 0.0,
+                max: 0.0
+            }
+        );
     }
 
     #[test]
@@ -219,7 +276,10 @@ mod tests {
         for value in [vec![1, 2, 3], vec![4]] {
             sink.check().unwrap();
             sink.write(&value).unwrap();
-            assert_eq!(serde_json::from_slice::<Vec<i32>>(&fs::read(&path).unwrap()).unwrap(), value);
+            assert_eq!(
+                serde_json::from_slice::<Vec<i32>>(&fs::read(&path).unwrap()).unwrap(),
+                value
+            );
         }
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
         fs::remove_dir_all(dir).unwrap();
@@ -229,7 +289,10 @@ mod tests {
     fn a_place_that_cannot_be_written_is_found_before_the_run() {
         let dir = scratch("refuse");
         for place in [dir.join("missing/result.json"), dir.clone()] {
-            let message = JsonSink::File(place.clone()).check().unwrap_err().to_string();
+            let message = JsonSink::File(place.clone())
+                .check()
+                .unwrap_err()
+                .to_string();
             assert!(message.contains(place.to_str().unwrap()), "{message}");
         }
         fs::remove_dir_all(dir).unwrap();

@@ -46,8 +46,14 @@ impl WindowChoice {
         let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
         match self {
             Self::Off => Window::Off,
-            Self::Completion(batches) => Window::Completion { batches, exempt_bytes },
-            Self::Consumption(batches) => Window::Consumption { batches, exempt_bytes },
+            Self::Completion(batches) => Window::Completion {
+                batches,
+                exempt_bytes,
+            },
+            Self::Consumption(batches) => Window::Consumption {
+                batches,
+                exempt_bytes,
+            },
         }
     }
 }
@@ -67,7 +73,12 @@ impl FromStr for WindowChoice {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let known = "use off, completion:N or consumption:N with N from 1 to 256";
-        let number = |text: &str| text.parse().ok().filter(|batches| (1..=Self::MAX_BATCHES).contains(batches)).ok_or(known);
+        let number = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|batches| (1..=Self::MAX_BATCHES).contains(batches))
+                .ok_or(known)
+        };
         match text.split_once(':') {
             None if text == "off" => Ok(Self::Off),
             Some(("completion", batches)) => number(batches).map(Self::Completion),
@@ -85,14 +96,43 @@ mod tests {
     fn windows_are_named_as_they_are_printed() {
         for (text, window) in [
             ("off", Window::Off),
-            ("completion:2", Window::Completion { batches: 2, exempt_bytes: 4096 }),
-            ("consumption:3", Window::Consumption { batches: 3, exempt_bytes: 4096 }),
+            (
+                "completion:2",
+                Window::Completion {
+                    batches: 2,
+                    exempt_bytes: 4096,
+                },
+            ),
+            (
+                "consumption:3",
+                Window::Consumption {
+                    batches: 3,
+                    exempt_bytes: 4096,
+                },
+            ),
         ] {
             let choice: WindowChoice = text.parse().unwrap();
-            assert_eq!((choice.to_string().as_str(), choice.window()), (text, window));
+            assert_eq!(
+                (choice.to_string().as_str(), choice.window()),
+                (text, window)
+            );
         }
-        for text in ["", "on", "completion", "completion:", "completion:-1", "consumption:x", "completion:0", "consumption:257"] {
-            assert!(text.parse::<WindowChoice>().unwrap_err().contains(&format!("N from 1 to {}", WindowChoice::MAX_BATCHES)), "{text}");
+        for text in [
+            "",
+            "on",
+            "completion",
+            "completion:",
+            "completion:-1",
+            "consumption:x",
+            "completion:0",
+            "consumption:257",
+        ] {
+            assert!(
+                text.parse::<WindowChoice>()
+                    .unwrap_err()
+                    .contains(&format!("N from 1 to {}", WindowChoice::MAX_BATCHES)),
+                "{text}"
+            );
         }
     }
 }

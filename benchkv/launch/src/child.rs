@@ -36,7 +36,11 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exited with status {code}"),
-            Self::Signal(signal) => write!(f, "was killed by signal {signal} ({})", sys::signal_name(*signal)),
+            Self::Signal(signal) => write!(
+                f,
+                "was killed by signal {signal} ({})",
+                sys::signal_name(*signal)
+            ),
         }
     }
 }
@@ -58,7 +62,8 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, the variable `role` and those in `environment`. Its standard input is `socket`.
+    /// Starts this executable with `args`, the variable `role` and those in `environment`. Its
+    /// standard input is `socket`.
     ///
     /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(
@@ -69,13 +74,20 @@ impl OwnChild {
         stdout: Stdio,
     ) -> io::Result<Self> {
         let parent = getpid();
-        // The link and not a path, so that it is right even if a new build replaces the file during the run.
+        // The link and not a path, so that it is right even if a new build replaces the file during
+        // the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
         }
-        command.args(args).envs(environment.iter().copied()).env(ROLE_VARIABLE, role).stdin(OwnedFd::from(socket)).stdout(stdout);
-        // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent demands.
+        command
+            .args(args)
+            .envs(environment.iter().copied())
+            .env(ROLE_VARIABLE, role)
+            .stdin(OwnedFd::from(socket))
+            .stdout(stdout);
+        // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent
+        // demands.
         unsafe { command.pre_exec(move || sys::tie_to_parent(parent)) };
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {

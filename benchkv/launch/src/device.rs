@@ -10,10 +10,12 @@ use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;
 
-/// Environment variable that names the device for `auto`, as it names the device of copyrpc's servers and clients.
+/// Environment variable that names the device for `auto`, as it names the device of copyrpc's
+/// servers and clients.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// The beginnings of the names that the kernel's drivers give their devices. Any other name follows after `verbs:`, so that `eth0` is refused.
+/// The beginnings of the names that the kernel's drivers give their devices. Any other name follows
+/// after `verbs:`, so that `eth0` is refused.
 const KERNEL_NAMES: [&str; 7] = ["mlx5_", "mlx4_", "rxe", "irdma", "bnxt_re", "hns_", "qedr"];
 
 fn is_kernel_name(text: &str) -> bool {
@@ -36,7 +38,8 @@ pub enum DeviceChoice {
         name: Option<String>,
         /// Its port. `None`: the first active port.
         port: Option<u8>,
-        /// Whether it is reached through the calls of libibverbs, as a device that is not mlx5, also where direct access is possible.
+        /// Whether it is reached through the calls of libibverbs, as a device that is not mlx5,
+        /// also where direct access is possible.
         relay: bool,
     },
 }
@@ -48,10 +51,18 @@ impl std::str::FromStr for DeviceChoice {
         let device = match text {
             "auto" => return Ok(Self::Auto),
             "soft" => return Ok(Self::Soft(SoftDevice::default())),
-            "verbs" => return Ok(Self::Verbs { name: None, port: None, relay: false }),
+            "verbs" => {
+                return Ok(Self::Verbs {
+                    name: None,
+                    port: None,
+                    relay: false,
+                });
+            }
             text if is_kernel_name(text) => text,
             text => match text.split_once(':') {
-                Some(("soft", options)) if options.starts_with("roce=") => return options["roce=".len()..].parse().map(Self::Roce),
+                Some(("soft", options)) if options.starts_with("roce=") => {
+                    return options["roce=".len()..].parse().map(Self::Roce);
+                }
                 Some(("soft", options)) => return options.parse().map(Self::Soft),
                 Some(("verbs" | "relay", name)) if !name.is_empty() => name,
                 _ => {
@@ -66,7 +77,11 @@ impl std::str::FromStr for DeviceChoice {
             Some((name, port)) => (name, Some(port_number(port)?)),
             None => (device, None),
         };
-        Ok(Self::Verbs { name: Some(name.to_owned()), port, relay })
+        Ok(Self::Verbs {
+            name: Some(name.to_owned()),
+            port,
+            relay,
+        })
     }
 }
 
@@ -96,12 +111,16 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Finds the device of `auto`, and the reason. Opens the mlx5 devices for the states of their ports, and closes them.
+    /// Finds the device of `auto`, and the reason. Opens the mlx5 devices for the states of their
+    /// ports, and closes them.
     fn detect() -> Result<(Self, String), String> {
         match std::env::var(DEVICE_VARIABLE) {
             Ok(name) => Self::by_variable(&name),
             Err(VarError::NotPresent) => Ok(Self::first_active(&DeviceEntry::all())),
-            Err(VarError::NotUnicode(name)) => Err(format!("{DEVICE_VARIABLE} is {}, which names no device", name.to_string_lossy())),
+            Err(VarError::NotUnicode(name)) => Err(format!(
+                "{DEVICE_VARIABLE} is {}, which names no device",
+                name.to_string_lossy()
+            )),
         }
     }
 
@@ -118,18 +137,37 @@ impl DeviceChoice {
             Err(VerbsError::NotInstalled { library, .. }) => format!("{library} is not installed"),
             Err(VerbsError::NoDevice { .. }) => "there is no RDMA device".to_owned(),
             Err(other) => other.to_string(),
-            Ok(devices) => match devices.iter().find(|device| device.is_mlx5 && is_active(device)) {
+            Ok(devices) => match devices
+                .iter()
+                .find(|device| device.is_mlx5 && is_active(device))
+            {
                 Some(DeviceEntry { name, .. }) => {
                     let why = format!("{name} is the first mlx5 device with an active port");
-                    return (Self::Verbs { name: Some(name.clone()), port: None, relay: false }, why);
+                    return (
+                        Self::Verbs {
+                            name: Some(name.clone()),
+                            port: None,
+                            relay: false,
+                        },
+                        why,
+                    );
                 }
                 None => match devices.first() {
                     // They are behind the mlx5 devices.
-                    Some(DeviceEntry { name, is_mlx5: false, .. }) => {
-                        format!("no RDMA device is an mlx5 device; verbs:{name} takes one that is reached through libibverbs")
+                    Some(DeviceEntry {
+                        name,
+                        is_mlx5: false,
+                        ..
+                    }) => {
+                        format!(
+                            "no RDMA device is an mlx5 device; verbs:{name} takes one that is reached through libibverbs"
+                        )
                     }
                     _ => {
-                        format!("no mlx5 device has an active port: {}", list(devices.iter().filter(|device| device.is_mlx5).map(fault_of)))
+                        format!(
+                            "no mlx5 device has an active port: {}",
+                            list(devices.iter().filter(|device| device.is_mlx5).map(fault_of))
+                        )
                     }
                 },
             },
@@ -137,8 +175,9 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Returns the device to use, and the reason. For `auto` it is the device in [`DEVICE_VARIABLE`]; without that variable the first mlx5
-    /// device with an active port; otherwise the software device. Any other device is returned without a reason.
+    /// Returns the device to use, and the reason. For `auto` it is the device in
+    /// [`DEVICE_VARIABLE`]; without that variable the first mlx5 device with an active port;
+    /// otherwise the software device. Any other device is returned without a reason.
     ///
     /// # Errors
     /// The variable names no device.
@@ -156,15 +195,21 @@ impl DeviceChoice {
         matches!(self, Self::Auto | Self::Soft(_))
     }
 
-    /// Returns the cores of the device's NUMA node. Empty for a software device, or if the node is unknown.
+    /// Returns the cores of the device's NUMA node. Empty for a software device, or if the node is
+    /// unknown.
     #[must_use]
     pub fn cores(&self) -> Vec<usize> {
-        let Self::Verbs { name, .. } = self else { return Vec::new() };
-        let node = DeviceEntry::all().ok().and_then(|devices| node_of(&devices, name.as_deref()));
+        let Self::Verbs { name, .. } = self else {
+            return Vec::new();
+        };
+        let node = DeviceEntry::all()
+            .ok()
+            .and_then(|devices| node_of(&devices, name.as_deref()));
         node.and_then(cores_of_node).unwrap_or_default()
     }
 
-    /// Checks before a long run whether the device exists. Opens no device; the software device always exists.
+    /// Checks before a long run whether the device exists. Opens no device; the software device
+    /// always exists.
     ///
     /// # Errors
     /// The device or the library is missing.
@@ -175,29 +220,49 @@ impl DeviceChoice {
         }
     }
 
-    /// Returns the device to open. Software devices connect through `shm_dir`; `None` is the directory of this user.
+    /// Returns the device to open. Software devices connect through `shm_dir`; `None` is the
+    /// directory of this user.
     #[must_use]
     pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
         match self {
             Self::Auto => Self::Soft(SoftDevice::default()).spec(shm_dir),
             Self::Soft(options) => {
-                let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
-                DeviceSpec::Soft(SoftOptions { fabric, timing: options.timing(), faults: options.faults(), ..SoftOptions::default() })
+                let fabric = FabricSpec::Shared {
+                    dir: shm_dir.map(Path::to_owned),
+                };
+                DeviceSpec::Soft(SoftOptions {
+                    fabric,
+                    timing: options.timing(),
+                    faults: options.faults(),
+                    ..SoftOptions::default()
+                })
             }
             Self::Roce(roce) => {
-                let fabric = FabricSpec::Shared { dir: shm_dir.map(Path::to_owned) };
-                DeviceSpec::Soft(SoftOptions { fabric, roce: Some(roce.clone()), ..SoftOptions::default() })
+                let fabric = FabricSpec::Shared {
+                    dir: shm_dir.map(Path::to_owned),
+                };
+                DeviceSpec::Soft(SoftOptions {
+                    fabric,
+                    roce: Some(roce.clone()),
+                    ..SoftOptions::default()
+                })
             }
-            Self::Verbs { name, port, relay } => {
-                DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, relay: *relay, ..VerbsOptions::default() })
-            }
+            Self::Verbs { name, port, relay } => DeviceSpec::Verbs(VerbsOptions {
+                device: name.clone(),
+                port: *port,
+                relay: *relay,
+                ..VerbsOptions::default()
+            }),
         }
     }
 }
 
 /// Returns the NUMA node of the device with that name, or of the first one with an active port.
 fn node_of(devices: &[DeviceEntry], name: Option<&str>) -> Option<u32> {
-    devices.iter().find(|device| name.map_or_else(|| is_active(device), |name| device.name == name))?.numa_node
+    devices
+        .iter()
+        .find(|device| name.map_or_else(|| is_active(device), |name| device.name == name))?
+        .numa_node
 }
 
 fn list(parts: impl Iterator<Item = String>) -> String {
@@ -205,7 +270,10 @@ fn list(parts: impl Iterator<Item = String>) -> String {
 }
 
 fn is_active(device: &DeviceEntry) -> bool {
-    device.ports.as_ref().is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
+    device
+        .ports
+        .as_ref()
+        .is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
 }
 
 /// Returns why a device without an active port is not usable.
@@ -213,7 +281,11 @@ fn fault_of(DeviceEntry { name, ports, .. }: &DeviceEntry) -> String {
     match ports {
         Err(error) => error.to_string(),
         Ok(ports) if ports.is_empty() => format!("{name} has no port"),
-        Ok(ports) => list(ports.iter().map(|port| format!("port {} of {name} is {}", port.number, port.state))),
+        Ok(ports) => list(
+            ports
+                .iter()
+                .map(|port| format!("port {} of {name} is {}", port.number, port.state)),
+        ),
     }
 }
 
@@ -232,30 +304,59 @@ mod tests {
             mtu: 1024,
         };
         let ports = ports.map(|states| states.iter().enumerate().map(port).collect());
-        DeviceEntry { name: name.to_owned(), is_mlx5: !name.starts_with("rxe"), node_guid: 7, numa_node: None, ports }
+        DeviceEntry {
+            name: name.to_owned(),
+            is_mlx5: !name.starts_with("rxe"),
+            node_guid: 7,
+            numa_node: None,
+            ports,
+        }
     }
 
     #[test]
     fn the_numa_node_is_that_of_the_named_device_or_of_the_first_with_an_active_port() {
         use PortState::{Active, Down};
-        let at = |node, entry| DeviceEntry { numa_node: node, ..entry };
-        let devices =
-            [at(Some(0), entry("mlx5_0", Ok(&[Down]))), at(Some(1), entry("mlx5_1", Ok(&[Active]))), entry("mlx5_2", Ok(&[Active]))];
-        for (name, node) in [(Some("mlx5_0"), Some(0)), (None, Some(1)), (Some("mlx5_2"), None), (Some("mlx5_3"), None)] {
+        let at = |node, entry| DeviceEntry {
+            numa_node: node,
+            ..entry
+        };
+        let devices = [
+            at(Some(0), entry("mlx5_0", Ok(&[Down]))),
+            at(Some(1), entry("mlx5_1", Ok(&[Active]))),
+            entry("mlx5_2", Ok(&[Active])),
+        ];
+        for (name, node) in [
+            (Some("mlx5_0"), Some(0)),
+            (None, Some(1)),
+            (Some("mlx5_2"), None),
+            (Some("mlx5_3"), None),
+        ] {
             assert_eq!(node_of(&devices, name), node, "{name:?}");
         }
-        assert_eq!(DeviceChoice::default().cores(), [0; 0], "software is beside no core");
+        assert_eq!(
+            DeviceChoice::default().cores(),
+            [0; 0],
+            "software is beside no core"
+        );
     }
 
     #[test]
     fn a_variable_names_the_device_of_auto_or_is_refused() {
         let (taken, why) = DeviceChoice::by_variable("soft:rtt_us=6").unwrap();
-        assert_eq!((taken.to_string().as_str(), why.as_str()), ("soft:rtt_us=6", "COPYRPC_DEVICE names it"));
-        for (name, said) in
-            [("auto", "is auto, which names no device"), ("eth0", "is \"eth0\": use auto, soft"), ("mlx5_0:0", "0 is not a port")]
-        {
+        assert_eq!(
+            (taken.to_string().as_str(), why.as_str()),
+            ("soft:rtt_us=6", "COPYRPC_DEVICE names it")
+        );
+        for (name, said) in [
+            ("auto", "is auto, which names no device"),
+            ("eth0", "is \"eth0\": use auto, soft"),
+            ("mlx5_0:0", "0 is not a port"),
+        ] {
             let refused = DeviceChoice::by_variable(name).unwrap_err();
-            assert!(refused.starts_with("COPYRPC_DEVICE is ") && refused.contains(said), "{refused}");
+            assert!(
+                refused.starts_with("COPYRPC_DEVICE is ") && refused.contains(said),
+                "{refused}"
+            );
         }
     }
 
@@ -268,12 +369,23 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_first_mlx5_device_with_an_active_port_and_else_software_and_gives_the_reason() {
+    fn auto_takes_the_first_mlx5_device_with_an_active_port_and_else_software_and_gives_the_reason()
+    {
         use PortState::{Active, Down, Initialize};
-        let forbidden = || VerbsError::Permission { name: "mlx5_0".to_owned(), path: "/dev/infiniband/uverbs0".to_owned() };
-        let missing = |library| VerbsError::NotInstalled { library, reason: "no such file".to_owned() };
+        let forbidden = || VerbsError::Permission {
+            name: "mlx5_0".to_owned(),
+            path: "/dev/infiniband/uverbs0".to_owned(),
+        };
+        let missing = |library| VerbsError::NotInstalled {
+            library,
+            reason: "no such file".to_owned(),
+        };
         for (found, device, why) in [
-            (Ok(vec![entry("mlx5_0", Ok(&[Active]))]), "mlx5_0", "mlx5_0 is the first mlx5 device with an active port"),
+            (
+                Ok(vec![entry("mlx5_0", Ok(&[Active]))]),
+                "mlx5_0",
+                "mlx5_0 is the first mlx5 device with an active port",
+            ),
             (
                 Ok(vec![
                     entry("mlx5_0", Err(forbidden())),
@@ -285,7 +397,10 @@ mod tests {
                 "rocep3s0 is the first mlx5 device with an active port",
             ),
             (
-                Ok(vec![entry("mlx5_0", Ok(&[Down, Initialize])), entry("mlx5_1", Ok(&[]))]),
+                Ok(vec![
+                    entry("mlx5_0", Ok(&[Down, Initialize])),
+                    entry("mlx5_1", Ok(&[])),
+                ]),
                 "soft",
                 "no mlx5 device has an active port: port 1 of mlx5_0 is down; port 2 of mlx5_0 is initializing; mlx5_1 has no port",
             ),
@@ -300,16 +415,38 @@ mod tests {
                 "no RDMA device is an mlx5 device; verbs:rxe0 takes one that is reached through libibverbs",
             ),
             (
-                Ok(vec![entry("mlx5_0", Ok(&[Down])), entry("rxe0", Ok(&[Active]))]),
+                Ok(vec![
+                    entry("mlx5_0", Ok(&[Down])),
+                    entry("rxe0", Ok(&[Active])),
+                ]),
                 "soft",
                 "no mlx5 device has an active port: port 1 of mlx5_0 is down",
             ),
-            (Err(missing("libmlx5.so.1")), "soft", "libmlx5.so.1 is not installed"),
-            (Err(VerbsError::NoDevice { hint: "no NIC".to_owned() }), "soft", "there is no RDMA device"),
-            (Err(VerbsError::OldCqes { name: "mlx5_0".to_owned() }), "soft", "mlx5_0 has CQEs of version 0"),
+            (
+                Err(missing("libmlx5.so.1")),
+                "soft",
+                "libmlx5.so.1 is not installed",
+            ),
+            (
+                Err(VerbsError::NoDevice {
+                    hint: "no NIC".to_owned(),
+                }),
+                "soft",
+                "there is no RDMA device",
+            ),
+            (
+                Err(VerbsError::OldCqes {
+                    name: "mlx5_0".to_owned(),
+                }),
+                "soft",
+                "mlx5_0 has CQEs of version 0",
+            ),
         ] {
             let (taken, reason) = DeviceChoice::first_active(&found);
-            assert!(taken.to_string() == device && reason.starts_with(why), "{found:?}: {taken}, {reason}");
+            assert!(
+                taken.to_string() == device && reason.starts_with(why),
+                "{found:?}: {taken}, {reason}"
+            );
         }
     }
 }

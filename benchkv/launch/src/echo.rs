@@ -1,9 +1,12 @@
-//! The baseline: a closed loop over a Unix socket between two processes, one system call per message and side.
+//! The baseline: a closed loop over a Unix socket between two processes, one system call per
+//! message and side.
 //!
-//! It shows the cost of the same exchange through the kernel. It is measured on the same machine, minutes or seconds apart from the run
-//! that it is compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests never
-//! share a system call; an RPC over a socket cannot rely on sharing either. The server may use the cores of the measuring thread. If that
-//! thread is pinned, both share its core and take turns, and no other core has to be woken.
+//! It shows the cost of the same exchange through the kernel. It is measured on the same machine,
+//! minutes or seconds apart from the run that it is compared with, with as many requests
+//! outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests never share a
+//! system call; an RPC over a socket cannot rely on sharing either. The server may use the cores of
+//! the measuring thread. If that thread is pinned, both share its core and take turns, and no other
+//! core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,7 +23,8 @@ use harness::Failure;
 use harness::clock::Clock;
 use harness::hist::{LatencyHistogram, LatencySummary};
 
-/// Maximum number of requests outstanding. So many fit the default socket buffers of both directions, so neither side blocks on the other.
+/// Maximum number of requests outstanding. So many fit the default socket buffers of both
+/// directions, so neither side blocks on the other.
 pub const MAX_DEPTH: usize = 64;
 
 /// Maximum time of a reply. After it the server is taken for dead.
@@ -54,7 +58,8 @@ impl Echo {
     /// Starts the server process, runs the loop from this thread, ends the server.
     ///
     /// # Errors
-    /// A parameter is outside its range, or the server or its socket failed; no process is left in either case.
+    /// A parameter is outside its range, or the server or its socket failed; no process is left in
+    /// either case.
     pub fn measure(&self, clock: &Clock) -> Result<EchoResult, Failure> {
         let within = |what, given, limit| match (1..=limit).contains(&given) {
             true => Ok(()),
@@ -66,7 +71,10 @@ impl Echo {
         let (socket, theirs) = sys::seqpacket_pair()?;
         socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
         socket.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let role = RoleText::Echo { reply_bytes: self.reply_bytes }.encode();
+        let role = RoleText::Echo {
+            reply_bytes: self.reply_bytes,
+        }
+        .encode();
         let server = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(socket, clock);
         drop(server);
@@ -89,7 +97,10 @@ impl Echo {
         'measuring: loop {
             for sent in &mut sent_ns {
                 if receive(&mut socket, &mut reply)? != self.reply_bytes {
-                    return Err(io::Error::new(ErrorKind::UnexpectedEof, "the echo server has gone"));
+                    return Err(io::Error::new(
+                        ErrorKind::UnexpectedEof,
+                        "the echo server has gone",
+                    ));
                 }
                 let now_ns = clock.now_ns();
                 if *sent >= start_ns {
@@ -105,11 +116,16 @@ impl Echo {
         }
         let latency_ns = latencies.summary();
         let elapsed_ns = finished_ns.saturating_sub(start_ns).max(1);
-        Ok(EchoResult { depth: self.depth, rps: latency_ns.count as f64 * 1e9 / elapsed_ns as f64, latency_ns })
+        Ok(EchoResult {
+            depth: self.depth,
+            rps: latency_ns.count as f64 * 1e9 / elapsed_ns as f64,
+            latency_ns,
+        })
     }
 }
 
-/// Reads a message. A stopped and continued process is interrupted in a read with a time limit (signal(7)), so the read is repeated.
+/// Reads a message. A stopped and continued process is interrupted in a read with a time limit
+/// (signal(7)), so the read is repeated.
 fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.read(message) {
@@ -128,7 +144,10 @@ pub(crate) struct EchoServer {
 
 impl EchoServer {
     pub(crate) const fn new(socket: UnixStream, reply_bytes: usize) -> Self {
-        Self { socket, reply_bytes }
+        Self {
+            socket,
+            reply_bytes,
+        }
     }
 
     /// Answers every request until the socket closes.
@@ -137,8 +156,16 @@ impl EchoServer {
     /// The socket's error.
     pub(crate) fn serve(mut self) -> io::Result<()> {
         match self.answer_all() {
-            // At the end of the measurement unread replies are left, which a Unix socket reports as a reset.
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
+            // At the end of the measurement unread replies are left, which a Unix socket reports as
+            // a reset.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+                ) =>
+            {
+                Ok(())
+            }
             ended => ended,
         }
     }

@@ -1,7 +1,7 @@
 //! The hosts of a job's ranks, and the cores that they may use there.
 //!
-//! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of a host. Ranks that read the same boot id
-//! are on one host, whatever the host's name is.
+//! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of
+//! a host. Ranks that read the same boot id are on one host, whatever the host's name is.
 
 use std::fs;
 use std::time::Duration;
@@ -40,13 +40,20 @@ pub fn host_name() -> Result<String, Failure> {
 }
 
 fn kernel_says(path: &'static str) -> Result<String, Failure> {
-    fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|why| format!("{path} cannot be read: {why}").into())
+    fs::read_to_string(path)
+        .map(|text| text.trim().to_owned())
+        .map_err(|why| format!("{path} cannot be read: {why}").into())
 }
 
 impl Place {
     fn mine() -> Result<Self, Failure> {
         let (cores, allowed) = (usable_cores()?, allowed_cores()?);
-        Ok(Self { boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?, host: host_name()?, cores, allowed })
+        Ok(Self {
+            boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?,
+            host: host_name()?,
+            cores,
+            allowed,
+        })
     }
 }
 
@@ -56,19 +63,33 @@ impl Hosts {
     /// # Errors
     /// This host cannot be identified.
     pub fn one(ranks: usize) -> Result<Self, Failure> {
-        Ok(Self { places: vec![Place::mine()?; ranks], rank: 0 })
+        Ok(Self {
+            places: vec![Place::mine()?; ranks],
+            rank: 0,
+        })
     }
 
     /// Gathers the place of every rank. A collective operation.
     ///
     /// # Errors
-    /// Why a rank cannot say where it is; an error of the exchange if a rank has not called within `within` of the first.
+    /// Why a rank cannot say where it is; an error of the exchange if a rank has not called within
+    /// `within` of the first.
     pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, Failure> {
         let silent = |rank: usize, why| format!("rank {rank} does not say where it is: {why}");
-        let part = serde_json::to_vec(&Place::mine()?).map_err(|why| silent(exchange.rank(), why))?;
+        let part =
+            serde_json::to_vec(&Place::mine()?).map_err(|why| silent(exchange.rank(), why))?;
         let parts = exchange.all_gather(&part, within, &|| false)?;
-        let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|why| silent(rank, why));
-        Ok(Self { places: parts.iter().enumerate().map(read).collect::<Result<_, _>>()?, rank: exchange.rank() })
+        let read = |(rank, part): (usize, &Vec<u8>)| {
+            serde_json::from_slice(part).map_err(|why| silent(rank, why))
+        };
+        Ok(Self {
+            places: parts
+                .iter()
+                .enumerate()
+                .map(read)
+                .collect::<Result<_, _>>()?,
+            rank: exchange.rank(),
+        })
     }
 
     /// Returns the number of ranks of the job.
@@ -80,40 +101,62 @@ impl Hosts {
     /// Returns the hosts' names, each host once, ordered by their first rank.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        let is_first = |(rank, place): &(usize, &Place)| !self.places.iter().take(*rank).any(|other| other.boot_id == place.boot_id);
-        self.places.iter().enumerate().filter(is_first).map(|(_, place)| place.host.clone()).collect()
+        let is_first = |(rank, place): &(usize, &Place)| {
+            !self
+                .places
+                .iter()
+                .take(*rank)
+                .any(|other| other.boot_id == place.boot_id)
+        };
+        self.places
+            .iter()
+            .enumerate()
+            .filter(is_first)
+            .map(|(_, place)| place.host.clone())
+            .collect()
     }
 
-    /// Returns the ranks on this rank's host. The index of a rank in this list is its node-local rank.
+    /// Returns the ranks on this rank's host. The index of a rank in this list is its node-local
+    /// rank.
     #[must_use]
     pub fn ranks_here(&self) -> Vec<usize> {
         self.here().map(|(rank, _)| rank).collect()
     }
 
-    /// Returns the cores that the ranks of this host may use together, in the order of assignment: the first `threads` to the first rank,
-    /// and so on.
+    /// Returns the cores that the ranks of this host may use together, in the order of assignment:
+    /// the first `threads` to the first rank, and so on.
     ///
-    /// If the launcher gave each rank enough cores of its own, each gets those. Otherwise they are one pool, and a rank gets cores of one
-    /// NUMA node if it fits. In both cases the cores in `near`, next to the device, come first. Cores that share a physical core with an
-    /// earlier one come last.
+    /// If the launcher gave each rank enough cores of its own, each gets those. Otherwise they are
+    /// one pool, and a rank gets cores of one NUMA node if it fits. In both cases the cores in
+    /// `near`, next to the device, come first. Cores that share a physical core with an earlier one
+    /// come last.
     #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
-        let masks: Vec<Vec<usize>> = self.here().map(|(_, place)| near_first(&place.cores, near)).collect();
+        let masks: Vec<Vec<usize>> = self
+            .here()
+            .map(|(_, place)| near_first(&place.cores, near))
+            .collect();
         share_out(&masks, threads)
     }
 
-    /// Returns whether ranks of this host, of `threads` threads each, were bound to different cores, or a rank to fewer cores than its
-    /// threads although there are more. Threads that are not pinned stay where their rank was bound.
+    /// Returns whether ranks of this host, of `threads` threads each, were bound to different
+    /// cores, or a rank to fewer cores than its threads although there are more. Threads that are
+    /// not pinned stay where their rank was bound.
     #[must_use]
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
         let is_narrow = |place: &Place| place.cores.len() < threads.min(place.allowed);
-        places.next().is_some_and(|first| is_narrow(first) || places.any(|place| place.cores != first.cores || is_narrow(place)))
+        places.next().is_some_and(|first| {
+            is_narrow(first) || places.any(|place| place.cores != first.cores || is_narrow(place))
+        })
     }
 
     fn here(&self) -> impl Iterator<Item = (usize, &Place)> {
         let boot_id = self.places.get(self.rank).map(|place| &place.boot_id);
-        self.places.iter().enumerate().filter(move |(_, place)| Some(&place.boot_id) == boot_id)
+        self.places
+            .iter()
+            .enumerate()
+            .filter(move |(_, place)| Some(&place.boot_id) == boot_id)
     }
 }
 
@@ -124,7 +167,12 @@ fn near_first(cores: &[usize], near: &[usize]) -> Vec<usize> {
 }
 
 fn share_out(masks: &[Vec<usize>], threads: usize) -> Vec<usize> {
-    let own: Vec<usize> = masks.iter().filter_map(|mask| mask.get(..threads)).flatten().copied().collect();
+    let own: Vec<usize> = masks
+        .iter()
+        .filter_map(|mask| mask.get(..threads))
+        .flatten()
+        .copied()
+        .collect();
     let all = masks.iter().flatten().copied();
     if own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len() {
         unique(own.into_iter().chain(all))
@@ -144,31 +192,71 @@ mod tests {
     use super::*;
 
     fn place(boot_id: &str, host: &str, cores: std::ops::Range<usize>) -> Place {
-        Place { boot_id: boot_id.to_owned(), host: host.to_owned(), cores: cores.collect(), allowed: 8 }
+        Place {
+            boot_id: boot_id.to_owned(),
+            host: host.to_owned(),
+            cores: cores.collect(),
+            allowed: 8,
+        }
     }
 
     #[test]
     fn ranks_are_counted_by_host_and_hosts_named_once() {
-        let places = vec![place("x", "a", 0..2), place("y", "b", 0..8), place("x", "a", 2..4), place("z", "b", 0..2)];
-        let hosts = |rank| Hosts { places: places.clone(), rank };
+        let places = vec![
+            place("x", "a", 0..2),
+            place("y", "b", 0..8),
+            place("x", "a", 2..4),
+            place("z", "b", 0..2),
+        ];
+        let hosts = |rank| Hosts {
+            places: places.clone(),
+            rank,
+        };
         assert_eq!(hosts(0).names(), ["a", "b", "b"]);
-        assert_eq!((hosts(0).ranks_here(), hosts(2).ranks_here(), hosts(3).ranks_here()), (vec![0, 2], vec![0, 2], vec![3]));
-        assert_eq!((hosts(2).cores_here(2, &[]), hosts(1).cores_here(2, &[])), ((0..4).collect(), (0..8).collect()));
+        assert_eq!(
+            (
+                hosts(0).ranks_here(),
+                hosts(2).ranks_here(),
+                hosts(3).ranks_here()
+            ),
+            (vec![0, 2], vec![0, 2], vec![3])
+        );
+        assert_eq!(
+            (hosts(2).cores_here(2, &[]), hosts(1).cores_here(2, &[])),
+            ((0..4).collect(), (0..8).collect())
+        );
         assert!(hosts(0).is_bound(1) && !hosts(1).is_bound(8));
     }
 
     #[test]
     fn one_rank_alone_on_its_host_is_bound_where_its_threads_need_more_cores_than_it_was_left() {
         let places = vec![place("x", "a", 0..1), place("y", "b", 0..8)];
-        let is_bound = |rank, threads| Hosts { places: places.clone(), rank }.is_bound(threads);
-        assert_eq!([1, 2, 47].map(|threads| is_bound(0, threads)), [false, true, true]);
+        let is_bound = |rank, threads| {
+            Hosts {
+                places: places.clone(),
+                rank,
+            }
+            .is_bound(threads)
+        };
+        assert_eq!(
+            [1, 2, 47].map(|threads| is_bound(0, threads)),
+            [false, true, true]
+        );
         assert!(!is_bound(1, 47), "it has all that there are");
     }
 
     #[test]
     fn ranks_keep_the_cores_they_were_bound_to_where_those_are_enough() {
-        let shared = |masks: &[&[usize]], threads| share_out(&masks.iter().map(|mask| mask.to_vec()).collect::<Vec<_>>(), threads);
-        assert_eq!(shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
+        let shared = |masks: &[&[usize]], threads| {
+            share_out(
+                &masks.iter().map(|mask| mask.to_vec()).collect::<Vec<_>>(),
+                threads,
+            )
+        };
+        assert_eq!(
+            shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3),
+            [0, 1, 2, 4, 5, 6, 3, 7]
+        );
         // One core and two threads for each rank make one pool. So do masks that overlap.
         assert_eq!(shared(&[&[3], &[1]], 2), [3, 1]);
         assert_eq!(shared(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
@@ -178,17 +266,33 @@ mod tests {
     #[test]
     fn cores_beside_the_device_come_first_within_those_of_each_rank() {
         let near: Vec<usize> = (4..8).collect();
-        let pool = Hosts { places: vec![place("x", "a", 0..8); 2], rank: 0 };
+        let pool = Hosts {
+            places: vec![place("x", "a", 0..8); 2],
+            rank: 0,
+        };
         assert_eq!(pool.cores_here(2, &near), [4, 5, 6, 7, 0, 1, 2, 3]);
-        let bound = Hosts { places: vec![place("x", "a", 0..6), place("x", "a", 6..9)], rank: 0 };
-        assert_eq!(bound.cores_here(3, &near), [4, 5, 0, 6, 7, 8, 1, 2, 3], "a rank keeps its own");
+        let bound = Hosts {
+            places: vec![place("x", "a", 0..6), place("x", "a", 6..9)],
+            rank: 0,
+        };
+        assert_eq!(
+            bound.cores_here(3, &near),
+            [4, 5, 0, 6, 7, 8, 1, 2, 3],
+            "a rank keeps its own"
+        );
         assert_eq!(pool.cores_here(2, &[64, 65]), (0..8).collect::<Vec<_>>());
     }
 
     #[test]
     fn ranks_started_here_are_all_here() {
         let hosts = Hosts::one(3).unwrap();
-        assert_eq!((hosts.ranks(), hosts.ranks_here(), hosts.names()), (3, vec![0, 1, 2], vec![host_name().unwrap()]));
-        assert_eq!((hosts.cores_here(1, &[]), hosts.is_bound(1)), (usable_cores().unwrap(), false));
+        assert_eq!(
+            (hosts.ranks(), hosts.ranks_here(), hosts.names()),
+            (3, vec![0, 1, 2], vec![host_name().unwrap()])
+        );
+        assert_eq!(
+            (hosts.cores_here(1, &[]), hosts.is_bound(1)),
+            (usable_cores().unwrap(), false)
+        );
     }
 }

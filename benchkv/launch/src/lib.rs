@@ -1,10 +1,13 @@
-//! The processes of a job of every benchmark binary of the workspace, and the devices they open. It is not published.
+//! The processes of a job of every benchmark binary of the workspace, and the devices they open. It
+//! is not published.
 //!
 //! In the order in which a run uses the files:
 //!
 //! - [`role`]: the role of this process: the launcher, one rank, or the other side of a baseline.
-//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the rank that died.
-//! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
+//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the rank
+//!   that died.
+//! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a
+//!   sleep that wakes when a rank dies.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
 //! - [`echo`]: the Unix-socket echo, the baseline of every result.
@@ -13,7 +16,9 @@
 //! All waits in this crate are outside the measured window.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("the launcher needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
+compile_error!(
+    "the launcher needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher"
+);
 
 pub mod device;
 pub mod echo;

@@ -1,8 +1,9 @@
 //! The lowest baseline: one cache line each way between two processes, only over shared memory.
 //!
-//! A message is 32 bytes and a sequence word in one line, which the other side polls. It reads the bytes and answers with a line of its
-//! own. One mode uses the same two lines for all messages; the other uses lines in turn, like a ring. The faster mode counts. No round trip
-//! of a message between two cores can be faster.
+//! A message is 32 bytes and a sequence word in one line, which the other side polls. It reads the
+//! bytes and answers with a line of its own. One mode uses the same two lines for all messages; the
+//! other uses lines in turn, like a ring. The faster mode counts. No round trip of a message
+//! between two cores can be faster.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -37,10 +38,11 @@ const ROTATING_LINES: u64 = 32;
 /// The parameters of the baseline.
 #[derive(Debug, Clone, Copy)]
 pub struct PingPong {
-    /// The cores of the measuring thread, which is pinned there already, and of the other process. `None`: neither is pinned, and both
-    /// yield their core while they wait.
+    /// The cores of the measuring thread, which is pinned there already, and of the other process.
+    /// `None`: neither is pinned, and both yield their core while they wait.
     pub cores: Option<(usize, usize)>,
-    /// Length of the measurement, half of it with fixed and half with rotating lines, after a warm-up of a quarter of it.
+    /// Length of the measurement, half of it with fixed and half with rotating lines, after a
+    /// warm-up of a quarter of it.
     pub duration: Duration,
 }
 
@@ -65,7 +67,8 @@ struct Line {
 /// The memory of both processes; it starts as zero bytes.
 #[repr(C)]
 struct Shared {
-    /// Number of lines that are used in turn: a power of two, at most [`ROTATING_LINES`]. Written before the other process is started.
+    /// Number of lines that are used in turn: a power of two, at most [`ROTATING_LINES`]. Written
+    /// before the other process is started.
     lines: AtomicU64,
     ping: [Line; ROTATING_LINES as usize],
     pong: [Line; ROTATING_LINES as usize],
@@ -75,7 +78,8 @@ const SHARED_BYTES: usize = 12 << 10;
 const _: () = assert!(size_of::<Shared>() <= SHARED_BYTES);
 
 fn shared(memory: &Memfd) -> &Shared {
-    // SAFETY: the mapping is page-aligned, has SHARED_BYTES and lives as long as `memory`; a `Shared` is atomics only, valid for any bytes.
+    // SAFETY: the mapping is page-aligned, has SHARED_BYTES and lives as long as `memory`; a
+    // `Shared` is atomics only, valid for any bytes.
     unsafe { memory.base().cast().as_ref() }
 }
 
@@ -106,7 +110,9 @@ impl Line {
 
     #[inline(always)]
     fn is_whole(&self, sequence: u64) -> bool {
-        self.words.iter().all(|word| word.load(Ordering::Relaxed) == sequence)
+        self.words
+            .iter()
+            .all(|word| word.load(Ordering::Relaxed) == sequence)
     }
 }
 
@@ -117,23 +123,33 @@ impl Shared {
     }
 }
 
-/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines` are used in turn.
+/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines`
+/// are used in turn.
 #[inline(always)]
 fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (&Line, u64) {
-    // Always below the number of lines: the clamp is for the compiler, and for a number that another process wrote.
+    // Always below the number of lines: the clamp is for the compiler, and for a number that
+    // another process wrote.
     let index = sequence % count.clamp(1, ROTATING_LINES) % ROTATING_LINES;
     (&lines[index as usize], sequence.saturating_sub(count))
 }
 
 impl PingPong {
-    /// Starts the other process, measures from this thread, ends the process; once for each of the two modes.
+    /// Starts the other process, measures from this thread, ends the process; once for each of the
+    /// two modes.
     ///
     /// # Errors
     /// The other process, or the memory between the two, failed; no process is left in either case.
     pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, Failure> {
-        let measure = |lines| self.measure_lines(lines, clock).map_err(|why| format!("the ping-pong baseline failed: {why}"));
+        let measure = |lines| {
+            self.measure_lines(lines, clock)
+                .map_err(|why| format!("the ping-pong baseline failed: {why}"))
+        };
         let (fixed, rotating) = (measure(1)?, measure(ROTATING_LINES)?);
-        Ok(if rotating.latency_ns.p50 < fixed.latency_ns.p50 { rotating } else { fixed })
+        Ok(if rotating.latency_ns.p50 < fixed.latency_ns.p50 {
+            rotating
+        } else {
+            fixed
+        })
     }
 
     fn measure_lines(&self, lines: u64, clock: &Clock) -> Result<PingPongResult, Failure> {
@@ -141,7 +157,11 @@ impl PingPong {
         memory.commit(0..SHARED_BYTES).map_err(io::Error::other)?;
         let shared = shared(&memory);
         shared.lines.store(lines, Ordering::Relaxed);
-        let role = RoleText::PingPong { memory: memory.id(), core: self.cores.map(|(_, core)| core) }.encode();
+        let role = RoleText::PingPong {
+            memory: memory.id(),
+            core: self.cores.map(|(_, core)| core),
+        }
+        .encode();
         // The socket only proves to the child that this process started it.
         let (_socket, theirs) = UnixStream::pair()?;
         let mut peer = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
@@ -150,7 +170,12 @@ impl PingPong {
         result
     }
 
-    fn run(&self, shared: &Shared, peer: &mut OwnChild, clock: &Clock) -> Result<PingPongResult, Failure> {
+    fn run(
+        &self,
+        shared: &Shared,
+        peer: &mut OwnChild,
+        clock: &Clock,
+    ) -> Result<PingPongResult, Failure> {
         let duration_ns = self.duration.as_nanos() as u64 / 2;
         let start_ns = clock.now_ns() + duration_ns / 4;
         let lines = shared.lines();
@@ -168,13 +193,23 @@ impl PingPong {
                 latencies.record((now_ns - block_ns) / BLOCK_TRIPS);
             }
             if now_ns >= start_ns + duration_ns && latencies.count() > 0 {
-                return Ok(PingPongResult { pinned: self.cores.is_some(), lines, latency_ns: latencies.summary() });
+                return Ok(PingPongResult {
+                    pinned: self.cores.is_some(),
+                    lines,
+                    latency_ns: latencies.summary(),
+                });
             }
         }
     }
 
     #[inline(always)]
-    fn wait(&self, (pong, last): (&Line, u64), sequence: u64, peer: &mut OwnChild, clock: &Clock) -> Result<(), Failure> {
+    fn wait(
+        &self,
+        (pong, last): (&Line, u64),
+        sequence: u64,
+        peer: &mut OwnChild,
+        clock: &Clock,
+    ) -> Result<(), Failure> {
         let silent = |how| Err(format!("the other process {how}").into());
         let mut since_ns = None;
         loop {
@@ -205,7 +240,8 @@ impl PingPongPeer {
         Self { memory, core }
     }
 
-    /// Answers until the end number. If the measuring process ends before that, the kernel ends this one.
+    /// Answers until the end number. If the measuring process ends before that, the kernel ends
+    /// this one.
     pub(crate) fn serve(self) -> io::Result<()> {
         if let Some(core) = self.core {
             pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;

@@ -1,5 +1,5 @@
-//! The role of this process. The launcher runs the same executable again for its ranks and for the other side of the baselines. So a binary
-//! first asks for its [`role`].
+//! The role of this process. The launcher runs the same executable again for its ranks and for the
+//! other side of the baselines. So a binary first asks for its [`role`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -70,8 +70,8 @@ pub enum Foreign {
     },
 }
 
-/// Returns another launcher that started several processes, or may have. Without MPI each process would start a job of its own, so a binary
-/// refuses.
+/// Returns another launcher that started several processes, or may have. Without MPI each process
+/// would start a job of its own, so a binary refuses.
 #[must_use]
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
@@ -84,7 +84,8 @@ pub fn foreign_launchers() -> Vec<Foreign> {
 }
 
 fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
-    // srun sets the variables of a step only for its tasks. A plain script also sees those of an allocation (SLURM_NTASKS).
+    // srun sets the variables of a step only for its tasks. A plain script also sees those of an
+    // allocation (SLURM_NTASKS).
     const SIZES: [(&str, &str); 5] = [
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
         ("an MPI launcher with PMI", "PMI_SIZE"),
@@ -92,13 +93,30 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
         ("Slurm's srun", "SLURM_STEP_NUM_TASKS"),
         ("Flux", "FLUX_JOB_SIZE"),
     ];
-    const RANKS: [&str; 5] = ["PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"];
-    let size_of = |(name, variable): (_, &str)| Some(Foreign::Sized { name, size: value_of(variable)?.parse().ok()? });
+    const RANKS: [&str; 5] = [
+        "PMIX_RANK",
+        "PMI_RANK",
+        "PALS_RANKID",
+        "FLUX_TASK_RANK",
+        "MV2_COMM_WORLD_RANK",
+    ];
+    let size_of = |(name, variable): (_, &str)| {
+        Some(Foreign::Sized {
+            name,
+            size: value_of(variable)?.parse().ok()?,
+        })
+    };
     let sized: Vec<_> = SIZES.into_iter().filter_map(size_of).collect();
     // A launcher that announces one process has started no other.
-    let ranked = RANKS.into_iter().find(|variable| sized.is_empty() && value_of(variable).is_some());
-    let several = sized.into_iter().filter(|launcher| !matches!(launcher, Foreign::Sized { size: ..=1, .. }));
-    several.chain(ranked.map(|variable| Foreign::Unsized { variable })).collect()
+    let ranked = RANKS
+        .into_iter()
+        .find(|variable| sized.is_empty() && value_of(variable).is_some());
+    let several = sized
+        .into_iter()
+        .filter(|launcher| !matches!(launcher, Foreign::Sized { size: ..=1, .. }));
+    several
+        .chain(ranked.map(|variable| Foreign::Unsized { variable }))
+        .collect()
 }
 
 /// Returns the role of this process. Call it once: a rank's socket is its standard input.
@@ -113,13 +131,22 @@ pub fn role() -> Result<Role, Failure> {
     let Some(text) = RoleText::decode(&value) else {
         return Err(format!("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job").into());
     };
-    let no_socket =
-        |why| format!("{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({why}); unset it to start a job");
+    let no_socket = |why| {
+        format!(
+            "{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({why}); unset it to start a job"
+        )
+    };
     let socket = launcher_socket().map_err(no_socket)?;
     match text {
-        RoleText::Rank { rank, size } => Ok(Role::Rank(SocketExchange::new(socket, rank, size).map_err(no_socket)?)),
-        RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(EchoServer::new(socket, reply_bytes))))),
-        RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(PingPongPeer::new(memory, core))))),
+        RoleText::Rank { rank, size } => Ok(Role::Rank(
+            SocketExchange::new(socket, rank, size).map_err(no_socket)?,
+        )),
+        RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(
+            EchoServer::new(socket, reply_bytes),
+        )))),
+        RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(
+            PingPongPeer::new(memory, core),
+        )))),
     }
 }
 
@@ -136,7 +163,9 @@ mod tests {
 
     #[test]
     fn several_announced_processes_are_noticed() {
-        let with = |name: &'static str, value: &'static str| announced(move |variable| (variable == name).then(|| value.to_owned()));
+        let with = |name: &'static str, value: &'static str| {
+            announced(move |variable| (variable == name).then(|| value.to_owned()))
+        };
         for (variable, value, name) in [
             ("OMPI_COMM_WORLD_SIZE", "4", "Open MPI's mpirun"),
             ("PMI_SIZE", "2", "an MPI launcher with PMI"),
@@ -144,9 +173,19 @@ mod tests {
             ("SLURM_STEP_NUM_TASKS", "8", "Slurm's srun"),
             ("FLUX_JOB_SIZE", "3", "Flux"),
         ] {
-            assert_eq!(with(variable, value), [Foreign::Sized { name, size: value.parse().unwrap() }]);
+            assert_eq!(
+                with(variable, value),
+                [Foreign::Sized {
+                    name,
+                    size: value.parse().unwrap()
+                }]
+            );
         }
-        for (name, value) in [("PMI_SIZE", "1"), ("SLURM_NTASKS", "8"), ("PMI_SIZE", "many")] {
+        for (name, value) in [
+            ("PMI_SIZE", "1"),
+            ("SLURM_NTASKS", "8"),
+            ("PMI_SIZE", "many"),
+        ] {
             assert_eq!(with(name, value), []);
         }
         assert_eq!(announced(|_| Some("2".to_owned())).len(), 5);
@@ -154,11 +193,20 @@ mod tests {
 
     #[test]
     fn a_rank_without_a_number_of_ranks_is_noticed() {
-        for variable in ["PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"] {
+        for variable in [
+            "PMIX_RANK",
+            "PMI_RANK",
+            "PALS_RANKID",
+            "FLUX_TASK_RANK",
+            "MV2_COMM_WORLD_RANK",
+        ] {
             let alone = announced(|asked| (asked == variable).then(|| "0".to_owned()));
             assert_eq!(alone, [Foreign::Unsized { variable }]);
             let of_one = announced(|asked| {
-                [(variable, "0"), ("PMI_SIZE", "1")].iter().find(|(name, _)| *name == asked).map(|(_, v)| (*v).to_owned())
+                [(variable, "0"), ("PMI_SIZE", "1")]
+                    .iter()
+                    .find(|(name, _)| *name == asked)
+                    .map(|(_, v)| (*v).to_owned())
             });
             assert_eq!(of_one, [], "mpirun -n 1");
         }

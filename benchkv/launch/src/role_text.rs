@@ -58,9 +58,20 @@ mod tests {
 
     #[test]
     fn a_role_reads_back_as_written() {
-        let memory = MemfdId { token: u64::MAX, bytes: 4096, pid: 7, fd: 3 };
+        let memory = MemfdId {
+            token: u64::MAX,
+            bytes: 4096,
+            pid: 7,
+            fd: 3,
+        };
         let ping_pongs = [None, Some(5)].map(|core| RoleText::PingPong { memory, core });
-        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs) {
+        for text in [
+            RoleText::Rank { rank: 3, size: 8 },
+            RoleText::Echo { reply_bytes: 16 },
+        ]
+        .into_iter()
+        .chain(ping_pongs)
+        {
             assert_eq!(RoleText::decode(&text.encode()), Some(text));
         }
     }

@@ -24,11 +24,14 @@ impl Deadline {
 
     /// Returns the time until the end; zero when it has passed.
     pub(crate) fn left(self) -> Duration {
-        self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+        self.0.map_or(Duration::MAX, |end| {
+            end.saturating_duration_since(Instant::now())
+        })
     }
 }
 
-/// Waits until one of `fds` is ready or `timeout` has passed. A signal ends the wait early, without an error.
+/// Waits until one of `fds` is ready or `timeout` has passed. A signal ends the wait early, without
+/// an error.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     // A time beyond the system's range never ends.
     match rustix::event::poll(fds, Timespec::try_from(timeout).ok().as_ref()) {
@@ -37,23 +40,32 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> 
     }
 }
 
-/// Makes a connected pair of sockets that keeps message borders and reports a closed peer (a datagram pair does not).
+/// Makes a connected pair of sockets that keeps message borders and reports a closed peer (a
+/// datagram pair does not).
 pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
-    let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (one, other) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     Ok((one.into(), other.into()))
 }
 
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], caught from now on to the end of the process, so that a signal just before it changes nothing.
+/// [`END_SIGNALS`], caught from now on to the end of the process, so that a signal just before it
+/// changes nothing.
 #[derive(Debug)]
 pub(crate) struct EndSignals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl EndSignals {
     pub(crate) fn take() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
-        let signals = END_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
+        let signals = END_SIGNALS
+            .into_iter()
+            .filter(|signal| !is_ignored(*signal));
         SignalDelivery::with_pipe(read, write, SignalOnly, signals).map(Self)
     }
 
@@ -72,15 +84,17 @@ impl AsFd for EndSignals {
 /// Returns whether this process was started with `signal` ignored, as by nohup(1) for SIGHUP.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a valid value too.
+    // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a
+    // valid value too.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Prepares a child between fork and exec. It dies with the launcher `parent`, and ignores the signals that end a job: the launcher takes
-/// those, and ends the job in order. Async-signal-safe: system calls only, no allocation.
+/// Prepares a child between fork and exec. It dies with the launcher `parent`, and ignores the
+/// signals that end a job: the launcher takes those, and ends the job in order. Async-signal-safe:
+/// system calls only, no allocation.
 pub(crate) fn tie_to_parent(parent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(parent) {

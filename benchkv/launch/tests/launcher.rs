@@ -23,14 +23,25 @@ fn start(ranks: usize, deed: &str, doer: usize) -> Child {
 fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
     command.args([ranks.to_string().as_str(), deed, doer.to_string().as_str()]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     // The shell that runs the tests may ignore them, as for nohup and background jobs of a script.
-    dispose(&mut command, [libc::SIGINT, libc::SIGTERM, libc::SIGHUP], libc::SIG_DFL);
+    dispose(
+        &mut command,
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP],
+        libc::SIG_DFL,
+    );
     command
 }
 
 /// Starts the program with this disposition of `signals`.
-fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], disposition: libc::sighandler_t) {
+fn dispose<const N: usize>(
+    command: &mut Command,
+    signals: [libc::c_int; N],
+    disposition: libc::sighandler_t,
+) {
     // SAFETY: signal is async-signal-safe.
     unsafe {
         command.pre_exec(move || {
@@ -42,7 +53,8 @@ fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], dis
     }
 }
 
-/// Waits for the end. Reads the pipes afterwards, because the probe's output is far below a pipe's capacity.
+/// Waits for the end. Reads the pipes afterwards, because the probe's output is far below a pipe's
+/// capacity.
 fn finish(mut launcher: Child) -> Output {
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
@@ -77,7 +89,13 @@ fn line(launcher: &mut Child) -> String {
 
 /// Reads the process ids of all ranks from rank 0's first line on standard output.
 fn pids(launcher: &mut Child) -> Vec<libc::pid_t> {
-    line(launcher).split_once("sees ").unwrap().1.split(' ').map(|pid| pid.parse().unwrap()).collect()
+    line(launcher)
+        .split_once("sees ")
+        .unwrap()
+        .1
+        .split(' ')
+        .map(|pid| pid.parse().unwrap())
+        .collect()
 }
 
 fn send_signal(pid: libc::pid_t, signal: libc::c_int) {
@@ -118,8 +136,16 @@ fn parts_far_above_the_socket_buffer_arrive_intact() {
     let output = run(4, "large", 0);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("rank 0 large parts intact: true"));
-    assert_eq!(text(&output.stderr).matches("large parts intact: true").count(), 3);
-    assert!(text(&output.stdout).contains("rank 0 gathered: true"), "bytes of any length");
+    assert_eq!(
+        text(&output.stderr)
+            .matches("large parts intact: true")
+            .count(),
+        3
+    );
+    assert!(
+        text(&output.stdout).contains("rank 0 gathered: true"),
+        "bytes of any length"
+    );
     assert_eq!(text(&output.stderr).matches("gathered: true").count(), 3);
 }
 
@@ -128,8 +154,16 @@ fn a_rank_that_dies_at_start_is_named_with_its_status() {
     let output = run(3, "die-at-start", 1);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{err}");
-    assert!(err.contains("launcher: rank 1 exited with status 3"), "{err}");
-    assert_eq!(err.matches("launch-probe: rank 1 exited with status 3").count(), 2, "both others are told: {err}");
+    assert!(
+        err.contains("launcher: rank 1 exited with status 3"),
+        "{err}"
+    );
+    assert_eq!(
+        err.matches("launch-probe: rank 1 exited with status 3")
+            .count(),
+        2,
+        "both others are told: {err}"
+    );
 }
 
 #[test]
@@ -137,14 +171,20 @@ fn a_rank_that_leaves_while_others_wait_is_named() {
     let output = run(3, "leave-early", 2);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("launcher: rank 2 ended before the others"), "{err}");
+    assert!(
+        err.contains("launcher: rank 2 ended before the others"),
+        "{err}"
+    );
 }
 
 #[test]
 fn a_rank_that_gives_up_does_not_wait_on() {
     let err = text(&run(2, "give-up", 1).stderr);
     assert!(err.contains("launch-probe: this rank gave up"), "{err}");
-    assert!(err.contains("launcher: rank 1 exited with status 1"), "{err}");
+    assert!(
+        err.contains("launcher: rank 1 exited with status 1"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -155,8 +195,16 @@ fn a_killed_rank_wakes_the_sleeping_others() {
     let output = finish(launcher);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("launcher: rank 1 was killed by signal 9 (SIGKILL)"), "{err}");
-    assert_eq!(err.matches("launch-probe: rank 1 was killed by signal 9 (SIGKILL)").count(), 2, "{err}");
+    assert!(
+        err.contains("launcher: rank 1 was killed by signal 9 (SIGKILL)"),
+        "{err}"
+    );
+    assert_eq!(
+        err.matches("launch-probe: rank 1 was killed by signal 9 (SIGKILL)")
+            .count(),
+        2,
+        "{err}"
+    );
     assert_gone(&ranks);
 }
 
@@ -166,7 +214,10 @@ fn a_rank_that_is_stuck_after_a_failure_is_killed() {
     let ranks = pids(&mut launcher);
     send_signal(ranks[0], libc::SIGKILL);
     let output = finish(launcher);
-    assert!(text(&output.stderr).contains("launcher: rank 0 was killed"), "{output:?}");
+    assert!(
+        text(&output.stderr).contains("launcher: rank 0 was killed"),
+        "{output:?}"
+    );
     assert_gone(&ranks);
 }
 
@@ -178,8 +229,16 @@ fn a_stopped_rank_is_named_by_the_exchange_and_removed() {
     let output = finish(launcher);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert_eq!(err.matches("launch-probe: rank 2 did not answer within 2s").count(), 2, "{err}");
-    assert!(err.contains("launcher: rank 2 did not answer within 2s"), "{err}");
+    assert_eq!(
+        err.matches("launch-probe: rank 2 did not answer within 2s")
+            .count(),
+        2,
+        "{err}"
+    );
+    assert!(
+        err.contains("launcher: rank 2 did not answer within 2s"),
+        "{err}"
+    );
     assert_gone(&ranks);
 }
 
@@ -211,14 +270,23 @@ fn an_interrupt_ends_the_ranks_in_order() {
 /// A terminal, a service manager and `timeout` signal the whole group.
 #[test]
 fn a_signal_to_all_processes_reaches_ranks_through_the_launcher_only() {
-    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
+    for (signal, code) in [
+        (libc::SIGINT, 130),
+        (libc::SIGTERM, 143),
+        (libc::SIGHUP, 129),
+    ] {
         let mut launcher = start(2, "wait", 0);
         let ranks = pids(&mut launcher);
         ranks.iter().for_each(|pid| send_signal(*pid, signal));
         send_signal(launcher.id() as libc::pid_t, signal);
         let output = finish(launcher);
         assert_eq!(output.status.code(), Some(code), "{output:?}");
-        assert_eq!(text(&output.stderr).matches("launch-probe: interrupted").count(), 2);
+        assert_eq!(
+            text(&output.stderr)
+                .matches("launch-probe: interrupted")
+                .count(),
+            2
+        );
     }
 }
 
@@ -239,7 +307,10 @@ fn signals_in_quick_succession_are_one_request() {
         let output = finish(launcher);
         if were_quick {
             assert_eq!(output.status.code(), Some(143), "{output:?}");
-            assert!(text(&output.stdout).contains("rank 0 interrupted: [[1], [1]]"), "{output:?}");
+            assert!(
+                text(&output.stdout).contains("rank 0 interrupted: [[1], [1]]"),
+                "{output:?}"
+            );
             return;
         }
     }
@@ -261,7 +332,10 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
 /// The launcher sees the end of the rank that noticed before the end of the noticed rank.
 #[test]
 fn the_cause_is_named_whichever_end_is_seen_first() {
-    for (deed, how, code) in [("precede-killed", "was killed by signal 6 (SIGABRT)", 1), ("precede-failed", "exited with status 7", 7)] {
+    for (deed, how, code) in [
+        ("precede-killed", "was killed by signal 6 (SIGABRT)", 1),
+        ("precede-failed", "exited with status 7", 7),
+    ] {
         let output = run(3, deed, 1);
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{err}");
@@ -272,7 +346,10 @@ fn the_cause_is_named_whichever_end_is_seen_first() {
 #[test]
 fn a_rank_that_does_not_end_when_all_others_follow_it_is_named() {
     let err = text(&run(3, "precede-stuck", 1).stderr);
-    assert!(err.contains("launcher: rank 1 did not answer within 500ms: stopped, or stuck"), "{err}");
+    assert!(
+        err.contains("launcher: rank 1 did not answer within 500ms: stopped, or stuck"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -287,7 +364,11 @@ fn ranks_that_catch_interrupts_meet_once_more_unless_one_dies() {
         let output = finish(launcher);
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(130), "{err}");
-        assert_eq!(out.contains("rank 0 interrupted: [[1], [1]]"), !dies, "{out}{err}");
+        assert_eq!(
+            out.contains("rank 0 interrupted: [[1], [1]]"),
+            !dies,
+            "{out}{err}"
+        );
         assert_gone(&ranks);
     }
 }
@@ -297,7 +378,8 @@ fn a_later_interrupt_kills() {
     let mut launcher = start(2, "defy", 0);
     let ranks = pids(&mut launcher);
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
-    // Their grace period is longer than the watchdog. Later signals do not prevent the launcher from reporting the reason.
+    // Their grace period is longer than the watchdog. Later signals do not prevent the launcher
+    // from reporting the reason.
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
         send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
@@ -306,7 +388,10 @@ fn a_later_interrupt_kills() {
     }
     let output = finish(launcher);
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(text(&output.stderr).contains("launcher: interrupted by signal 2 (SIGINT)"), "{output:?}");
+    assert!(
+        text(&output.stderr).contains("launcher: interrupted by signal 2 (SIGINT)"),
+        "{output:?}"
+    );
     assert_gone(&ranks);
 }
 
@@ -315,7 +400,10 @@ fn a_job_over_its_time_limit_is_ended_and_says_who_ran() {
     let output = run(2, "overrun", 0);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("did not end within 500ms; rank 0, 1 had not finished"), "{err}");
+    assert!(
+        err.contains("did not end within 500ms; rank 0, 1 had not finished"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -340,7 +428,13 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
         let output = run(1, baseline, 0);
         let out = text(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let count: u64 = out.lines().find_map(|line| line.strip_prefix(baseline)).unwrap().trim().parse().unwrap();
+        let count: u64 = out
+            .lines()
+            .find_map(|line| line.strip_prefix(baseline))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         assert!(count > 0);
     }
 }
@@ -349,17 +443,26 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
 fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
     let mut launcher = start(1, "echo", 0);
     let child = |parent: i32| -> Option<i32> {
-        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+        let children =
+            std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
         children.split_whitespace().next()?.parse().ok()
     };
     let begin = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
         assert!(begin.elapsed() < WATCHDOG);
         let rank = child(launcher.id() as i32);
-        let Some((rank, server)) = rank.and_then(|rank| Some((rank, child(rank)?))) else { continue };
+        let Some((rank, server)) = rank.and_then(|rank| Some((rank, child(rank)?))) else {
+            continue;
+        };
         // When it is stopped, it waits for a reply that does not come.
-        for (process, signal) in [(server, libc::SIGSTOP), (rank, libc::SIGSTOP), (rank, libc::SIGCONT), (server, libc::SIGCONT)] {
-            // SAFETY: no memory is involved. A number is free only when its parent has waited for the process.
+        for (process, signal) in [
+            (server, libc::SIGSTOP),
+            (rank, libc::SIGSTOP),
+            (rank, libc::SIGCONT),
+            (server, libc::SIGCONT),
+        ] {
+            // SAFETY: no memory is involved. A number is free only when its parent has waited for
+            // the process.
             unsafe { libc::kill(process, signal) };
             std::thread::sleep(Duration::from_millis(2));
         }

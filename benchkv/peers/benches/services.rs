@@ -1,8 +1,10 @@
-//! Clients and servers as the README of copyrpc shows them, beside tarpc and gRPC (tonic) over TCP on the loopback interface: calls of 32
-//! bytes, each reply checked. `scripts/peers copyrpc` runs it.
+//! Clients and servers as the README of copyrpc shows them, beside tarpc and gRPC (tonic) over TCP
+//! on the loopback interface: calls of 32 bytes, each reply checked. `scripts/peers copyrpc` runs
+//! it.
 //!
-//! Both ends are in one process, each with its own runtime of one thread. The blocking pair has a core for each end; the others share both
-//! cores, as copyrpc's clients and servers with futures have one more thread each.
+//! Both ends are in one process, each with its own runtime of one thread. The blocking pair has a
+//! core for each end; the others share both cores, as copyrpc's clients and servers with futures
+//! have one more thread each.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -69,7 +71,11 @@ fn request(number: u64) -> Vec<u8> {
 }
 
 fn check(request: &[u8], reply: &[u8]) -> Result<(), Failure> {
-    if request == reply { Ok(()) } else { Err("a reply is wrong".into()) }
+    if request == reply {
+        Ok(())
+    } else {
+        Err("a reply is wrong".into())
+    }
 }
 
 fn runtime() -> Result<Runtime, Failure> {
@@ -81,7 +87,10 @@ async fn load<F: Future<Output = Result<Vec<u8>, Failure>> + 'static>(
     cli: &Cli,
     call: impl Fn(Vec<u8>) -> F + Clone + 'static,
 ) -> Result<u64, Failure> {
-    let (tasks, end) = (LocalSet::new(), Instant::now() + Duration::from_secs_f64(cli.duration));
+    let (tasks, end) = (
+        LocalSet::new(),
+        Instant::now() + Duration::from_secs_f64(cli.duration),
+    );
     let caller = |first: u32| {
         let call = call.clone();
         async move {
@@ -94,7 +103,9 @@ async fn load<F: Future<Output = Result<Vec<u8>, Failure>> + 'static>(
             Ok::<u64, Failure>(count)
         }
     };
-    let callers: Vec<_> = (0..cli.depth).map(|first| tasks.spawn_local(caller(first))).collect();
+    let callers: Vec<_> = (0..cli.depth)
+        .map(|first| tasks.spawn_local(caller(first)))
+        .collect();
     tasks.await;
     let mut sum = 0;
     for caller in callers {
@@ -112,7 +123,10 @@ fn blocking(cli: &Cli) -> Result<u64, Failure> {
         tell.send((server.local_addr()?, server.stop_handle()))?;
         Ok(server.serve(|request| request.to_vec())?)
     });
-    cli.cores.first().copied().map_or(Ok(()), pin_current_thread)?;
+    cli.cores
+        .first()
+        .copied()
+        .map_or(Ok(()), pin_current_thread)?;
     let (address, stop) = told.recv()?;
     let mut client = copyrpc::Client::connect(address)?;
     let (end, mut count) = (Instant::now() + Duration::from_secs_f64(cli.duration), 0);
@@ -183,12 +197,15 @@ fn of_tarpc(cli: &Cli) -> Result<u64, Failure> {
     use tarpc::server::{BaseChannel, Channel};
 
     let address = serve(|tell| async move {
-        let mut listener = tarpc::serde_transport::tcp::listen(("127.0.0.1", 0), Bincode::default).await?;
+        let mut listener =
+            tarpc::serde_transport::tcp::listen(("127.0.0.1", 0), Bincode::default).await?;
         tell.send(listener.local_addr())?;
         let transport = listener.next().await.ok_or("no client")??;
         transport.get_ref().set_nodelay(true)?;
         let answers = BaseChannel::with_defaults(transport).execute(Answers.serve());
-        answers.for_each(|answer| async { drop(tokio::spawn(answer)) }).await;
+        answers
+            .for_each(|answer| async { drop(tokio::spawn(answer)) })
+            .await;
         Ok(())
     })?;
     runtime()?.block_on(async {
@@ -259,7 +276,10 @@ impl<B: Body<Error: Into<StdError> + Send> + Send + 'static> Service<http::Reque
     type Error = std::convert::Infallible;
     type Future = BoxFuture<Self::Response, Self::Error>;
 
-    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+    fn poll_ready(
+        &mut self,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), Self::Error>> {
         std::task::Poll::Ready(Ok(()))
     }
 
@@ -273,17 +293,27 @@ fn of_tonic(cli: &Cli) -> Result<u64, Failure> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         tell.send(listener.local_addr()?)?;
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        Ok(tonic::transport::Server::builder().add_service(Answers).serve_with_incoming(incoming).await?)
+        Ok(tonic::transport::Server::builder()
+            .add_service(Answers)
+            .serve_with_incoming(incoming)
+            .await?)
     })?;
     runtime()?.block_on(async {
-        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true).connect().await?;
+        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?
+            .tcp_nodelay(true)
+            .connect()
+            .await?;
         let client = tonic::client::Grpc::new(channel);
         load(cli, move |request| {
             let mut client = client.clone();
             async move {
                 client.ready().await?;
                 let path = PathAndQuery::from_static("/bench.Echo/Echo");
-                Ok(client.unary(Request::new(Bytes::from(request)), path, Raw).await?.into_inner().to_vec())
+                Ok(client
+                    .unary(Request::new(Bytes::from(request)), path, Raw)
+                    .await?
+                    .into_inner()
+                    .to_vec())
             }
         })
         .await
@@ -297,7 +327,12 @@ struct Measured {
 
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.0} calls/s, {:.0} ns each", self.per_s, 1e9 / self.per_s)
+        write!(
+            f,
+            "{:.0} calls/s, {:.0} ns each",
+            self.per_s,
+            1e9 / self.per_s
+        )
     }
 }
 
@@ -309,6 +344,14 @@ fn main() -> ExitCode {
         Mode::Tarpc => of_tarpc(&cli),
         Mode::Tonic => of_tonic(&cli),
     };
-    let shown = count.and_then(|count| program.show(&Measured { per_s: count as f64 / cli.duration }, cli.json.as_ref(), None));
+    let shown = count.and_then(|count| {
+        program.show(
+            &Measured {
+                per_s: count as f64 / cli.duration,
+            },
+            cli.json.as_ref(),
+            None,
+        )
+    });
     shown.unwrap_or_else(|error| program.fail(1, &error))
 }

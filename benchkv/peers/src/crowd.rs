@@ -1,8 +1,10 @@
-//! ipc beside delegationrpc with 1, 2, 4 and 8 clients, which stream and share one core, so that they must yield it when they wait.
+//! ipc beside delegationrpc with 1, 2, 4 and 8 clients, which stream and share one core, so that
+//! they must yield it when they wait.
 //!
-//! The server has the other core to itself, or shares the clients'. Only in the latter case a single client has to wait for a core as
-//! each of eight does, so only that case shows the cost of more clients by themselves. With two cores the first client beyond one is also
-//! the first that makes any thread yield. Clients are threads of rank 0, the server is rank 1.
+//! The server has the other core to itself, or shares the clients'. Only in the latter case a
+//! single client has to wait for a core as each of eight does, so only that case shows the cost of
+//! more clients by themselves. With two cores the first client beyond one is also the first that
+//! makes any thread yield. Clients are threads of rank 0, the server is rank 1.
 
 use std::sync::Barrier;
 
@@ -17,9 +19,11 @@ use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::result::Crowds;
 
 const CLIENTS: [usize; 4] = [1, 2, 4, 8];
-/// Maximum number of rounds: more change nothing that the median of five does not show, and each takes about 10 s.
+/// Maximum number of rounds: more change nothing that the median of five does not show, and each
+/// takes about 10 s.
 const MOST_ROUNDS: u32 = 5;
-/// Factor of the windows' length: many turns of eight clients on a core, also if a turn is as long as the scheduler's slice.
+/// Factor of the windows' length: many turns of eight clients on a core, also if a turn is as long
+/// as the scheduler's slice.
 const LONGER: u32 = 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -41,16 +45,24 @@ struct Crowd {
 /// Returns the measurements in the order of both ranks.
 fn crowds(job: &Job) -> impl Iterator<Item = Crowd> + use<> {
     let of_round = |round| {
-        let placed = [true, false].into_iter().flat_map(|own_core| CLIENTS.map(|clients| (own_core, clients)));
+        let placed = [true, false]
+            .into_iter()
+            .flat_map(|own_core| CLIENTS.map(|clients| (own_core, clients)));
         placed.flat_map(move |(own_core, clients)| {
-            [Protocol::Ipc, Protocol::Delegation].map(|protocol| Crowd { round, clients, protocol, own_core })
+            [Protocol::Ipc, Protocol::Delegation].map(|protocol| Crowd {
+                round,
+                clients,
+                protocol,
+                own_core,
+            })
         })
     };
     (0..job.rounds.min(MOST_ROUNDS)).flat_map(of_round)
 }
 
 impl Crowd {
-    /// Returns the name in the result of this one and those that differ only in the number of clients.
+    /// Returns the name in the result of this one and those that differ only in the number of
+    /// clients.
     fn set(&self) -> &'static str {
         match (self.protocol, self.own_core) {
             (Protocol::Ipc, true) => "ipc_two_cores",
@@ -68,7 +80,11 @@ impl Crowd {
 /// Serves, in rank 1.
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange, names: &Names) -> Result<(), Failure> {
     for crowd in crowds(job) {
-        pin_current_thread(if crowd.own_core { job.cores.1 } else { job.cores.0 })?;
+        pin_current_thread(if crowd.own_core {
+            job.cores.1
+        } else {
+            job.cores.0
+        })?;
         let (name, clients) = (crowd.name(names), crowd.clients);
         match crowd.protocol {
             Protocol::Ipc => {
@@ -86,22 +102,39 @@ pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange, names: &Names) -> R
     Ok(())
 }
 
-fn serve_all(exchange: &mut dyn Exchange, mut server: impl Answerer, clients: usize, region_bytes: usize) -> Result<(), Failure> {
+fn serve_all(
+    exchange: &mut dyn Exchange,
+    mut server: impl Answerer,
+    clients: usize,
+    region_bytes: usize,
+) -> Result<(), Failure> {
     exchange.all_gather(&(region_bytes as u64).to_le_bytes(), MEET_LIMIT, &|| false)?;
     serve(&mut server, clients, Wait::YIELD)?;
     meet(exchange)
 }
 
 /// Measures, in rank 0.
-pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange, clock: Clock, names: &Names) -> Result<Crowds, Failure> {
+pub(crate) fn call(
+    job: &Job,
+    exchange: &mut dyn Exchange,
+    clock: Clock,
+    names: &Names,
+) -> Result<Crowds, Failure> {
     let mut results = Crowds::default();
     for crowd in crowds(job) {
         let parts = exchange.all_gather(&[], MEET_LIMIT, &|| false)?;
-        let region_bytes = parts.get(1).and_then(|part| part.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let region_bytes = parts
+            .get(1)
+            .and_then(|part| part.first_chunk())
+            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let name = crowd.name(names);
         let rates = match crowd.protocol {
-            Protocol::Ipc => at_once(job, clock, crowd.clients, || IpcClient::connect(&names.dir, &name)),
-            Protocol::Delegation => at_once(job, clock, crowd.clients, || DelegationClient::connect(&names.dir, &name)),
+            Protocol::Ipc => at_once(job, clock, crowd.clients, || {
+                IpcClient::connect(&names.dir, &name)
+            }),
+            Protocol::Delegation => at_once(job, clock, crowd.clients, || {
+                DelegationClient::connect(&names.dir, &name)
+            }),
         }?;
         meet(exchange)?;
         results.push(crowd.set(), crowd.clients, &rates, region_bytes);
@@ -116,7 +149,9 @@ fn at_once<C: Caller + Send>(
     clients: usize,
     connect: impl Fn() -> Result<C, Failure>,
 ) -> Result<Vec<f64>, Failure> {
-    let callers = (0..clients).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+    let callers = (0..clients)
+        .map(|_| connect())
+        .collect::<Result<Vec<_>, _>>()?;
     let barrier = Barrier::new(clients);
     let one = |mut caller: C| {
         let mut load = Load::new(&mut caller, clock, Wait::YIELD);
@@ -128,7 +163,17 @@ fn at_once<C: Caller + Send>(
         Ok::<f64, Failure>(window.rate)
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = callers.into_iter().map(|caller| scope.spawn(|| one(caller))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into()))).collect()
+        let threads: Vec<_> = callers
+            .into_iter()
+            .map(|caller| scope.spawn(|| one(caller)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err("a client panicked".into()))
+            })
+            .collect()
     })
 }

@@ -1,4 +1,5 @@
-//! The rounds. Both ranks go through [`ROUND`]. A barrier precedes each measurement that needs both; rank 1 sleeps during the others.
+//! The rounds. Both ranks go through [`ROUND`]. A barrier precedes each measurement that needs
+//! both; rank 1 sleeps during the others.
 
 use std::time::Duration;
 
@@ -23,7 +24,10 @@ use crate::rivals::{channel, rings};
 /// Unanswered calls of the streaming node of flux.
 const FLUX_DEPTH: u32 = 64;
 /// The smallest lanes of flux that carry [`FLUX_DEPTH`].
-const FLUX: Config = Config { capacity: 256, in_flight: FLUX_DEPTH as usize };
+const FLUX: Config = Config {
+    capacity: 256,
+    in_flight: FLUX_DEPTH as usize,
+};
 /// Number of clients of the server with many.
 const MANY: usize = 1024;
 
@@ -37,7 +41,8 @@ enum Ends {
     Iceoryx,
 }
 
-/// The measurements between the two processes in a round: the ends, the number of unanswered calls, and the name of the figure.
+/// The measurements between the two processes in a round: the ends, the number of unanswered calls,
+/// and the name of the figure.
 const ROUND: [(Ends, u32, &str); 5] = [
     (Ends::Alone, 1, "ipc"),
     (Ends::Iceoryx, 1, "iceoryx2"),
@@ -89,22 +94,36 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Comparison,
         within.round(&mut figures)?;
     }
     let crowds = crowd::call(job, exchange, clock, &names)?;
-    let regions =
-        [("delegation_1_client", within.delegation.0.region_bytes()), ("flux_2_nodes", lanes_bytes(2)), ("flux_8_nodes", lanes_bytes(8))];
+    let regions = [
+        ("delegation_1_client", within.delegation.0.region_bytes()),
+        ("flux_2_nodes", lanes_bytes(2)),
+        ("flux_8_nodes", lanes_bytes(8)),
+    ];
     Ok(Comparison::new(job, &figures, &crowds, regions.into()))
 }
 
-/// Returns the bytes of the lanes of a network of flux, by its documentation: a slot is 16 B and the payload, rounded up to 64 B.
+/// Returns the bytes of the lanes of a network of flux, by its documentation: a slot is 16 B and
+/// the payload, rounded up to 64 B.
 fn lanes_bytes(nodes: usize) -> usize {
     nodes * (nodes - 1) * FLUX.capacity * (16 + size_of::<Payload>()).next_multiple_of(64)
 }
 
 /// Measures the lower bounds, and the alternatives that every program has.
 fn baselines(job: &Job, clock: Clock, figures: &mut Figures) -> Result<(), Failure> {
-    let raw = PingPong { cores: Some(job.cores), duration: job.duration * 2 }.measure(&clock)?;
+    let raw = PingPong {
+        cores: Some(job.cores),
+        duration: job.duration * 2,
+    }
+    .measure(&clock)?;
     figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
     let bytes = size_of::<Payload>();
-    let echo = Echo { depth: 1, request_bytes: bytes, reply_bytes: bytes, duration: job.duration }.measure(&clock)?;
+    let echo = Echo {
+        depth: 1,
+        request_bytes: bytes,
+        reply_bytes: bytes,
+        duration: job.duration,
+    }
+    .measure(&clock)?;
     figures.put("uds_echo_rate", echo.rps);
     figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
     Ok(())
@@ -123,15 +142,28 @@ struct Across {
 impl Across {
     fn connect(job: &Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
         let connect = |what| IpcClient::connect(&names.dir, &names.of(what));
-        let mut idle = (0..MANY).map(|_| connect("among")).collect::<Result<Vec<_>, _>>()?;
+        let mut idle = (0..MANY)
+            .map(|_| connect("among"))
+            .collect::<Result<Vec<_>, _>>()?;
         // A client that has neither the first nor the last of the places.
         let among = idle.swap_remove(MANY / 2);
         let iceoryx = IceoryxClient::connect(&job.iceoryx2, &names.of("iceoryx"))?;
-        Ok(Self { clock, duration: job.duration, alone: connect("alone")?, among, _idle: idle, iceoryx })
+        Ok(Self {
+            clock,
+            duration: job.duration,
+            alone: connect("alone")?,
+            among,
+            _idle: idle,
+            iceoryx,
+        })
     }
 
     /// Measures; verifies only, if `figures` is `None`.
-    fn round(&mut self, exchange: &mut dyn Exchange, mut figures: Option<&mut Figures>) -> Result<(), Failure> {
+    fn round(
+        &mut self,
+        exchange: &mut dyn Exchange,
+        mut figures: Option<&mut Figures>,
+    ) -> Result<(), Failure> {
         let (clock, duration) = (self.clock, self.duration);
         for (ends, depth, name) in ROUND {
             meet(exchange)?;
@@ -192,14 +224,42 @@ impl<'a> Within<'a> {
     }
 
     fn round(&mut self, figures: &mut Figures) -> Result<(), Failure> {
-        let Self { job, clock, delegation, queues, flux, flux_of_8, channels, rings } = self;
-        let mut pair = Pair { job, clock: *clock, figures };
+        let Self {
+            job,
+            clock,
+            delegation,
+            queues,
+            flux,
+            flux_of_8,
+            channels,
+            rings,
+        } = self;
+        let mut pair = Pair {
+            job,
+            clock: *clock,
+            figures,
+        };
         pair.run("delegation", DEPTH, &mut delegation.1, &mut delegation.0)?;
-        pair.run("array_queue", DEPTH, &mut QueueCaller(queues, 0), &mut QueueAnswerer(queues))?;
+        pair.run(
+            "array_queue",
+            DEPTH,
+            &mut QueueCaller(queues, 0),
+            &mut QueueAnswerer(queues),
+        )?;
         pair.run("flux", FLUX_DEPTH, &mut flux.caller, &mut flux.answerer)?;
-        pair.run("crossbeam_channel", FLUX_DEPTH, &mut channels.0, &mut channels.1)?;
+        pair.run(
+            "crossbeam_channel",
+            FLUX_DEPTH,
+            &mut channels.0,
+            &mut channels.1,
+        )?;
         pair.run("rtrb", FLUX_DEPTH, &mut rings.0, &mut rings.1)?;
-        pair.run("flux_of_8", FLUX_DEPTH, &mut flux_of_8.caller, &mut flux_of_8.answerer)
+        pair.run(
+            "flux_of_8",
+            FLUX_DEPTH,
+            &mut flux_of_8.caller,
+            &mut flux_of_8.answerer,
+        )
     }
 }
 
@@ -211,7 +271,13 @@ struct Pair<'a> {
 
 impl Pair<'_> {
     /// Verifies, then measures at depth 1 and at `depth`.
-    fn run<C: Caller>(&mut self, name: &str, depth: u32, caller: &mut C, answerer: &mut (impl Answerer + Send)) -> Result<(), Failure> {
+    fn run<C: Caller>(
+        &mut self,
+        name: &str,
+        depth: u32,
+        caller: &mut C,
+        answerer: &mut (impl Answerer + Send),
+    ) -> Result<(), Failure> {
         let Self { job, clock, .. } = *self;
         let windows = between_threads(
             Some(job.cores),
@@ -220,7 +286,10 @@ impl Pair<'_> {
             || Ok(caller),
             |load| {
                 load.check(depth, CHECKED)?;
-                Ok::<[Rate; 2], Failure>([load.run(1, job.duration)?, load.run(depth, job.duration)?])
+                Ok::<[Rate; 2], Failure>([
+                    load.run(1, job.duration)?,
+                    load.run(depth, job.duration)?,
+                ])
             },
         )?;
         for (window, depth) in windows.into_iter().zip([1, depth]) {

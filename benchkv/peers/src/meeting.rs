@@ -1,4 +1,5 @@
-//! The terms on which the two ranks measure: names, barriers, and the load that both sets of measurements share.
+//! The terms on which the two ranks measure: names, barriers, and the load that both sets of
+//! measurements share.
 
 use std::time::Duration;
 
@@ -6,7 +7,8 @@ use bench::load::Failure;
 use ipc::Dir;
 use launch::exchange::Exchange;
 
-/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it streams.
+/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it
+/// streams.
 pub(crate) const DEPTH: u32 = 32;
 /// Number of calls that are verified before a measurement.
 pub(crate) const CHECKED: u64 = 10_000;
@@ -25,8 +27,15 @@ pub(crate) struct Names {
 
 impl Names {
     pub(crate) fn agree(exchange: &mut dyn Exchange) -> Result<Self, Failure> {
-        let parts = exchange.all_gather(std::process::id().to_string().as_bytes(), MEET_LIMIT, &|| false)?;
-        let run = parts.get(1).map(|part| String::from_utf8_lossy(part).into_owned()).unwrap_or_default();
+        let parts = exchange.all_gather(
+            std::process::id().to_string().as_bytes(),
+            MEET_LIMIT,
+            &|| false,
+        )?;
+        let run = parts
+            .get(1)
+            .map(|part| String::from_utf8_lossy(part).into_owned())
+            .unwrap_or_default();
         let dir = Dir::open(None)?;
         dir.sweep()?;
         Ok(Self { dir, run })

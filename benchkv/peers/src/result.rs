@@ -18,7 +18,8 @@ impl Figures {
         self.0.entry(name.to_owned()).or_default().push(value);
     }
 
-    /// Adds a measurement: at depth 1 a round trip; at others the rate, over the whole window and by the median of the blocks.
+    /// Adds a measurement: at depth 1 a round trip; at others the rate, over the whole window and
+    /// by the median of the blocks.
     pub(crate) fn push(&mut self, name: &str, depth: u32, window: Rate) {
         if depth == 1 {
             self.put(&format!("{name}_rtt_ns"), window.block_ns);
@@ -34,7 +35,13 @@ impl Figures {
 
     /// Returns the spread of `ours` / `theirs` over the rounds.
     fn ratio(&self, ours: &str, theirs: &str) -> Spread {
-        Spread::of(self.of(ours).iter().zip(self.of(theirs)).map(|(ours, theirs)| ours / theirs).collect())
+        Spread::of(
+            self.of(ours)
+                .iter()
+                .zip(self.of(theirs))
+                .map(|(ours, theirs)| ours / theirs)
+                .collect(),
+        )
     }
 }
 
@@ -52,7 +59,11 @@ impl Spread {
         let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
         let count = values.len();
         let median = (at(count.saturating_sub(1) / 2) + at(count / 2)) / 2.0;
-        Self { median, min: at(0), max: at(count.saturating_sub(1)) }
+        Self {
+            median,
+            min: at(0),
+            max: at(count.saturating_sub(1)),
+        }
     }
 }
 
@@ -69,7 +80,13 @@ struct CrowdFigures {
 }
 
 impl Crowds {
-    pub(crate) fn push(&mut self, set: &'static str, clients: usize, rates: &[f64], region_bytes: u64) {
+    pub(crate) fn push(
+        &mut self,
+        set: &'static str,
+        clients: usize,
+        rates: &[f64],
+        region_bytes: u64,
+    ) {
         let figures = self.0.entry(set).or_default().entry(clients).or_default();
         let Spread { min, max, .. } = Spread::of(rates.to_vec());
         figures.rates.push(rates.iter().sum());
@@ -81,27 +98,43 @@ impl Crowds {
         let result = |by_clients: &BTreeMap<usize, CrowdFigures>| {
             let single = by_clients.get(&1).map_or(&[][..], |one| &one.rates);
             let least_of_round = |(round, single): (usize, &f64)| {
-                let rates = by_clients.values().filter_map(|figures| figures.rates.get(round));
+                let rates = by_clients
+                    .values()
+                    .filter_map(|figures| figures.rates.get(round));
                 rates.fold(f64::INFINITY, |least, rate| least.min(rate / single))
             };
             let clients = by_clients.iter().map(|(clients, figures)| {
-                let CrowdFigures { rates, fairness, region_bytes } = figures;
-                let row = Crowd { rate: Spread::of(rates.clone()), fairness: Spread::of(fairness.clone()), region_bytes: *region_bytes };
+                let CrowdFigures {
+                    rates,
+                    fairness,
+                    region_bytes,
+                } = figures;
+                let row = Crowd {
+                    rate: Spread::of(rates.clone()),
+                    fairness: Spread::of(fairness.clone()),
+                    region_bytes: *region_bytes,
+                };
                 (*clients, row)
             });
             CrowdResult {
-                least_vs_1_client: Spread::of(single.iter().enumerate().map(least_of_round).collect()),
+                least_vs_1_client: Spread::of(
+                    single.iter().enumerate().map(least_of_round).collect(),
+                ),
                 clients: clients.collect(),
             }
         };
-        self.0.iter().map(|(set, by_clients)| (*set, result(by_clients))).collect()
+        self.0
+            .iter()
+            .map(|(set, by_clients)| (*set, result(by_clients)))
+            .collect()
     }
 }
 
 /// The result of one set of crowds.
 #[derive(Debug, Serialize)]
 struct CrowdResult {
-    /// The minimum rate, over the numbers of clients, relative to the rate of the one client of the same round.
+    /// The minimum rate, over the numbers of clients, relative to the rate of the one client of the
+    /// same round.
     least_vs_1_client: Spread,
     clients: BTreeMap<usize, Crowd>,
 }
@@ -127,29 +160,77 @@ pub(crate) struct Comparison {
     environment: Environment,
 }
 
-/// Ratios: ours over theirs. `of_blocks` is the median of the blocks, on both sides, for measurements between threads: a moment without a
-/// core would make one window many times slower.
+/// Ratios: ours over theirs. `of_blocks` is the median of the blocks, on both sides, for
+/// measurements between threads: a moment without a core would make one window many times slower.
 const RATIOS: [(&str, &str, &str); 12] = [
-    ("ipc_rtt_vs_raw_cacheline", "ipc_rtt_ns", "raw_cacheline_rtt_ns"),
+    (
+        "ipc_rtt_vs_raw_cacheline",
+        "ipc_rtt_ns",
+        "raw_cacheline_rtt_ns",
+    ),
     ("ipc_rtt_vs_iceoryx2", "ipc_rtt_ns", "iceoryx2_rtt_ns"),
     ("ipc_rate_depth32_vs_uds_echo", "ipc_rate", "uds_echo_rate"),
-    ("ipc_idle_clients_cost", "ipc_1_of_1024_rtt_ns", "ipc_1_of_1_rtt_ns"),
-    ("delegation_rate_vs_arrayqueue", "delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
-    ("flux_rate_vs_crossbeam_channel", "flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
-    ("flux_rate_vs_rtrb", "flux_rate_of_blocks", "rtrb_rate_of_blocks"),
+    (
+        "ipc_idle_clients_cost",
+        "ipc_1_of_1024_rtt_ns",
+        "ipc_1_of_1_rtt_ns",
+    ),
+    (
+        "delegation_rate_vs_arrayqueue",
+        "delegation_rate_of_blocks",
+        "array_queue_rate_of_blocks",
+    ),
+    (
+        "flux_rate_vs_crossbeam_channel",
+        "flux_rate_of_blocks",
+        "crossbeam_channel_rate_of_blocks",
+    ),
+    (
+        "flux_rate_vs_rtrb",
+        "flux_rate_of_blocks",
+        "rtrb_rate_of_blocks",
+    ),
     // These are times, so `theirs` is the network without idle nodes.
-    ("flux_idle_nodes_cost", "flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
-    ("delegation_rate_vs_arrayqueue_of_windows", "delegation_rate", "array_queue_rate"),
-    ("flux_rate_vs_crossbeam_channel_of_windows", "flux_rate", "crossbeam_channel_rate"),
+    (
+        "flux_idle_nodes_cost",
+        "flux_rate_of_blocks",
+        "flux_of_8_rate_of_blocks",
+    ),
+    (
+        "delegation_rate_vs_arrayqueue_of_windows",
+        "delegation_rate",
+        "array_queue_rate",
+    ),
+    (
+        "flux_rate_vs_crossbeam_channel_of_windows",
+        "flux_rate",
+        "crossbeam_channel_rate",
+    ),
     ("flux_rate_vs_rtrb_of_windows", "flux_rate", "rtrb_rate"),
-    ("flux_idle_nodes_cost_of_windows", "flux_rate", "flux_of_8_rate"),
+    (
+        "flux_idle_nodes_cost_of_windows",
+        "flux_rate",
+        "flux_of_8_rate",
+    ),
 ];
 
 impl Comparison {
-    pub(crate) fn new(job: &Job, figures: &Figures, crowds: &Crowds, region_bytes: BTreeMap<&'static str, usize>) -> Self {
+    pub(crate) fn new(
+        job: &Job,
+        figures: &Figures,
+        crowds: &Crowds,
+        region_bytes: BTreeMap<&'static str, usize>,
+    ) -> Self {
         Self {
-            ratios: RATIOS.into_iter().map(|(name, ours, theirs)| (name, figures.ratio(ours, theirs))).collect(),
-            figures: figures.0.iter().map(|(name, values)| (name.clone(), Spread::of(values.clone()))).collect(),
+            ratios: RATIOS
+                .into_iter()
+                .map(|(name, ours, theirs)| (name, figures.ratio(ours, theirs)))
+                .collect(),
+            figures: figures
+                .0
+                .iter()
+                .map(|(name, values)| (name.clone(), Spread::of(values.clone())))
+                .collect(),
             crowds: crowds.results(),
             region_bytes,
             rounds: job.rounds,
@@ -167,11 +248,35 @@ impl fmt::Display for Comparison {
         for (name, Spread { median, min, max }) in &self.figures {
             writeln!(f, "{name:<42} {median:>12.0}  ({min:.0} to {max:.0})")?;
         }
-        for (set, CrowdResult { least_vs_1_client, clients }) in &self.crowds {
-            writeln!(f, "{:<42} {:>12.3}", format!("{set}, least / 1 client"), least_vs_1_client.median)?;
-            for (clients, Crowd { rate, fairness, region_bytes }) in clients {
+        for (
+            set,
+            CrowdResult {
+                least_vs_1_client,
+                clients,
+            },
+        ) in &self.crowds
+        {
+            writeln!(
+                f,
+                "{:<42} {:>12.3}",
+                format!("{set}, least / 1 client"),
+                least_vs_1_client.median
+            )?;
+            for (
+                clients,
+                Crowd {
+                    rate,
+                    fairness,
+                    region_bytes,
+                },
+            ) in clients
+            {
                 let name = format!("{set}, {clients} clients");
-                writeln!(f, "{name:<42} {:>12.0}  fairness {:.3}, region {region_bytes} B", rate.median, fairness.median)?;
+                writeln!(
+                    f,
+                    "{name:<42} {:>12.0}  fairness {:.3}, region {region_bytes} B",
+                    rate.median, fairness.median
+                )?;
             }
         }
         for (name, bytes) in &self.region_bytes {

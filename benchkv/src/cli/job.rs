@@ -1,7 +1,8 @@
-//! The options of a job, each declared once: the field is its flag, its help and its place in the result (`options` of the document,
-//! except for those at the document's top). Groups of options are declared by the part that uses them: [`Workload`], [`PaceArgs`],
-//! [`PortOptions`], [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked beside the declarations. [`crate::options`] checks
-//! combinations of options.
+//! The options of a job, each declared once: the field is its flag, its help and its place in the
+//! result (`options` of the document, except for those at the document's top). Groups of options
+//! are declared by the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`],
+//! [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked beside the declarations.
+//! [`crate::options`] checks combinations of options.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -39,8 +40,8 @@ pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 const LONGEST_RUN_S: f64 = 3600.0;
 /// Minimum interval of lines, in seconds: the main thread looks a hundred times a second.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
-/// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per
-/// second).
+/// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit
+/// sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
 /// The options of a job, and the places of its result.
@@ -48,8 +49,9 @@ const MAX_VERIFIED_SECONDS: f64 = 600.0;
 pub struct JobArgs {
     /// Route: meta, delegation, sharded, direct
     ///
-    /// meta: by ipc to the key's daemon, by flux to the daemon with the connection. delegation: through the ring of daemon 0. sharded: through
-    /// the ring of the key's daemon. direct: a connection for each client and remote daemon. rc-send and ucx-am are delegation by that
+    /// meta: by ipc to the key's daemon, by flux to the daemon with the connection. delegation:
+    /// through the ring of daemon 0. sharded: through the ring of the key's daemon. direct: a
+    /// connection for each client and remote daemon. rc-send and ucx-am are delegation by that
     /// carrier, copyrpc-direct is direct by copyrpc.
     #[arg(long, value_enum, hide_possible_values = true, default_value_t = BackendKind::Delegation)]
     #[serde(skip)]
@@ -71,17 +73,22 @@ pub struct JobArgs {
 
     /// RDMA device: auto, soft, or mlx5_0
     ///
-    /// auto, soft (with KEY=VALUE,... after a colon), verbs, mlx5_N, mlx5_N:PORT, or a list of the last two: soft is the software device. Hardware is named by the device with an optional port (mlx5_0, mlx5_0:1, rxe0, verbs:NAME
-    /// for other names, relay:NAME through libibverbs), or verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5 device with an
-    /// active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the result say which,
-    /// and why. Of a list of named devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
-    /// request and its response; jitter_us=US (the same), the extra delay of every second operation; seed=N [default: 1];
-    /// fault=rnr:PERMILLE, fault=reorder:PERMILLE, fault=drop:OPERATION.
+    /// auto, soft (with KEY=VALUE,... after a colon), verbs, mlx5_N, mlx5_N:PORT, or a list of the
+    /// last two: soft is the software device. Hardware is named by the device with an optional port
+    /// (mlx5_0, mlx5_0:1, rxe0, verbs:NAME for other names, relay:NAME through libibverbs), or
+    /// verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5
+    /// device with an active port, otherwise soft, or the device that the environment variable
+    /// COPYRPC_DEVICE names; the plan and the result say which, and why. Of a list of named
+    /// devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US
+    /// (0 to 100000 [default: 0]), of a request and its response; jitter_us=US (the same), the
+    /// extra delay of every second operation; seed=N [default: 1]; fault=rnr:PERMILLE,
+    /// fault=reorder:PERMILLE, fault=drop:OPERATION.
     #[arg(long, value_name = "DEVICE", default_value_t = Devices::default())]
     #[serde(skip)]
     pub device: Devices,
 
-    // The transport of requests to other ranks, as typed: the device that `auto` stands for, or the library that chooses one.
+    // The transport of requests to other ranks, as typed: the device that `auto` stands for, or the
+    // library that chooses one.
     #[arg(skip)]
     #[serde(rename = "device")]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
@@ -97,8 +104,15 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub port: PortOptions,
 
-    /// Features of mlx5 devices that are off by default; those that the carrier has no use for are refused.
-    #[arg(long, hide_short_help = true, value_enum, value_name = "FEATURE,...", value_delimiter = ',')]
+    /// Features of mlx5 devices that are off by default; those that the carrier has no use for are
+    /// refused.
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_enum,
+        value_name = "FEATURE,...",
+        value_delimiter = ','
+    )]
     #[serde(default)]
     pub mlx5: Vec<Feature>,
 
@@ -161,34 +175,43 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub workload: Workload,
 
-    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with keys by zipfian:0.99. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which
-    /// benchkv does not support.
+    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with
+    /// keys by zipfian:0.99. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes
+    /// insert, scan, or read and write in one operation, which benchkv does not support.
     #[arg(long, hide_short_help = true, value_enum, conflicts_with_all = ["read_ratio", "distribution", "empty"])]
     #[serde(skip)]
     pub mix: Option<Mix>,
 
-    /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) / ranks].
+    /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) /
+    /// ranks].
     #[arg(long, hide_short_help = true, value_name = "RATIO", value_parser = decimal(SHARE))]
     #[serde(skip)]
     pub remote_ratio: Option<f64>,
 
-    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The carriers rc-send and ucx-am have none.
-    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "auto")]
+    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The
+    /// carriers rc-send and ucx-am have none.
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_name = "BYTES",
+        default_value = "auto"
+    )]
     #[serde(skip)]
     pub ring_size: RingChoice,
 
-    /// Maximum expected memory of the ranks of this host together, in bytes; a job that needs more is refused [default: the host's
-    /// memory, or the limit of its control group if that is less].
+    /// Maximum expected memory of the ranks of this host together, in bytes; a job that needs more
+    /// is refused [default: the host's memory, or the limit of its control group if that is less].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
     #[serde(skip)]
     pub memory_limit: Option<u64>,
 
-    /// Action of a thread without work: poll again (busy), yield the core (yield), or sleep until there is work (event). auto is busy if
-    /// every thread has a core, else yield.
+    /// Action of a thread without work: poll again (busy), yield the core (yield), or sleep until
+    /// there is work (event). auto is busy if every thread has a core, else yield.
     #[arg(long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
 
-    /// Cores of the threads: auto pins if every thread can have its own, none never pins, or a list such as 0-3,8.
+    /// Cores of the threads: auto pins if every thread can have its own, none never pins, or a list
+    /// such as 0-3,8.
     #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     #[serde(with = "harness::as_text")]
     pub pin: PinPolicy,
@@ -197,8 +220,8 @@ pub struct JobArgs {
     #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
-    /// Do not check the values read. The check costs a few nanoseconds per operation, and 1 in 16 operations goes to private keys of the
-    /// client.
+    /// Do not check the values read. The check costs a few nanoseconds per operation, and 1 in 16
+    /// operations goes to private keys of the client.
     #[arg(long, hide_short_help = true)]
     #[serde(skip)]
     pub no_verify: bool,
@@ -219,9 +242,10 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub output: OutputArgs,
 
-    /// Print a line on standard error for each interval of this length while the job runs, 100ms to 1h [default: none]: the time since
-    /// load began, the operations that ended in it on rank 0, their rate, and their mean time from issue to end. Other ranks print none:
-    /// they would have to send their counts during the measurement.
+    /// Print a line on standard error for each interval of this length while the job runs, 100ms to
+    /// 1h [default: none]: the time since load began, the operations that ended in it on rank 0,
+    /// their rate, and their mean time from issue to end. Other ranks print none: they would have
+    /// to send their counts during the measurement.
     #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = time(SHORTEST_INTERVAL_S..=LONGEST_RUN_S))]
     #[serde(skip)]
     pub report_interval: Option<f64>,
@@ -272,12 +296,23 @@ impl JobArgs {
             return Ok(());
         }
         if ranks * self.client_threads > usize::from(u16::MAX) {
-            let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
-            return Err(range("--client-threads", self.client_threads, what, "fewer clients, or --no-verify".to_owned()));
+            let what =
+                "with --ranks it makes more clients than 16 bits can number in a verified value";
+            return Err(range(
+                "--client-threads",
+                self.client_threads,
+                what,
+                "fewer clients, or --no-verify".to_owned(),
+            ));
         }
         if self.ops.is_none() && total > MAX_VERIFIED_SECONDS {
             let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of verified values";
-            return Err(range("--duration", self.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify")));
+            return Err(range(
+                "--duration",
+                self.duration,
+                what,
+                format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify"),
+            ));
         }
         Ok(())
     }
@@ -289,14 +324,18 @@ impl JobArgs {
     pub fn axes(&self) -> Result<(Backend, Carrier), RangeError> {
         let (backend, named) = self.backend.axes();
         match (named, self.carrier) {
-            (Some(named), Some(given)) if named != given => {
-                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {backend}")))
-            }
+            (Some(named), Some(given)) if named != given => Err(range(
+                "--carrier",
+                given,
+                "the name of this --backend says another",
+                format!("no value, or --backend {backend}"),
+            )),
             (named, given) => Ok((backend, given.or(named).unwrap_or(Carrier::Copyrpc))),
         }
     }
 
-    /// Replaces options by their meaning, in a job of `ranks`: mixes, numbers of operations, options that are left out.
+    /// Replaces options by their meaning, in a job of `ranks`: mixes, numbers of operations,
+    /// options that are left out.
     pub(crate) fn settle(&mut self, ranks: usize) {
         let reads = self.mix.take().map(|mix| match mix {
             Mix::YcsbA => 0.5,
@@ -305,7 +344,8 @@ impl JobArgs {
         });
         let workload = &mut self.workload;
         if let Some(reads) = reads {
-            (workload.read_ratio, workload.distribution) = (reads, Distribution::Zipfian { theta: 0.99 });
+            (workload.read_ratio, workload.distribution) =
+                (reads, Distribution::Zipfian { theta: 0.99 });
         }
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
@@ -320,18 +360,22 @@ impl JobArgs {
 /// The values of `--backend`: the path of requests, and in some names their carrier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to the peer.
+    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to
+    /// the peer.
     Meta,
     #[default]
     /// Client to daemon 0 through one shared ring, by the carrier to the peer.
     Delegation,
-    /// Client to the daemon of the key's number through its ring, by the carrier to the daemon of that number, which owns the key.
+    /// Client to the daemon of the key's number through its ring, by the carrier to the daemon of
+    /// that number, which owns the key.
     Sharded,
-    /// Client by the carrier to the daemon that owns the key: a connection for each client and remote daemon.
+    /// Client by the carrier to the daemon that owns the key: a connection for each client and
+    /// remote daemon.
     Direct,
     /// delegation by the carrier rc-send.
     RcSend,
-    /// delegation by the carrier ucx-am. The figures published as "ucx-am" are of `--backend direct --carrier ucx-am`.
+    /// delegation by the carrier ucx-am. The figures published as "ucx-am" are of
+    /// `--backend direct --carrier ucx-am`.
     UcxAm,
     /// direct by the carrier copyrpc.
     CopyrpcDirect,
@@ -438,9 +482,9 @@ impl std::str::FromStr for RingChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
-            size => units::bytes(size)
-                .map(Self::Bytes)
-                .map_err(|_| "use auto, or a number of bytes that is a power of two, such as 64K".to_owned()),
+            size => units::bytes(size).map(Self::Bytes).map_err(|_| {
+                "use auto, or a number of bytes that is a power of two, such as 64K".to_owned()
+            }),
         }
     }
 }

@@ -13,9 +13,21 @@ use engine::topology::Worker;
 
 impl<W: Workers> Rank<'_, W> {
     /// Runs client `number` of the rank, on the calling thread.
-    pub(super) fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
-        let Self { options, control, clock, .. } = self;
-        if let Some(core) = self.local_rank().and_then(|rank| options.plan.client_core(rank, number)) {
+    pub(super) fn client_thread(
+        &self,
+        number: usize,
+        post: &Post,
+    ) -> Result<ClientReport, RankError> {
+        let Self {
+            options,
+            control,
+            clock,
+            ..
+        } = self;
+        if let Some(core) = self
+            .local_rank()
+            .and_then(|rank| options.plan.client_core(rank, number))
+        {
             pin_current_thread(core)?;
         }
         // This takes a while: the rank begins when its clients are connected.
@@ -30,8 +42,15 @@ impl<W: Workers> Rank<'_, W> {
             let phase = control.phase();
             let is_given_up = phase == Phase::GiveUp;
             // Answers that have arrived by then still count.
-            let step = self.step(&mut client, if is_given_up { Phase::Drain } else { phase }, &mut log, &mut waiter)?;
-            if let Some(published) = published.filter(|_| matches!(step, Step::Busy(_) | Step::Drained)) {
+            let step = self.step(
+                &mut client,
+                if is_given_up { Phase::Drain } else { phase },
+                &mut log,
+                &mut waiter,
+            )?;
+            if let Some(published) =
+                published.filter(|_| matches!(step, Step::Busy(_) | Step::Drained))
+            {
                 published.set(client.tally());
             }
             if step == Step::Drained || is_given_up {
@@ -42,7 +61,13 @@ impl<W: Workers> Rank<'_, W> {
         Ok(client.report(worker))
     }
 
-    fn step<P: Paths>(&self, client: &mut Client<P>, phase: Phase, log: &mut ActivityLog, waiter: &mut Waiter) -> Result<Step, RankError> {
+    fn step<P: Paths>(
+        &self,
+        client: &mut Client<P>,
+        phase: Phase,
+        log: &mut ActivityLog,
+        waiter: &mut Waiter,
+    ) -> Result<Step, RankError> {
         log.enter(phase, || self.clock.now_ns(), client.paths_mut());
         let step = client.step(phase, || self.clock.now_ns())?;
         match step {

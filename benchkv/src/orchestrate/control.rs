@@ -31,7 +31,8 @@ pub(super) struct Control {
     drains: Vec<DaemonDrain>,
 }
 
-/// The work of a daemon since the drain began, in a cache line of its own. Only its daemon writes it.
+/// The work of a daemon since the drain began, in a cache line of its own. Only its daemon writes
+/// it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct DaemonDrain {
@@ -43,7 +44,11 @@ impl Control {
     /// Makes a control of a rank with that many daemons, in [`Phase::Ready`].
     pub(super) fn new(daemons: usize) -> Self {
         let drains = (0..daemons).map(|_| DaemonDrain::default()).collect();
-        Self { words: Words::default(), failure: Mutex::new(None), drains }
+        Self {
+            words: Words::default(),
+            failure: Mutex::new(None),
+            drains,
+        }
     }
 
     /// Returns the phase of the clients.
@@ -58,12 +63,15 @@ impl Control {
         self.words.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Sleeps until there is work in `part`, the phase changes or workers are stopped, at most for `longest`. Called by a worker that saw
-    /// `phase` and finds nothing to do.
+    /// Sleeps until there is work in `part`, the phase changes or workers are stopped, at most for
+    /// `longest`. Called by a worker that saw `phase` and finds nothing to do.
     pub(super) fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words.bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
-        sleep::wait([&mut heard as &mut dyn Sleeper, &mut has_changed, part], Some(longest));
+        sleep::wait(
+            [&mut heard as &mut dyn Sleeper, &mut has_changed, part],
+            Some(longest),
+        );
     }
 
     /// Starts a phase.
@@ -97,13 +105,19 @@ impl Control {
 
     /// Ends every worker because of `failure`. Keeps the first failure: the others follow from it.
     pub(super) fn fail(&self, failure: RankError) {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(failure);
         self.stop();
     }
 
     /// Takes the failure.
     pub(super) fn take_failure(&self) -> Option<RankError> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 }
 
@@ -118,8 +132,18 @@ mod tests {
     #[test]
     fn phases_survive_the_shared_word() {
         let control = Control::new(1);
-        assert_eq!((control.phase(), control.is_stopped()), (Phase::Ready, false));
-        for phase in [Phase::WarmUp, Phase::Between, Phase::Window(0), Phase::Window(u16::MAX), Phase::Drain, Phase::GiveUp] {
+        assert_eq!(
+            (control.phase(), control.is_stopped()),
+            (Phase::Ready, false)
+        );
+        for phase in [
+            Phase::WarmUp,
+            Phase::Between,
+            Phase::Window(0),
+            Phase::Window(u16::MAX),
+            Phase::Drain,
+            Phase::GiveUp,
+        ] {
             control.set_phase(phase);
             assert_eq!(control.phase(), phase);
         }
@@ -127,7 +151,8 @@ mod tests {
         assert!(control.is_stopped());
     }
 
-    /// Each thread sleeps until the other has begun the next window. Without a wake-up, neither would look again within an hour.
+    /// Each thread sleeps until the other has begun the next window. Without a wake-up, neither
+    /// would look again within an hour.
     #[test]
     fn a_change_wakes_a_sleeper() {
         const WINDOWS: u16 = 2_000;
@@ -150,13 +175,21 @@ mod tests {
         }
         let pair: &'static [Control; 2] = Box::leak(Box::new([(); 2].map(|()| Control::new(1))));
         let [one, other] = pair;
-        let players = [std::thread::spawn(move || play(one, other, true)), std::thread::spawn(move || play(other, one, false))];
+        let players = [
+            std::thread::spawn(move || play(one, other, true)),
+            std::thread::spawn(move || play(other, one, false)),
+        ];
         let start = Instant::now();
         while !players.iter().all(|player| player.is_finished()) {
-            assert!(start.elapsed() < Duration::from_secs(60), "a change woke nobody");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "a change woke nobody"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
-        players.into_iter().for_each(|player| player.join().unwrap());
+        players
+            .into_iter()
+            .for_each(|player| player.join().unwrap());
     }
 
     #[test]

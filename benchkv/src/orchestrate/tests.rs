@@ -51,12 +51,19 @@ pub(crate) struct ThreadExchange {
 impl ThreadExchange {
     /// Makes the exchange of a rank of `size` that is not disturbed.
     pub(crate) fn new(rank: usize, size: usize, meeting: &Arc<Meeting>) -> Self {
-        Self { rank, size, meeting: Arc::clone(meeting), gate: None, interrupt_in: None, sleeps: 0 }
+        Self {
+            rank,
+            size,
+            meeting: Arc::clone(meeting),
+            gate: None,
+            interrupt_in: None,
+            sleeps: 0,
+        }
     }
 }
 
-/// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the barrier until the daemon has answered
-/// often.
+/// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the
+/// barrier until the daemon has answered often.
 #[derive(Default)]
 struct Gate {
     meetings: AtomicUsize,
@@ -67,15 +74,17 @@ struct Gate {
 impl Gate {
     const ANSWERS: usize = 500;
 
-    /// Passes a barrier. Barriers 0 and 1 are the exchange of records and the ready barrier, without load; the one after three windows
-    /// comes after the drain.
+    /// Passes a barrier. Barriers 0 and 1 are the exchange of records and the ready barrier,
+    /// without load; the one after three windows comes after the drain.
     fn pass(&self) {
         if !(2..5).contains(&self.meetings.fetch_add(1, Ordering::AcqRel)) {
             return;
         }
         let (start, before) = (Instant::now(), self.answered.load(Ordering::Acquire));
         self.open.store(true, Ordering::Release);
-        while self.answered.load(Ordering::Acquire) < before + Self::ANSWERS && start.elapsed() < WATCHDOG {
+        while self.answered.load(Ordering::Acquire) < before + Self::ANSWERS
+            && start.elapsed() < WATCHDOG
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.open.store(false, Ordering::Release);
@@ -91,7 +100,12 @@ impl Exchange for ThreadExchange {
         self.size
     }
 
-    fn all_gather(&mut self, part: &[u8], _: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn all_gather(
+        &mut self,
+        part: &[u8],
+        _: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         if let Some(gate) = &self.gate {
             gate.pass();
         }
@@ -109,7 +123,12 @@ impl Exchange for ThreadExchange {
             if give_up() || start.elapsed() > WATCHDOG {
                 return Err(ExchangeError::GivenUp);
             }
-            state = self.meeting.changed.wait_timeout(state, Duration::from_millis(5)).unwrap().0;
+            state = self
+                .meeting
+                .changed
+                .wait_timeout(state, Duration::from_millis(5))
+                .unwrap()
+                .0;
         }
         Ok(state.last.clone())
     }
@@ -118,7 +137,10 @@ impl Exchange for ThreadExchange {
         let end = Instant::now() + time;
         self.sleeps += 1;
         // 20 ms, enough to count as a run.
-        let interrupt = self.interrupt_in.filter(|sleep| *sleep < self.sleeps).map(|_| Instant::now() + Duration::from_millis(20));
+        let interrupt = self
+            .interrupt_in
+            .filter(|sleep| *sleep < self.sleeps)
+            .map(|_| Instant::now() + Duration::from_millis(20));
         while Instant::now() < interrupt.map_or(end, |at| at.min(end)) {
             if give_up() {
                 return Err(ExchangeError::GivenUp);
@@ -186,21 +208,46 @@ impl Workers for Channels {
 
     fn open_daemon(&self, daemon: usize) -> Result<ChannelDaemon, BackendError> {
         if self.flaw == Flaw::OpenFails {
-            return Err(BackendError::Setup { what: "the inbox".to_owned(), source: "no space".into() });
+            return Err(BackendError::Setup {
+                what: "the inbox".to_owned(),
+                source: "no space".into(),
+            });
         }
         let (sender, inbox) = channel();
-        self.network.lock().unwrap().insert((self.rank, daemon), sender);
-        let (workload, shards) = (&self.options.job.workload, self.options.job.topology.daemons);
-        let peers = self.options.job.topology.peers_of(self.rank, Worker::Daemon(daemon));
+        self.network
+            .lock()
+            .unwrap()
+            .insert((self.rank, daemon), sender);
+        let (workload, shards) = (
+            &self.options.job.workload,
+            self.options.job.topology.daemons,
+        );
+        let peers = self
+            .options
+            .job
+            .topology
+            .peers_of(self.rank, Worker::Daemon(daemon));
         let shard = Shard::new(daemon, shards, workload.store_keys());
-        Ok(ChannelDaemon { rank: self.rank, number: daemon, peers, inbox, shard, flaw: self.flaw, gate: self.gate.clone(), steps: 0 })
+        Ok(ChannelDaemon {
+            rank: self.rank,
+            number: daemon,
+            peers,
+            inbox,
+            shard,
+            flaw: self.flaw,
+            gate: self.gate.clone(),
+            steps: 0,
+        })
     }
 
     fn open_client(&self, client: usize) -> Result<ChannelPaths, BackendError> {
         let (reply_to, replies) = channel();
         let worker = Worker::Client(client);
         Ok(ChannelPaths {
-            me: Peer { rank: self.rank, worker },
+            me: Peer {
+                rank: self.rank,
+                worker,
+            },
             peers: self.options.job.topology.peers_of(self.rank, worker),
             all: self.network.clone(),
             network: HashMap::new(),
@@ -217,16 +264,28 @@ fn letter(from: Peer, to: Peer) -> Vec<u8> {
 }
 
 fn letters(me: Peer, peers: &[Peer]) -> Records {
-    peers.iter().map(|peer| (*peer, letter(me, *peer))).collect()
+    peers
+        .iter()
+        .map(|peer| (*peer, letter(me, *peer)))
+        .collect()
 }
 
 fn assert_answered(me: Peer, peers: &[Peer], records: &[(Peer, Vec<u8>)]) {
-    assert_eq!(records, peers.iter().map(|peer| (*peer, letter(*peer, me))).collect::<Vec<_>>());
+    assert_eq!(
+        records,
+        peers
+            .iter()
+            .map(|peer| (*peer, letter(*peer, me)))
+            .collect::<Vec<_>>()
+    );
 }
 
 impl ChannelDaemon {
     fn me(&self) -> Peer {
-        Peer { rank: self.rank, worker: Worker::Daemon(self.number) }
+        Peer {
+            rank: self.rank,
+            worker: Worker::Daemon(self.number),
+        }
     }
 }
 
@@ -264,14 +323,23 @@ impl Daemon for ChannelDaemon {
         self.steps += 1;
         match self.flaw {
             Flaw::DaemonSeesDeadPeer if self.steps > 2000 => {
-                return Err(BackendError::PeerGone { rank: 1, how: "its lock is free".to_owned() });
+                return Err(BackendError::PeerGone {
+                    rank: 1,
+                    how: "its lock is free".to_owned(),
+                });
             }
             Flaw::DaemonPanics if self.steps > 2000 => panic!("on purpose"),
             // Longer than clients wait for daemons that run.
-            Flaw::DaemonStandsStill if self.steps == 100 => std::thread::sleep(Duration::from_millis(4500)),
+            Flaw::DaemonStandsStill if self.steps == 100 => {
+                std::thread::sleep(Duration::from_millis(4500))
+            }
             _ => {}
         }
-        if self.gate.as_ref().is_some_and(|gate| !gate.open.load(Ordering::Acquire)) {
+        if self
+            .gate
+            .as_ref()
+            .is_some_and(|gate| !gate.open.load(Ordering::Acquire))
+        {
             return Ok(counters::Round::default());
         }
         let mut moved = 0;
@@ -285,7 +353,10 @@ impl Daemon for ChannelDaemon {
                 let _ = reply_to.send((operation, Some(response)));
             }
         }
-        Ok(counters::Round { moved, ..counters::Round::default() })
+        Ok(counters::Round {
+            moved,
+            ..counters::Round::default()
+        })
     }
 }
 
@@ -296,14 +367,26 @@ impl Sleeper for ChannelPaths {
 }
 
 impl Paths for ChannelPaths {
-    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError> {
-        let owner = (request.rank() as usize, owner_of(request.key(), self.shards));
+    fn issue(
+        &mut self,
+        request: Request,
+        note: impl FnOnce() -> Operation,
+    ) -> Result<(), IssueError> {
+        let owner = (
+            request.rank() as usize,
+            owner_of(request.key(), self.shards),
+        );
         let _ = self.network[&owner].send((request, note(), self.reply_to.clone()));
         Ok(())
     }
 
-    fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
-        self.replies.try_iter().for_each(|(operation, response)| ended(operation, response));
+    fn poll(
+        &mut self,
+        mut ended: impl FnMut(Operation, Option<Response>),
+    ) -> Result<(), BackendError> {
+        self.replies
+            .try_iter()
+            .for_each(|(operation, response)| ended(operation, response));
         Ok(())
     }
 }
@@ -314,18 +397,46 @@ fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) 
 }
 
 /// Runs a job with `interrupts`: by rank, the sleep in which the user interrupts it.
-fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<usize>]) -> (Options, Vec<Result<RankReport, RankError>>) {
-    let args = format!("benchkv --empty --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
+fn run_as(
+    args: &str,
+    flaw: Flaw,
+    gate: Option<Arc<Gate>>,
+    interrupts: &[Option<usize>],
+) -> (Options, Vec<Result<RankReport, RankError>>) {
+    let args = format!(
+        "benchkv --empty --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}"
+    );
     let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
     let size = options.job.workload.ranks;
     let (meeting, network) = (Arc::new(Meeting::default()), Network::default());
     let outcomes = std::thread::scope(|scope| {
         let start = |rank| {
             let interrupt_in = interrupts.get(rank).copied().flatten();
-            let mut exchange = ThreadExchange { rank, size, meeting: meeting.clone(), gate: gate.clone(), interrupt_in, sleeps: 0 };
+            let mut exchange = ThreadExchange {
+                rank,
+                size,
+                meeting: meeting.clone(),
+                gate: gate.clone(),
+                interrupt_in,
+                sleeps: 0,
+            };
             let flaw = if rank == 0 { flaw } else { Flaw::None };
-            let backend = Channels { rank, options: options.clone(), network: network.clone(), flaw, gate: gate.clone() };
-            scope.spawn(move || run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic(), &Progress::hidden()))
+            let backend = Channels {
+                rank,
+                options: options.clone(),
+                network: network.clone(),
+                flaw,
+                gate: gate.clone(),
+            };
+            scope.spawn(move || {
+                run_rank(
+                    &backend.options,
+                    &backend,
+                    &mut exchange,
+                    Clock::monotonic(),
+                    &Progress::hidden(),
+                )
+            })
         };
         let ranks: Vec<_> = (0..size).map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -338,14 +449,46 @@ fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<
 fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
     let core = harness::affinity::usable_cores().unwrap()[0];
     for (daemon, client) in [(1023, core), (core, 1023)] {
-        let mut options = Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1", "--empty"]).unwrap()).unwrap();
+        let mut options =
+            Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1", "--empty"]).unwrap())
+                .unwrap();
         // Rank 0 is the second rank on this host.
         options.launcher.ranks_here = vec![7, 0];
-        options.plan.pinned = [(core, core), (daemon, client)].map(|(d, c)| RankCores { daemons: vec![d], clients: vec![c] }).into();
-        let backend = Channels { rank: 0, options, network: Network::default(), flaw: Flaw::None, gate: None };
-        let mut exchange = ThreadExchange { rank: 0, size: 1, meeting: Arc::default(), gate: None, interrupt_in: None, sleeps: 0 };
-        let outcome = run_rank(&backend.options, &backend, &mut exchange, Clock::monotonic(), &Progress::hidden());
-        assert!(matches!(outcome, Err(RankError::Affinity(AffinityError::Refused { core: 1023 }))), "{outcome:?}");
+        options.plan.pinned = [(core, core), (daemon, client)]
+            .map(|(d, c)| RankCores {
+                daemons: vec![d],
+                clients: vec![c],
+            })
+            .into();
+        let backend = Channels {
+            rank: 0,
+            options,
+            network: Network::default(),
+            flaw: Flaw::None,
+            gate: None,
+        };
+        let mut exchange = ThreadExchange {
+            rank: 0,
+            size: 1,
+            meeting: Arc::default(),
+            gate: None,
+            interrupt_in: None,
+            sleeps: 0,
+        };
+        let outcome = run_rank(
+            &backend.options,
+            &backend,
+            &mut exchange,
+            Clock::monotonic(),
+            &Progress::hidden(),
+        );
+        assert!(
+            matches!(
+                outcome,
+                Err(RankError::Affinity(AffinityError::Refused { core: 1023 }))
+            ),
+            "{outcome:?}"
+        );
     }
 }
 
@@ -354,9 +497,15 @@ fn result(args: &str, flaw: Flaw) -> JobResult {
 }
 
 fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) -> JobResult {
-    let parts: Vec<_> = outcomes.into_iter().map(|report| serde_json::to_vec(&report.unwrap()).unwrap()).collect();
-    let conditions =
-        Conditions { clock: Clock::monotonic().source(), environment: harness::environment::Environment::detect(), unix_echo: Vec::new() };
+    let parts: Vec<_> = outcomes
+        .into_iter()
+        .map(|report| serde_json::to_vec(&report.unwrap()).unwrap())
+        .collect();
+    let conditions = Conditions {
+        clock: Clock::monotonic().source(),
+        environment: harness::environment::Environment::detect(),
+        unix_echo: Vec::new(),
+    };
     JobResult::reduce(&options, conditions, &parts).unwrap()
 }
 
@@ -371,8 +520,16 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
     ] {
         // Long enough that a loaded machine gives each thread its turn in some window.
         let result = result(&format!("{args} --duration 0.3"), Flaw::None);
-        assert!(result.is_sound(), "{args}: {:?}", result.first_verify_failure);
-        assert_eq!((result.fate.errors, result.fate.issued), (0, result.fate.completed), "{args}");
+        assert!(
+            result.is_sound(),
+            "{args}: {:?}",
+            result.first_verify_failure
+        );
+        assert_eq!(
+            (result.fate.errors, result.fate.issued),
+            (0, result.fate.completed),
+            "{args}"
+        );
         assert_eq!(result.measured.remote_ops > 0, result.ranks > 1, "{args}");
         assert!(result.measured.local_ops > 0, "{args}");
         assert!(
@@ -384,10 +541,18 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
 
 #[test]
 fn a_window_never_includes_a_barrier() {
-    let result = reduce(run_as("--ranks 1 --runs 3", Flaw::None, Some(Arc::default()), &[]));
-    assert!(result.fate.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
-    // Operations that were answered at the end of a barrier may be collected in the window that follows, or in one step more of the
-    // window before.
+    let result = reduce(run_as(
+        "--ranks 1 --runs 3",
+        Flaw::None,
+        Some(Arc::default()),
+        &[],
+    ));
+    assert!(
+        result.fate.completed as usize >= 3 * Gate::ANSWERS,
+        "load goes on while ranks meet"
+    );
+    // Operations that were answered at the end of a barrier may be collected in the window that
+    // follows, or in one step more of the window before.
     assert!(
         result.measured.local_ops <= 3 * 3 * 4,
         "{} operations that ended in barriers were counted in windows",
@@ -395,14 +560,31 @@ fn a_window_never_includes_a_barrier() {
     );
 }
 
-/// Ranks learn of the interrupt in different windows, or not before a barrier. All leave after the same window.
+/// Ranks learn of the interrupt in different windows, or not before a barrier. All leave after the
+/// same window.
 #[test]
 fn an_interrupted_job_ends_together_with_what_it_has() {
     let windows = |interrupts: &[Option<usize>]| {
-        let result = reduce(run_as("--ranks 2 --runs 3 --duration 0.1", Flaw::None, None, interrupts));
-        assert!(result.is_sound() && result.interrupted, "{:?}", result.first_verify_failure);
-        assert_eq!((result.fate.issued, result.fate.errors), (result.fate.completed, 0));
-        assert!(result.runs.iter().all(|run| run.duration_s > 0.0), "{:?}", result.runs);
+        let result = reduce(run_as(
+            "--ranks 2 --runs 3 --duration 0.1",
+            Flaw::None,
+            None,
+            interrupts,
+        ));
+        assert!(
+            result.is_sound() && result.interrupted,
+            "{:?}",
+            result.first_verify_failure
+        );
+        assert_eq!(
+            (result.fate.issued, result.fate.errors),
+            (result.fate.completed, 0)
+        );
+        assert!(
+            result.runs.iter().all(|run| run.duration_s > 0.0),
+            "{:?}",
+            result.runs
+        );
         result.runs.len()
     };
     assert_eq!(windows(&[Some(0), None]), 0, "in the warm-up");
@@ -416,7 +598,15 @@ fn a_corrupted_value_makes_the_result_unsound() {
     // Long enough that a loaded machine lets the value be read back.
     let result = result("--ranks 2 --fault corrupt-value --duration 0.5", Flaw::None);
     assert_eq!(result.verify_failures, Some(1));
-    assert!(result.first_verify_failure.as_ref().unwrap().contains("private key"), "{:?}", result.first_verify_failure);
+    assert!(
+        result
+            .first_verify_failure
+            .as_ref()
+            .unwrap()
+            .contains("private key"),
+        "{:?}",
+        result.first_verify_failure
+    );
     assert!(!result.is_sound());
 }
 
@@ -425,13 +615,19 @@ fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
     // Long enough that the daemon reaches the step from which it forgets.
     let result = result("--ranks 2 --duration 0.5", Flaw::DaemonForgetsReplies);
     assert!(result.fate.lost > 0 && !result.is_sound());
-    assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.lost);
+    assert_eq!(
+        result.fate.issued,
+        result.fate.completed + result.fate.errors + result.fate.lost
+    );
 }
 
 /// A job on a loaded machine once reported 27 of 32 operations as lost.
 #[test]
 fn what_a_daemon_did_not_look_at_because_it_did_not_run_is_not_lost() {
-    let result = result("--ranks 1 --duration 0.1 --runs 1 --warmup 0", Flaw::DaemonStandsStill);
+    let result = result(
+        "--ranks 1 --duration 0.1 --runs 1 --warmup 0",
+        Flaw::DaemonStandsStill,
+    );
     assert_eq!((result.fate.lost, result.fate.errors), (0, 0));
     assert!(result.is_sound());
 }
@@ -447,12 +643,21 @@ fn a_failed_set_up_ends_the_rank_with_its_reason() {
 fn a_peer_found_dead_by_a_daemon_ends_the_rank_and_is_named() {
     let (_, outcomes) = run("--ranks 1 --duration 15", Flaw::DaemonSeesDeadPeer);
     let error = outcomes[0].as_ref().unwrap_err();
-    assert!(matches!(error, RankError::Backend(BackendError::PeerGone { rank: 1, .. })), "{error}");
+    assert!(
+        matches!(
+            error,
+            RankError::Backend(BackendError::PeerGone { rank: 1, .. })
+        ),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_panic_in_a_worker_is_an_error_not_a_hang() {
     let (_, outcomes) = run("--ranks 1 --duration 15", Flaw::DaemonPanics);
     let error = outcomes[0].as_ref().unwrap_err();
-    assert!(matches!(error, RankError::Panicked { thread, message } if thread == "daemon-0" && message == "on purpose"), "{error}");
+    assert!(
+        matches!(error, RankError::Panicked { thread, message } if thread == "daemon-0" && message == "on purpose"),
+        "{error}"
+    );
 }

@@ -1,4 +1,5 @@
-//! The differences between results: the settings that distinguish them, and which of these is an axis.
+//! The differences between results: the settings that distinguish them, and which of these is an
+//! axis.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +8,8 @@ use serde_json::Value;
 
 use crate::result::JobResult;
 
-/// Members of the document that are settings, in order of significance; `options` stands for all settings within.
+/// Members of the document that are settings, in order of significance; `options` stands for all
+/// settings within.
 const SETTINGS: [&str; 15] = [
     "options.label",
     "backend",
@@ -64,22 +66,48 @@ impl Comparison {
     pub(super) fn of(results: &[JobResult]) -> Self {
         let settings: Vec<Settings> = results.iter().map(settings).collect();
         let names = ordered(&settings);
-        let differs = |name: &&String| settings.windows(2).any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)));
+        let differs = |name: &&String| {
+            settings
+                .windows(2)
+                .any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
+        };
         let telling = telling(&settings, names.iter().filter(differs));
-        let axis = telling.iter().copied().find(|name| settings.iter().all(|all| all.get(*name).is_some_and(Value::is_number)));
+        let axis = telling.iter().copied().find(|name| {
+            settings
+                .iter()
+                .all(|all| all.get(*name).is_some_and(Value::is_number))
+        });
         let panel = panel(&settings, &telling, axis);
         // The order of the page: by panel, then by series, then along the axis.
-        let keys: Vec<&String> = panel.into_iter().chain(telling.iter().copied().filter(|name| Some(*name) != axis)).chain(axis).collect();
+        let keys: Vec<&String> = panel
+            .into_iter()
+            .chain(telling.iter().copied().filter(|name| Some(*name) != axis))
+            .chain(axis)
+            .collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
-        members.sort_by(|(_, a), (_, b)| keys.iter().map(|name| by_size(a.get(*name), b.get(*name))).fold(Ordering::Equal, Ordering::then));
+        members.sort_by(|(_, a), (_, b)| {
+            keys.iter()
+                .map(|name| by_size(a.get(*name), b.get(*name)))
+                .fold(Ordering::Equal, Ordering::then)
+        });
         let mut groups: Vec<Group> = Vec::new();
-        for alike in members.chunk_by(|(_, a), (_, b)| telling.iter().all(|name| a.get(*name) == b.get(*name))) {
+        for alike in members
+            .chunk_by(|(_, a), (_, b)| telling.iter().all(|name| a.get(*name) == b.get(*name)))
+        {
             let members = alike.iter().map(|(member, _)| *member).collect();
-            groups.extend(alike.first().map(|(_, all)| group(members, all, &telling, axis, panel)));
+            groups.extend(
+                alike
+                    .first()
+                    .map(|(_, all)| group(members, all, &telling, axis, panel)),
+            );
         }
         let common = names.iter().filter(|name| !differs(name));
         let of_first = |name: &String| Some((title(name), text(settings.first()?.get(name))));
-        Self { groups, axis: axis.map(|name| with_unit(name)), common: common.filter_map(of_first).collect() }
+        Self {
+            groups,
+            axis: axis.map(|name| with_unit(name)),
+            common: common.filter_map(of_first).collect(),
+        }
     }
 }
 
@@ -87,16 +115,24 @@ fn settings(result: &JobResult) -> Settings {
     let document = serde_json::to_value(result).unwrap_or_default();
     let mut all = Settings::new();
     for path in SETTINGS {
-        let value = path.split('.').fold(&document, |value, member| &value[member]);
+        let value = path
+            .split('.')
+            .fold(&document, |value, member| &value[member]);
         flatten(path, value, &mut all);
     }
-    all.retain(|name, _| !IRRELEVANT.iter().any(|irrelevant| is_within(name, irrelevant)));
+    all.retain(|name, _| {
+        !IRRELEVANT
+            .iter()
+            .any(|irrelevant| is_within(name, irrelevant))
+    });
     all
 }
 
 fn flatten(name: &str, value: &Value, all: &mut Settings) {
     match value {
-        Value::Object(members) => members.iter().for_each(|(member, value)| flatten(&format!("{name}.{member}"), value, all)),
+        Value::Object(members) => members
+            .iter()
+            .for_each(|(member, value)| flatten(&format!("{name}.{member}"), value, all)),
         value => {
             all.insert(name.to_owned(), value.clone());
         }
@@ -105,7 +141,8 @@ fn flatten(name: &str, value: &Value, all: &mut Settings) {
 
 /// Returns whether the setting `name` is `outer` or is nested in it.
 fn is_within(name: &str, outer: &str) -> bool {
-    name.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    name.strip_prefix(outer)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns the names of all settings, in order of significance.
@@ -117,11 +154,19 @@ fn ordered(settings: &[Settings]) -> Vec<String> {
     names
 }
 
-/// Returns the settings that distinguish results that the settings before them do not distinguish; the other differing settings follow
-/// from these.
-fn telling<'a>(settings: &[Settings], differing: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
+/// Returns the settings that distinguish results that the settings before them do not distinguish;
+/// the other differing settings follow from these.
+fn telling<'a>(
+    settings: &[Settings],
+    differing: impl Iterator<Item = &'a String>,
+) -> Vec<&'a String> {
     let kinds = |names: &[&String]| {
-        let values = settings.iter().map(|all| names.iter().map(|name| text(all.get(*name))).collect::<Vec<_>>());
+        let values = settings.iter().map(|all| {
+            names
+                .iter()
+                .map(|name| text(all.get(*name)))
+                .collect::<Vec<_>>()
+        });
         values.collect::<BTreeSet<_>>().len()
     };
     let mut telling = Vec::new();
@@ -135,20 +180,43 @@ fn telling<'a>(settings: &[Settings], differing: impl Iterator<Item = &'a String
     telling
 }
 
-/// Returns the setting by which results are divided into several charts, if one chart would have too many series. That is the setting
-/// that leaves the most series together of those that are easy to distinguish; otherwise the setting that leaves the fewest.
-fn panel<'a>(settings: &[Settings], telling: &[&'a String], axis: Option<&String>) -> Option<&'a String> {
-    let others: Vec<&String> = telling.iter().copied().filter(|name| Some(*name) != axis).collect();
+/// Returns the setting by which results are divided into several charts, if one chart would have
+/// too many series. That is the setting that leaves the most series together of those that are easy
+/// to distinguish; otherwise the setting that leaves the fewest.
+fn panel<'a>(
+    settings: &[Settings],
+    telling: &[&'a String],
+    axis: Option<&String>,
+) -> Option<&'a String> {
+    let others: Vec<&String> = telling
+        .iter()
+        .copied()
+        .filter(|name| Some(*name) != axis)
+        .collect();
     let series_without = |left_out: Option<&String>| {
         let names = others.iter().filter(|name| Some(**name) != left_out);
-        let values = settings.iter().map(|all| names.clone().map(|name| text(all.get(*name))).collect::<Vec<_>>());
+        let values = settings.iter().map(|all| {
+            names
+                .clone()
+                .map(|name| text(all.get(*name)))
+                .collect::<Vec<_>>()
+        });
         values.collect::<BTreeSet<_>>().len()
     };
     if others.len() < 2 || series_without(None) <= EASY {
         return None;
     }
-    let easy = others.iter().copied().filter(|name| series_without(Some(name)) <= EASY);
-    easy.max_by_key(|name| series_without(Some(name))).or_else(|| others.iter().copied().min_by_key(|name| series_without(Some(name))))
+    let easy = others
+        .iter()
+        .copied()
+        .filter(|name| series_without(Some(name)) <= EASY);
+    easy.max_by_key(|name| series_without(Some(name)))
+        .or_else(|| {
+            others
+                .iter()
+                .copied()
+                .min_by_key(|name| series_without(Some(name)))
+        })
 }
 
 /// Compares settings: numbers by their value, before texts.
@@ -162,9 +230,19 @@ fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     }
 }
 
-fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<&String>, panel: Option<&String>) -> Group {
+fn group(
+    members: Vec<usize>,
+    all: &Settings,
+    telling: &[&String],
+    axis: Option<&String>,
+    panel: Option<&String>,
+) -> Group {
     let described = |keep: &dyn Fn(&String) -> bool| {
-        let parts: Vec<String> = telling.iter().filter(|name| keep(name)).map(|name| described(name, all.get(*name))).collect();
+        let parts: Vec<String> = telling
+            .iter()
+            .filter(|name| keep(name))
+            .map(|name| described(name, all.get(*name)))
+            .collect();
         parts.join(", ")
     };
     let backend = || text(all.get("backend"));
@@ -178,7 +256,8 @@ fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<
     }
 }
 
-/// Returns a setting in a few words. A label, and the names of a backend and a carrier, stand alone.
+/// Returns a setting in a few words. A label, and the names of a backend and a carrier, stand
+/// alone.
 fn described(name: &str, value: Option<&Value>) -> String {
     match (name, text(value)) {
         ("backend" | "carrier" | "options.label", value) => value,
@@ -208,7 +287,10 @@ fn with_unit(name: &str) -> String {
         "server_threads" | "client_threads" => "threads per rank",
         "key_range" => "keys per rank",
         _ if suffixed("ratio") => "share",
-        _ => ["bytes", "s", "ms", "us", "ns"].into_iter().find(|unit| suffixed(unit)).unwrap_or("count"),
+        _ => ["bytes", "s", "ms", "us", "ns"]
+            .into_iter()
+            .find(|unit| suffixed(unit))
+            .unwrap_or("count"),
     };
     format!("{} ({unit})", title.trim_end_matches(&format!(" {unit}")))
 }
@@ -217,12 +299,18 @@ fn with_unit(name: &str) -> String {
 fn text(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".to_owned(),
-        Some(Value::String(text)) if text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+        Some(Value::String(text))
+            if text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
+        {
             text.chars().take(12).collect()
         }
         Some(Value::String(text)) => text.clone(),
         Some(Value::Bool(is)) => (if *is { "on" } else { "off" }).to_owned(),
-        Some(Value::Array(parts)) => parts.iter().map(|part| text(Some(part))).collect::<Vec<_>>().join(" "),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .map(|part| text(Some(part)))
+            .collect::<Vec<_>>()
+            .join(" "),
         Some(other) => other.to_string(),
     }
 }
@@ -236,14 +324,21 @@ mod tests {
     fn all(results: &[Value]) -> Vec<Settings> {
         let flat = |result: &Value| {
             let mut settings = Settings::new();
-            result.as_object().unwrap().iter().for_each(|(name, value)| flatten(name, value, &mut settings));
+            result
+                .as_object()
+                .unwrap()
+                .iter()
+                .for_each(|(name, value)| flatten(name, value, &mut settings));
             settings
         };
         results.iter().map(flat).collect()
     }
 
     fn telling_names(results: &[Settings]) -> Vec<String> {
-        telling(results, ordered(results).iter()).into_iter().cloned().collect()
+        telling(results, ordered(results).iter())
+            .into_iter()
+            .cloned()
+            .collect()
     }
 
     #[test]
@@ -254,27 +349,60 @@ mod tests {
             json!({ "backend": "direct", "ranks": 4, "options": { "remote_ratio": 0.75, "hold": { "us": 1 } } }),
         ]);
         assert_eq!(telling_names(&results), ["backend", "ranks"]);
-        let hold = |us: u64| json!({ "backend": "meta", "ranks": 2, "options": { "hold": { "us": us } } });
-        assert_eq!(telling_names(&all(&[hold(1), hold(4)])), ["options.hold.us"]);
-        assert_eq!(telling_names(&all(&[hold(1), hold(1)])), Vec::<String>::new(), "repeats");
+        let hold =
+            |us: u64| json!({ "backend": "meta", "ranks": 2, "options": { "hold": { "us": us } } });
+        assert_eq!(
+            telling_names(&all(&[hold(1), hold(4)])),
+            ["options.hold.us"]
+        );
+        assert_eq!(
+            telling_names(&all(&[hold(1), hold(1)])),
+            Vec::<String>::new(),
+            "repeats"
+        );
     }
 
     #[test]
     fn charts_with_many_series_are_parted_where_most_stay_together() {
         let backends = ["meta", "direct", "sharded", "delegation"];
-        let point =
-            |number: usize| json!({ "backend": backends[number % 4], "ranks": 2 << (number / 8), "queue_depth": 1 + number / 4 % 2 });
+        let point = |number: usize| json!({ "backend": backends[number % 4], "ranks": 2 << (number / 8), "queue_depth": 1 + number / 4 % 2 });
         let results = all(&(0..16).map(point).collect::<Vec<_>>());
         let names = telling_names(&results);
         let names: Vec<&String> = names.iter().collect();
         let axis = names[1];
-        assert_eq!((axis.as_str(), panel(&results, &names, Some(axis)).unwrap().as_str()), ("ranks", "queue_depth"));
-        assert_eq!(panel(&results[..4], &names, Some(axis)), None, "four series fit");
+        assert_eq!(
+            (
+                axis.as_str(),
+                panel(&results, &names, Some(axis)).unwrap().as_str()
+            ),
+            ("ranks", "queue_depth")
+        );
+        assert_eq!(
+            panel(&results[..4], &names, Some(axis)),
+            None,
+            "four series fit"
+        );
     }
 
     #[test]
     fn axes_name_units() {
-        let named = ["ranks", "options.remote_ratio", "options.hold_ns", "sizes.ring_bytes", "options.flush_every"].map(with_unit);
-        assert_eq!(named, ["ranks (processes)", "remote ratio (share)", "hold (ns)", "ring (bytes)", "flush every (count)"]);
+        let named = [
+            "ranks",
+            "options.remote_ratio",
+            "options.hold_ns",
+            "sizes.ring_bytes",
+            "options.flush_every",
+        ]
+        .map(with_unit);
+        assert_eq!(
+            named,
+            [
+                "ranks (processes)",
+                "remote ratio (share)",
+                "hold (ns)",
+                "ring (bytes)",
+                "flush every (count)"
+            ]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `benchkv report`: one page from the results of one or many jobs. It needs no network, no script and no other file.
+//! `benchkv report`: one page from the results of one or many jobs. It needs no network, no script
+//! and no other file.
 //!
 //! - `compare`: the differences between the results.
 //! - `figures`: the charts; [`harness::chart`]: how they are drawn.
@@ -26,7 +27,8 @@ mod figures;
 mod page;
 mod traces;
 
-/// Maximum spread of the runs of one result without a warning, as a share of their mean (standard deviation).
+/// Maximum spread of the runs of one result without a warning, as a share of their mean (standard
+/// deviation).
 const WIDE_SPREAD: f64 = 0.2;
 /// Maximum deviation of Little's law without a warning.
 const LAW_LIMIT: f64 = 0.05;
@@ -44,9 +46,17 @@ fn of_trace(why: impl Display) -> Failure {
 /// Checks whether the page may be written to `page`.
 fn check_page(args: &ReportArgs, page: &Path) -> Result<(), Failure> {
     let is_page = |file: &PathBuf| is_same_file(file, page);
-    let series = args.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in).map_err(of_trace)?;
+    let series = args
+        .trace
+        .as_deref()
+        .map_or(Ok(Vec::new()), TraceFile::all_in)
+        .map_err(of_trace)?;
     if args.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
-        return Err(format!("--output: {} is read for the page; name another file", page.display()).into());
+        return Err(format!(
+            "--output: {} is read for the page; name another file",
+            page.display()
+        )
+        .into());
     }
     harness::file::check(page).map_err(of_output)
 }
@@ -60,21 +70,47 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 /// Reads the results and writes the page. With `--check` only reads.
 ///
 /// # Errors
-/// The first file that is not a result of this version, or the system's reason why the page cannot be written.
+/// The first file that is not a result of this version, or the system's reason why the page cannot
+/// be written.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
-    let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
+    let read = || {
+        args.files
+            .iter()
+            .map(|file| JobResult::read(file))
+            .collect::<Result<Vec<_>, _>>()
+    };
     if args.check {
-        let cut = args.files.iter().zip(read()?).find(|(_, result)| result.interrupted);
-        return cut.map_or(Ok(()), |(path, _)| Err(format!("{} is of a job that was interrupted; repeat it", path.display()).into()));
+        let cut = args
+            .files
+            .iter()
+            .zip(read()?)
+            .find(|(_, result)| result.interrupted);
+        return cut.map_or(Ok(()), |(path, _)| {
+            Err(format!(
+                "{} is of a job that was interrupted; repeat it",
+                path.display()
+            )
+            .into())
+        });
     }
     args.page().map_or(Ok(()), |page| check_page(args, page))?;
     let results = read()?;
-    let traces = args.trace.as_deref().map(read_traces).transpose()?.unwrap_or_default();
-    let names: Vec<String> = args.files.iter().map(|file| file.display().to_string()).collect();
+    let traces = args
+        .trace
+        .as_deref()
+        .map(read_traces)
+        .transpose()?
+        .unwrap_or_default();
+    let names: Vec<String> = args
+        .files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
     let content = page(&names, &results, &traces);
     match args.page() {
         Some(file) => harness::file::write(file, content.as_bytes()).map_err(of_output),
-        None => to_stdout(content.as_bytes()).map_err(|why| format!("the page cannot be written to standard output: {why}").into()),
+        None => to_stdout(content.as_bytes())
+            .map_err(|why| format!("the page cannot be written to standard output: {why}").into()),
     }
 }
 
@@ -84,7 +120,11 @@ fn read_traces(dir: &Path) -> Result<Vec<Trace>, Failure> {
         let there = "has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote";
         return Err(of_trace(format!("{} {there}", dir.display())));
     }
-    files.iter().map(Trace::read).collect::<Result<_, _>>().map_err(of_trace)
+    files
+        .iter()
+        .map(Trace::read)
+        .collect::<Result<_, _>>()
+        .map_err(of_trace)
 }
 
 /// Returns the page about `results`, which were read from files of these names.
@@ -117,12 +157,20 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
             page.subheading(&title, about);
             page.table(&header, &rows);
         }
-        figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
+        figures::comparison(&comparison, &groups)
+            .iter()
+            .for_each(|charts| page.charts(charts));
         page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
         page.charts(&latencies);
-        page.heading("Runs", "Runs of one result are measured one after the other in the same processes.");
+        page.heading(
+            "Runs",
+            "Runs of one result are measured one after the other in the same processes.",
+        );
         page.charts(&runs);
-        page.heading("Daemons", "A daemon polls in rounds; the more messages a round finds, the less each costs.");
+        page.heading(
+            "Daemons",
+            "A daemon polls in rounds; the more messages a round finds, the less each costs.",
+        );
         page.charts(&activity);
     } else {
         page.heading("Measurements", "Round trips by the share of operations that are faster; runs, in their order; rounds of daemons.");
@@ -138,7 +186,10 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
         page.table(&header, &rows);
         page.charts(&traces::figures(traces, true));
         if let Some(trace) = traces.iter().find(|trace| trace.endpoints.len() > 1) {
-            page.subheading("By endpoint", "Of the first daemon with several: whether their answers come together, or spread.");
+            page.subheading(
+                "By endpoint",
+                "Of the first daemon with several: whether their answers come together, or spread.",
+            );
             page.charts(&traces::figures(&trace.endpoints, true));
         }
     }
@@ -151,7 +202,12 @@ type Is = fn(&JobResult) -> bool;
 /// Returns warnings that figures may mean less than they seem to.
 fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let concerned = |what: &str, is: Is| {
-        let found: Vec<&str> = names.iter().zip(results).filter(|(_, result)| is(result)).map(|(name, _)| name.as_str()).collect();
+        let found: Vec<&str> = names
+            .iter()
+            .zip(results)
+            .filter(|(_, result)| is(result))
+            .map(|(name, _)| name.as_str())
+            .collect();
         let which = match found.as_slice() {
             [] => return None,
             all if all.len() == results.len() => "all results".to_owned(),
@@ -160,38 +216,74 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         Some(format!("{what}: {which}."))
     };
     let checks: [(&str, Is); 10] = [
-        ("Operations were lost or not issued, or values were wrong", |result| !result.is_sound()),
-        ("Nothing was measured: no operation ended in a run", |result| result.measured_ops() == 0),
-        ("Operations were under way when the drain was cut", |result| result.fate.unfinished > 0),
-        ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),
-        ("The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew", |result| {
-            result.open_loop.as_ref().is_some_and(|open| !open.kept_up)
+        (
+            "Operations were lost or not issued, or values were wrong",
+            |result| !result.is_sound(),
+        ),
+        (
+            "Nothing was measured: no operation ended in a run",
+            |result| result.measured_ops() == 0,
+        ),
+        (
+            "Operations were under way when the drain was cut",
+            |result| result.fate.unfinished > 0,
+        ),
+        (
+            "The job was interrupted: there are fewer runs, or a shorter one",
+            |result| result.interrupted,
+        ),
+        (
+            "The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew",
+            |result| result.open_loop.as_ref().is_some_and(|open| !open.kept_up),
+        ),
+        (
+            "Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's",
+            |result| result.placement.threads > result.placement.usable_cores.len(),
+        ),
+        ("Debug build, whose figures mean nothing", |result| {
+            result.environment.build_profile != "release"
         }),
-        ("Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's", |result| {
-            result.placement.threads > result.placement.usable_cores.len()
-        }),
-        ("Debug build, whose figures mean nothing", |result| result.environment.build_profile != "release"),
-        ("Software device: the protocol is the real one, the NIC and the network are not", |result| result.device == "soft"),
-        ("Runs are far apart (standard deviation above 20 %)", |result| {
-            result.over_runs.total_rps.std_dev.is_some_and(|deviation| deviation > WIDE_SPREAD * result.measured.total_rps)
-        }),
-        ("Little's law does not hold within 5 %: outstanding operations, throughput and latency do not fit together", |result| {
-            result.littles_law.deviation > LAW_LIMIT
-        }),
+        (
+            "Software device: the protocol is the real one, the NIC and the network are not",
+            |result| result.device == "soft",
+        ),
+        (
+            "Runs are far apart (standard deviation above 20 %)",
+            |result| {
+                result
+                    .over_runs
+                    .total_rps
+                    .std_dev
+                    .is_some_and(|deviation| deviation > WIDE_SPREAD * result.measured.total_rps)
+            },
+        ),
+        (
+            "Little's law does not hold within 5 %: outstanding operations, throughput and latency do not fit together",
+            |result| result.littles_law.deviation > LAW_LIMIT,
+        ),
     ];
-    checks.into_iter().filter_map(|(what, is)| concerned(what, is)).collect()
+    checks
+        .into_iter()
+        .filter_map(|(what, is)| concerned(what, is))
+        .collect()
 }
 
 /// Returns the number of polling threads of rank 0's host, and of the cores they could use.
 fn threads_on_cores(result: &JobResult) -> String {
-    format!("{} on {}", result.placement.threads, result.placement.usable_cores.len())
+    format!(
+        "{} on {}",
+        result.placement.threads,
+        result.placement.usable_cores.len()
+    )
 }
 
-/// Returns the completions that daemons found in a round, and the shares of rounds that found none, one, up to ten, up to a hundred,
-/// more.
+/// Returns the completions that daemons found in a round, and the shares of rounds that found none,
+/// one, up to ten, up to a hundred, more.
 fn completions(result: &JobResult) -> String {
     let of = &result.measured.activity;
-    let shares = of.loops_by_cqes.map(|share| format!("{:.0}", 100.0 * share));
+    let shares = of
+        .loops_by_cqes
+        .map(|share| format!("{:.0}", 100.0 * share));
     format!("{:.2} ({} %)", of.cqes_per_loop, shares.join("/"))
 }
 
@@ -203,22 +295,37 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
     if let Some(first) = results.first() {
         let same = |of: fn(&JobResult) -> String| {
             let value = of(first);
-            if results.iter().all(|result| of(result) == value) { value } else { "differs".to_owned() }
+            if results.iter().all(|result| of(result) == value) {
+                value
+            } else {
+                "differs".to_owned()
+            }
         };
         let others: [(&str, Property); 5] = [
             ("threads on cores", threads_on_cores),
             ("kernel", |result| result.environment.kernel.clone()),
             ("clock", |result| result.clock.to_string()),
             ("measured", |result| {
-                let JobArgs { runs, duration: duration_s, warmup: warmup_s, .. } = &result.options;
-                format!("{} of {duration_s} s after {warmup_s} s", plural(*runs, "run"))
+                let JobArgs {
+                    runs,
+                    duration: duration_s,
+                    warmup: warmup_s,
+                    ..
+                } = &result.options;
+                format!(
+                    "{} of {duration_s} s after {warmup_s} s",
+                    plural(*runs, "run")
+                )
             }),
             ("benchkv", |result| result.benchkv_version.clone()),
         ];
         conditions.extend(others.map(|(name, of)| (name.to_owned(), same(of))));
     }
     // Options that are left to benchkv are not worth a line.
-    let telling = comparison.common.iter().filter(|(_, value)| value != "none");
+    let telling = comparison
+        .common
+        .iter()
+        .filter(|(_, value)| value != "none");
     telling.cloned().chain(conditions).collect()
 }
 
@@ -226,33 +333,67 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
 const FIGURES: [(&str, Property); 20] = [
     ("total", |result| rate(result.measured.total_rps)),
     ("\u{b1}", |result| {
-        let share = |deviation: f64| format!("{:.1} %", 100.0 * deviation / result.measured.total_rps.max(1e-9));
-        result.over_runs.total_rps.std_dev.map_or_else(|| "-".to_owned(), share)
+        let share = |deviation: f64| {
+            format!(
+                "{:.1} %",
+                100.0 * deviation / result.measured.total_rps.max(1e-9)
+            )
+        };
+        result
+            .over_runs
+            .total_rps
+            .std_dev
+            .map_or_else(|| "-".to_owned(), share)
     }),
     ("slowest run", |result| rate(result.over_runs.total_rps.min)),
     ("fastest run", |result| rate(result.over_runs.total_rps.max)),
     ("remote", |result| rate(result.measured.remote_rps)),
     ("p50", |result| nanos(result.measured.latency_ns.p50 as f64)),
     ("p99", |result| nanos(result.measured.latency_ns.p99 as f64)),
-    ("p99.9", |result| nanos(result.measured.latency_ns.p999 as f64)),
-    ("gets p50", |result| nanos(result.measured.get_latency_ns.p50 as f64)),
-    ("gets p99", |result| nanos(result.measured.get_latency_ns.p99 as f64)),
-    ("puts p50", |result| nanos(result.measured.put_latency_ns.p50 as f64)),
-    ("puts p99", |result| nanos(result.measured.put_latency_ns.p99 as f64)),
-    ("core time an operation", |result| result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos)),
-    ("messages per WRITE", |result| format!("{:.1}", result.measured.activity.messages_per_write)),
-    ("empty rounds", |result| format!("{:.0} %", 100.0 * result.measured.activity.empty_loops)),
+    ("p99.9", |result| {
+        nanos(result.measured.latency_ns.p999 as f64)
+    }),
+    ("gets p50", |result| {
+        nanos(result.measured.get_latency_ns.p50 as f64)
+    }),
+    ("gets p99", |result| {
+        nanos(result.measured.get_latency_ns.p99 as f64)
+    }),
+    ("puts p50", |result| {
+        nanos(result.measured.put_latency_ns.p50 as f64)
+    }),
+    ("puts p99", |result| {
+        nanos(result.measured.put_latency_ns.p99 as f64)
+    }),
+    ("core time an operation", |result| {
+        result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos)
+    }),
+    ("messages per WRITE", |result| {
+        format!("{:.1}", result.measured.activity.messages_per_write)
+    }),
+    ("empty rounds", |result| {
+        format!("{:.0} %", 100.0 * result.measured.activity.empty_loops)
+    }),
     ("completions a round", completions),
-    ("rho", |result| format!("{:.3}", result.measured.activity.rho)),
+    ("rho", |result| {
+        format!("{:.3}", result.measured.activity.rho)
+    }),
     ("lost", |result| result.fate.lost.to_string()),
     ("not found", |result| result.fate.not_found.to_string()),
     ("threads on cores", threads_on_cores),
 ];
 
-fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (Vec<Cell>, Vec<Vec<Cell>>) {
+fn table(
+    names: &[String],
+    results: &[JobResult],
+    comparison: &Comparison,
+) -> (Vec<Cell>, Vec<Vec<Cell>>) {
     let text = |text: &str| [Cell::Text(text.to_owned())].into_iter();
     let row = |label: &str, figures: [String; FIGURES.len()], name: &str| {
-        text(label).chain(figures.map(Cell::Figure)).chain(text(name)).collect()
+        text(label)
+            .chain(figures.map(Cell::Figure))
+            .chain(text(name))
+            .collect()
     };
     let header = row("settings", FIGURES.map(|(name, _)| name.to_owned()), "file");
     let of_member = |label: &str, member: usize| {
@@ -265,9 +406,18 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
             1 => group.label.clone(),
             count => format!("{}, repeat {} of {count}", group.label, number + 1),
         };
-        group.members.iter().enumerate().map(move |(number, member)| (label(number), *member))
+        group
+            .members
+            .iter()
+            .enumerate()
+            .map(move |(number, member)| (label(number), *member))
     });
-    (header, members.filter_map(|(label, member)| of_member(&label, member)).collect())
+    (
+        header,
+        members
+            .filter_map(|(label, member)| of_member(&label, member))
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -284,7 +434,10 @@ mod tests {
         std::fs::write(dir.join("rank-0-daemon-0.csv"), "a,b\n").unwrap();
         let other = refused(&dir);
         std::fs::remove_dir_all(&dir).unwrap();
-        assert!(empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"), "{empty}");
+        assert!(
+            empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"),
+            "{empty}"
+        );
         assert!(other.contains("not a trace of this version"), "{other}");
     }
 }

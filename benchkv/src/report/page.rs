@@ -1,4 +1,5 @@
-//! The page: self-contained HTML. It escapes all text of results, and the page may neither run scripts nor load anything.
+//! The page: self-contained HTML. It escapes all text of results, and the page may neither run
+//! scripts nor load anything.
 
 use std::fmt::Write;
 
@@ -19,27 +20,56 @@ pub(super) enum Cell {
 
 impl Page {
     pub(super) fn new(title: &str, about: &str) -> Self {
-        Self { body: format!("<header><h1>{}</h1>\n<p>{}</p></header>\n", escape(title), escape(about)) }
+        Self {
+            body: format!(
+                "<header><h1>{}</h1>\n<p>{}</p></header>\n",
+                escape(title),
+                escape(about)
+            ),
+        }
     }
 
     pub(super) fn heading(&mut self, text: &str, about: &str) {
-        let _ = write!(self.body, "<h2>{}</h2>\n<p>{}</p>\n", escape(text), escape(about));
+        let _ = write!(
+            self.body,
+            "<h2>{}</h2>\n<p>{}</p>\n",
+            escape(text),
+            escape(about)
+        );
     }
 
     pub(super) fn subheading(&mut self, text: &str, about: &str) {
-        let _ = write!(self.body, "<h3>{}</h3>\n<p>{}</p>\n", escape(text), escape(about));
+        let _ = write!(
+            self.body,
+            "<h3>{}</h3>\n<p>{}</p>\n",
+            escape(text),
+            escape(about)
+        );
     }
 
     pub(super) fn warnings(&mut self, warnings: &[String]) {
         if !warnings.is_empty() {
-            let entries: String = warnings.iter().map(|warning| format!("<li>{}</li>", escape(warning))).collect();
+            let entries: String = warnings
+                .iter()
+                .map(|warning| format!("<li>{}</li>", escape(warning)))
+                .collect();
             let _ = writeln!(self.body, "<ul class=\"warnings\">{entries}</ul>");
         }
     }
 
     pub(super) fn conditions(&mut self, conditions: &[(String, String)]) {
-        let entry = |(name, value): &(String, String)| format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
-        let _ = writeln!(self.body, "<dl class=\"conditions\">\n{}</dl>", conditions.iter().map(entry).collect::<String>());
+        let entry = |(name, value): &(String, String)| {
+            format!(
+                "<div><dt>{}</dt><dd>{}</dd></div>\n",
+                escape(name),
+                escape(value)
+            )
+        };
+        let _ = writeln!(
+            self.body,
+            "<dl class=\"conditions\">\n{}</dl>",
+            conditions.iter().map(entry).collect::<String>()
+        );
     }
 
     /// Adds a table, which scrolls by itself where the page is narrow.
@@ -53,12 +83,19 @@ impl Page {
         };
         let rows: String = rows.iter().map(|cells| row("td", cells)).collect();
         let header = row("th", header);
-        let _ = writeln!(self.body, "<div class=\"scroll\"><table><thead>{header}</thead><tbody>\n{rows}</tbody></table></div>");
+        let _ = writeln!(
+            self.body,
+            "<div class=\"scroll\"><table><thead>{header}</thead><tbody>\n{rows}</tbody></table></div>"
+        );
     }
 
     /// Adds charts side by side, as many as fit.
     pub(super) fn charts(&mut self, figures: &[String]) {
-        let _ = writeln!(self.body, "<div class=\"charts\">\n{}</div>", figures.concat());
+        let _ = writeln!(
+            self.body,
+            "<div class=\"charts\">\n{}</div>",
+            figures.concat()
+        );
     }
 
     pub(super) fn end(self, title: &str) -> String {
@@ -86,8 +123,14 @@ mod tests {
         page.heading(evil, evil);
         page.warnings(&[evil.to_owned()]);
         page.conditions(&[(evil.to_owned(), evil.to_owned())]);
-        page.table(&[Cell::Text(evil.to_owned())], &[vec![Cell::Figure(evil.to_owned())]]);
+        page.table(
+            &[Cell::Text(evil.to_owned())],
+            &[vec![Cell::Figure(evil.to_owned())]],
+        );
         let html = page.end(evil);
-        assert!(!html.contains("<script") && html.matches("&lt;script").count() == 10, "{html}");
+        assert!(
+            !html.contains("<script") && html.matches("&lt;script").count() == 10,
+            "{html}"
+        );
     }
 }

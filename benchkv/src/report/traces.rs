@@ -1,4 +1,5 @@
-//! Time series of daemons, as `--trace` writes them. Each is reduced to as many bins as a chart can show.
+//! Time series of daemons, as `--trace` writes them. Each is reduced to as many bins as a chart can
+//! show.
 
 use super::page::Cell;
 use crate::trace::TraceFile;
@@ -10,7 +11,8 @@ use harness::report::nanos;
 
 /// Number of bins of a series.
 const BINS: usize = 240;
-/// Length of the head of a series, which has a sample of every round, in ns; and the number of charts of it, out of [`COURSES`].
+/// Length of the head of a series, which has a sample of every round, in ns; and the number of
+/// charts of it, out of [`COURSES`].
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_COURSES: usize = 3;
 /// Maximum number of daemons in one chart.
@@ -30,8 +32,8 @@ pub(super) struct Trace {
     pub(super) endpoints: Vec<Trace>,
 }
 
-/// The beginning of a series, and its steady state: numbers of requests outstanding to other ranks with their times, from the beginning
-/// of the warm-up on.
+/// The beginning of a series, and its steady state: numbers of requests outstanding to other ranks
+/// with their times, from the beginning of the warm-up on.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Begin {
     /// The first requests.
@@ -49,16 +51,35 @@ struct Begin {
 impl Begin {
     fn of(samples: &[Sample]) -> Self {
         let at = |sample: &Sample| (sample.time_ns, sample.outstanding);
-        let start = samples.iter().position(|sample| sample.outstanding > 0).unwrap_or(samples.len());
+        let start = samples
+            .iter()
+            .position(|sample| sample.outstanding > 0)
+            .unwrap_or(samples.len());
         let working = samples.get(start..).unwrap_or_default();
-        let rising = working.windows(2).position(|pair| matches!(pair, [a, b] if b.outstanding < a.outstanding));
-        let peak = working.iter().max_by_key(|sample| (sample.outstanding, std::cmp::Reverse(sample.time_ns)));
-        let measured: Vec<&Sample> = samples.iter().filter(|sample| sample.run.is_some()).collect();
+        let rising = working
+            .windows(2)
+            .position(|pair| matches!(pair, [a, b] if b.outstanding < a.outstanding));
+        let peak = working
+            .iter()
+            .max_by_key(|sample| (sample.outstanding, std::cmp::Reverse(sample.time_ns)));
+        let measured: Vec<&Sample> = samples
+            .iter()
+            .filter(|sample| sample.run.is_some())
+            .collect();
         let mut steady: Vec<u64> = measured.iter().map(|sample| sample.outstanding).collect();
         steady.sort_unstable();
-        let quantile = |twentieths: usize| steady.get(steady.len().saturating_sub(1) * twentieths / 20).copied();
+        let quantile = |twentieths: usize| {
+            steady
+                .get(steady.len().saturating_sub(1) * twentieths / 20)
+                .copied()
+        };
         let grown = |counter: fn(&Sample) -> u64| {
-            measured.first().zip(measured.last()).map_or(0, |(first, last)| counter(last).saturating_sub(counter(first)))
+            measured
+                .first()
+                .zip(measured.last())
+                .map_or(0, |(first, last)| {
+                    counter(last).saturating_sub(counter(first))
+                })
         };
         Self {
             burst: working.first().map(at),
@@ -72,16 +93,39 @@ impl Begin {
 
 /// Returns a table of the beginning of each series, and its steady state.
 pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
-    let names = ["first burst", "at", "saturated", "at", "peak", "at", "steady, 5 % to 95 %", "completions a round"];
-    let header = [Cell::Text("daemon".to_owned())].into_iter().chain(names.map(|name| Cell::Figure(name.to_owned()))).collect();
+    let names = [
+        "first burst",
+        "at",
+        "saturated",
+        "at",
+        "peak",
+        "at",
+        "steady, 5 % to 95 %",
+        "completions a round",
+    ];
+    let header = [Cell::Text("daemon".to_owned())]
+        .into_iter()
+        .chain(names.map(|name| Cell::Figure(name.to_owned())))
+        .collect();
     let row = |Trace { name, begin, .. }: &Trace| {
         let point = |point: Option<(u64, u64)>| match point {
             Some((time_ns, outstanding)) => [outstanding.to_string(), nanos(time_ns as f64)],
             None => ["-".to_owned(), "-".to_owned()],
         };
-        let steady = begin.steady.map_or_else(|| "-".to_owned(), |(low, high)| format!("{low} to {high}"));
-        let figures = [point(begin.burst), point(begin.saturated), point(begin.peak), [steady, format!("{:.3}", begin.batch)]].concat();
-        [Cell::Text(name.clone())].into_iter().chain(figures.into_iter().map(Cell::Figure)).collect()
+        let steady = begin
+            .steady
+            .map_or_else(|| "-".to_owned(), |(low, high)| format!("{low} to {high}"));
+        let figures = [
+            point(begin.burst),
+            point(begin.saturated),
+            point(begin.peak),
+            [steady, format!("{:.3}", begin.batch)],
+        ]
+        .concat();
+        [Cell::Text(name.clone())]
+            .into_iter()
+            .chain(figures.into_iter().map(Cell::Figure))
+            .collect()
     };
     (header, traces.iter().map(row).collect())
 }
@@ -125,8 +169,14 @@ impl Bin {
 impl Trace {
     /// Reads a file.
     pub(super) fn read(file: &TraceFile) -> Result<Self, Failure> {
-        let (name, series) = (format!("rank {}, daemon {}", file.rank, file.daemon), file.read()?);
-        Ok(Self { endpoints: Self::by_endpoint(&name, &series), ..Self::new(name, &series.samples) })
+        let (name, series) = (
+            format!("rank {}, daemon {}", file.rank, file.daemon),
+            file.read()?,
+        );
+        Ok(Self {
+            endpoints: Self::by_endpoint(&name, &series),
+            ..Self::new(name, &series.samples)
+        })
     }
 
     /// Returns the series of each endpoint, which has times, work and requests outstanding.
@@ -134,36 +184,86 @@ impl Trace {
         let of = |(at, rank): (usize, &usize)| {
             let outstanding = |values: &[u32]| values.get(at).copied().unwrap_or_default().into();
             let sample = |(all, values): (&Sample, &[u32])| {
-                let Sample { time_ns, run, moved, .. } = *all;
-                Sample { time_ns, run, moved, outstanding: outstanding(values), ..Sample::default() }
+                let Sample {
+                    time_ns,
+                    run,
+                    moved,
+                    ..
+                } = *all;
+                Sample {
+                    time_ns,
+                    run,
+                    moved,
+                    outstanding: outstanding(values),
+                    ..Sample::default()
+                }
             };
-            Self::new(format!("{daemon}, to rank {rank}"), &series.rows().map(sample).collect::<Vec<_>>())
+            Self::new(
+                format!("{daemon}, to rank {rank}"),
+                &series.rows().map(sample).collect::<Vec<_>>(),
+            )
         };
         series.endpoints.iter().enumerate().map(of).collect()
     }
 
     fn new(name: String, samples: &[Sample]) -> Self {
-        let windows = samples.chunk_by(|a, b| a.run == b.run).filter(|window| window.first().is_some_and(|sample| sample.run.is_some()));
-        let ends = |window: &[Sample]| Some((window.first()?.time_ns as f64, window.last()?.time_ns as f64));
-        let worked = samples.iter().position(|sample| sample.moved > 0).unwrap_or(samples.len());
+        let windows = samples
+            .chunk_by(|a, b| a.run == b.run)
+            .filter(|window| window.first().is_some_and(|sample| sample.run.is_some()));
+        let ends = |window: &[Sample]| {
+            Some((
+                window.first()?.time_ns as f64,
+                window.last()?.time_ns as f64,
+            ))
+        };
+        let worked = samples
+            .iter()
+            .position(|sample| sample.moved > 0)
+            .unwrap_or(samples.len());
         let first_ns = samples.get(worked).map_or(0, |sample| sample.time_ns);
         let is_first = |sample: &&Sample| sample.time_ns.saturating_sub(first_ns) <= HEAD_NS;
-        let head: Vec<Sample> = samples.get(worked..).unwrap_or_default().iter().take_while(is_first).copied().collect();
-        let relative = |sample: &Sample| Sample { time_ns: sample.time_ns.saturating_sub(first_ns), ..*sample };
+        let head: Vec<Sample> = samples
+            .get(worked..)
+            .unwrap_or_default()
+            .iter()
+            .take_while(is_first)
+            .copied()
+            .collect();
+        let relative = |sample: &Sample| Sample {
+            time_ns: sample.time_ns.saturating_sub(first_ns),
+            ..*sample
+        };
         let head = bins(&head.iter().map(relative).collect::<Vec<_>>());
-        Self { name, bins: bins(samples), head, begin: Begin::of(samples), runs: windows.filter_map(ends).collect(), endpoints: Vec::new() }
+        Self {
+            name,
+            bins: bins(samples),
+            head,
+            begin: Begin::of(samples),
+            runs: windows.filter_map(ends).collect(),
+            endpoints: Vec::new(),
+        }
     }
 }
 
 /// Sorts samples into bins of equal length.
 fn bins(samples: &[Sample]) -> Vec<Bin> {
-    let end_ns = samples.iter().map(|sample| sample.time_ns).max().unwrap_or(0).saturating_add(1);
-    let bin_of = |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
+    let end_ns = samples
+        .iter()
+        .map(|sample| sample.time_ns)
+        .max()
+        .unwrap_or(0)
+        .saturating_add(1);
+    let bin_of =
+        |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
     let mut before = samples.first().copied().unwrap_or_default();
     let mut bins = Vec::new();
     for alike in samples.chunk_by(|a, b| bin_of(a) == bin_of(b)) {
-        let Some(last) = alike.last().copied() else { continue };
-        let mean = |gauge: fn(&Sample) -> u64| alike.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / alike.len() as f64;
+        let Some(last) = alike.last().copied() else {
+            continue;
+        };
+        let mean = |gauge: fn(&Sample) -> u64| {
+            alike.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / alike.len() as f64
+        };
         bins.push(Bin {
             time_ns: (bin_of(&last) + 1) as f64 * end_ns as f64 / BINS as f64,
             last,
@@ -202,49 +302,113 @@ impl Quantity {
 type Course = (&'static str, Quantity, fn(&Bin) -> Option<f64>);
 
 const COURSES: [Course; 10] = [
-    ("Requests outstanding to other ranks", Quantity::Plain("outstanding (requests)"), |bin| Some(bin.outstanding)),
-    ("Messages in a WRITE", Quantity::Plain("batch (messages per WRITE)"), |bin| bin.ratio(|one| one.messages, |one| one.writes)),
-    ("Completions in a round", Quantity::Plain("batch (completions per round)"), |bin| bin.ratio(|one| one.cqes, |one| one.loops)),
-    ("WRITEs to other ranks", Quantity::Rate("WRITEs/s"), |bin| bin.per_s(|sample| sample.writes)),
-    ("Rounds of a daemon", Quantity::Rate("rounds/s"), |bin| bin.per_s(|sample| sample.loops)),
-    ("Hold of answers", Quantity::Time("hold"), |bin| Some(bin.hold_ns)),
-    ("Answers held", Quantity::Plain("held (answers)"), |bin| Some(bin.held)),
-    ("Polls added to an empty round", Quantity::Plain("budget (polls)"), |bin| Some(bin.poll_budget)),
-    ("Backlog", Quantity::Plain("waiting (requests)"), |bin| Some(bin.backlog)),
-    ("From a flush to the next completion", Quantity::Time("smoothed time"), |bin| Some(bin.rtt_ns)),
+    (
+        "Requests outstanding to other ranks",
+        Quantity::Plain("outstanding (requests)"),
+        |bin| Some(bin.outstanding),
+    ),
+    (
+        "Messages in a WRITE",
+        Quantity::Plain("batch (messages per WRITE)"),
+        |bin| bin.ratio(|one| one.messages, |one| one.writes),
+    ),
+    (
+        "Completions in a round",
+        Quantity::Plain("batch (completions per round)"),
+        |bin| bin.ratio(|one| one.cqes, |one| one.loops),
+    ),
+    ("WRITEs to other ranks", Quantity::Rate("WRITEs/s"), |bin| {
+        bin.per_s(|sample| sample.writes)
+    }),
+    ("Rounds of a daemon", Quantity::Rate("rounds/s"), |bin| {
+        bin.per_s(|sample| sample.loops)
+    }),
+    ("Hold of answers", Quantity::Time("hold"), |bin| {
+        Some(bin.hold_ns)
+    }),
+    ("Answers held", Quantity::Plain("held (answers)"), |bin| {
+        Some(bin.held)
+    }),
+    (
+        "Polls added to an empty round",
+        Quantity::Plain("budget (polls)"),
+        |bin| Some(bin.poll_budget),
+    ),
+    ("Backlog", Quantity::Plain("waiting (requests)"), |bin| {
+        Some(bin.backlog)
+    }),
+    (
+        "From a flush to the next completion",
+        Quantity::Time("smoothed time"),
+        |bin| Some(bin.rtt_ns),
+    ),
 ];
 
-/// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole job, or of the first millisecond with
-/// work.
+/// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole
+/// job, or of the first millisecond with work.
 pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
     let (note, since) = if of_head {
-        (format!("Means of {BINS} bins."), "since the first round with work")
+        (
+            format!("Means of {BINS} bins."),
+            "since the first round with work",
+        )
     } else {
-        (format!("Means of {BINS} bins. Shaded: measured runs."), "since the warm-up began")
+        (
+            format!("Means of {BINS} bins. Shaded: measured runs."),
+            "since the warm-up began",
+        )
     };
     let chart = |&(title, quantity, value): &Course, traces: &[Trace]| {
-        let series: Vec<chart::Series> = traces.iter().map(|trace| over_time(trace, of_head, value)).collect();
-        let values: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.y).collect();
-        let times: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
+        let series: Vec<chart::Series> = traces
+            .iter()
+            .map(|trace| over_time(trace, of_head, value))
+            .collect();
+        let values: Vec<f64> = series
+            .iter()
+            .flat_map(|series| &series.points)
+            .map(|point| point.y)
+            .collect();
+        let times: Vec<f64> = series
+            .iter()
+            .flat_map(|series| &series.points)
+            .map(|point| point.x)
+            .collect();
         values.iter().any(|value| *value > 0.0).then(|| {
             Lines {
                 title: title.to_owned(),
                 note: note.clone(),
                 x: Axis::elapsed(since, times.into_iter()),
                 y: quantity.axis(values.into_iter()),
-                bands: traces.first().filter(|_| !of_head).map(|trace| trace.runs.clone()).unwrap_or_default(),
+                bands: traces
+                    .first()
+                    .filter(|_| !of_head)
+                    .map(|trace| trace.runs.clone())
+                    .unwrap_or_default(),
                 series,
             }
             .figure()
         })
     };
-    let courses = if of_head { COURSES.get(..HEAD_COURSES).unwrap_or_default() } else { &COURSES };
-    traces.chunks(TOGETHER).flat_map(|traces| courses.iter().filter_map(|course| chart(course, traces))).collect()
+    let courses = if of_head {
+        COURSES.get(..HEAD_COURSES).unwrap_or_default()
+    } else {
+        &COURSES
+    };
+    traces
+        .chunks(TOGETHER)
+        .flat_map(|traces| courses.iter().filter_map(|course| chart(course, traces)))
+        .collect()
 }
 
 fn over_time(trace: &Trace, of_head: bool, value: fn(&Bin) -> Option<f64>) -> chart::Series {
     let bins = if of_head { &trace.head } else { &trace.bins };
-    chart::Series { name: trace.name.clone(), points: bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
+    chart::Series {
+        name: trace.name.clone(),
+        points: bins
+            .iter()
+            .filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?)))
+            .collect(),
+    }
 }
 
 #[cfg(test)]
@@ -257,7 +421,16 @@ mod tests {
             let messages = 3 * writes;
             let loops = 4 * writes;
             let cqes = 2 * writes;
-            Sample { time_ns, run, writes, messages, loops, cqes, outstanding, ..Sample::default() }
+            Sample {
+                time_ns,
+                run,
+                writes,
+                messages,
+                loops,
+                cqes,
+                outstanding,
+                ..Sample::default()
+            }
         };
         let samples = [
             sample(100, None, 10, 4),
@@ -267,14 +440,40 @@ mod tests {
             sample(239_999, None, 101, 0),
         ];
         let trace = Trace::new("rank 0, daemon 0".to_owned(), &samples);
-        let points = |value| over_time(&trace, false, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
-        assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
-        let of = |course: usize| points(COURSES[course].2).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
-        assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
+        let points = |value| {
+            over_time(&trace, false, value)
+                .points
+                .iter()
+                .map(|point| (point.x, point.y))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            points(|bin| Some(bin.outstanding)),
+            [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]
+        );
+        let of = |course: usize| {
+            points(COURSES[course].2)
+                .into_iter()
+                .map(|(_, y)| y)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of(1),
+            [3.0; 3],
+            "messages per WRITE, which the first sample cannot say"
+        );
         assert_eq!(of(2), [0.5; 3], "completions per round");
-        assert!((of(3)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(3));
+        assert!(
+            (of(3)[0] - 30e9 / 901.0).abs() < 1.0,
+            "WRITEs per second: {:?}",
+            of(3)
+        );
         assert_eq!(trace.runs, [(1e3, 119e3)]);
-        assert_eq!(figures(&[trace], false).len(), 5, "what is zero all the time is not drawn");
+        assert_eq!(
+            figures(&[trace], false).len(),
+            5,
+            "what is zero all the time is not drawn"
+        );
     }
 
     #[test]
@@ -288,14 +487,33 @@ mod tests {
             cqes: 3 * time_ns,
             ..Sample::default()
         };
-        let head = [(0, None, 0), (10, None, 544), (12, None, 600), (13, None, 640), (14, None, 630), (20, None, 1000)];
+        let head = [
+            (0, None, 0),
+            (10, None, 544),
+            (12, None, 600),
+            (13, None, 640),
+            (14, None, 630),
+            (20, None, 1000),
+        ];
         let steady = (0..21).map(|at| (5_000_000 + at, Some(0), 100 + at));
         let samples: Vec<Sample> = head.into_iter().chain(steady).map(sample).collect();
         let trace = Trace::new(String::new(), &samples);
-        let begin =
-            Begin { burst: Some((10, 544)), saturated: Some((13, 640)), peak: Some((20, 1000)), steady: Some((101, 119)), batch: 3.0 };
+        let begin = Begin {
+            burst: Some((10, 544)),
+            saturated: Some((13, 640)),
+            peak: Some((20, 1000)),
+            steady: Some((101, 119)),
+            batch: 3.0,
+        };
         assert_eq!(trace.begin, begin);
-        assert_eq!(trace.head.iter().map(|bin| bin.last.outstanding).collect::<Vec<_>>(), [544, 600, 640, 630, 1000]);
+        assert_eq!(
+            trace
+                .head
+                .iter()
+                .map(|bin| bin.last.outstanding)
+                .collect::<Vec<_>>(),
+            [544, 600, 640, 630, 1000]
+        );
         assert_eq!(Begin::of(&[]), Begin::default());
         let (header, rows) = begins(&[trace]);
         assert_eq!((header.len(), rows[0].len()), (9, 9));
@@ -303,11 +521,23 @@ mod tests {
 
     #[test]
     fn nonsense_is_drawn_as_nonsense() {
-        let sample = |time_ns, loops| Sample { time_ns, loops, hold_ns: u64::MAX, ..Sample::default() };
-        for samples in [vec![], vec![sample(u64::MAX, 5)], vec![sample(9, 7), sample(3, 2), sample(u64::MAX, 0)]] {
+        let sample = |time_ns, loops| Sample {
+            time_ns,
+            loops,
+            hold_ns: u64::MAX,
+            ..Sample::default()
+        };
+        for samples in [
+            vec![],
+            vec![sample(u64::MAX, 5)],
+            vec![sample(9, 7), sample(3, 2), sample(u64::MAX, 0)],
+        ] {
             let trace = [Trace::new(String::new(), &samples)];
             for figure in [figures(&trace, false), figures(&trace, true)].concat() {
-                assert!(!figure.contains("NaN") && !figure.contains("inf"), "{figure}");
+                assert!(
+                    !figure.contains("NaN") && !figure.contains("inf"),
+                    "{figure}"
+                );
             }
         }
     }

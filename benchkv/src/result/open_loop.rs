@@ -9,7 +9,8 @@ use engine::client::OpenWindow;
 
 /// One in this many operations that became due in a window may end after it, and one in any case.
 const TOLERATED: u64 = 100;
-/// One in this many may, if a pause of the machine at the end of the window, or chance, explains it. If more do, the rate was not reached.
+/// One in this many may, if a pause of the machine at the end of the window, or chance, explains
+/// it. If more do, the rate was not reached.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
@@ -23,12 +24,15 @@ pub struct OpenLoop {
     pub due: u64,
     /// Operations due and not issued when the window ended; of several windows the maximum.
     pub backlog: u64,
-    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth and at
-    /// least one; or less a twentieth, but no more than the clients may have outstanding, if the rest is below three times the square root of the mean number outstanding, or four times
-    /// the mean number that were due and had not ended, because they fell behind at the end only. An operation that falls behind
-    /// steadily waits for half of the window, in the mean.
+    /// Whether the rate was reached: in each window, and in all together, as many operations ended
+    /// as became due, less a hundredth and at least one; or less a twentieth, but no more than the
+    /// clients may have outstanding, if the rest is below three times the square root of the mean
+    /// number outstanding, or four times the mean number that were due and had not ended, because
+    /// they fell behind at the end only. An operation that falls behind steadily waits for half of
+    /// the window, in the mean.
     pub kept_up: bool,
-    /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of each latency.
+    /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of
+    /// each latency.
     pub issue_delay_ns: f64,
 }
 
@@ -59,22 +63,36 @@ impl OpenTally {
 }
 
 impl OpenLoop {
-    /// Returns the figures of one run, all ranks together, in which `ended` operations ended, `reached_rps` per second, and `outstanding`
-    /// were, in the mean; clients may have `depth` outstanding.
-    pub(super) fn of_run(all: &OpenTally, reached_rps: f64, ended: u64, outstanding: f64, depth: u64) -> Self {
+    /// Returns the figures of one run, all ranks together, in which `ended` operations ended,
+    /// `reached_rps` per second, and `outstanding` were, in the mean; clients may have `depth`
+    /// outstanding.
+    pub(super) fn of_run(
+        all: &OpenTally,
+        reached_rps: f64,
+        ended: u64,
+        outstanding: f64,
+        depth: u64,
+    ) -> Self {
         let late = all.due.saturating_sub(ended);
-        let is_explained = (late as f64) < 3.0 * outstanding.sqrt() || 4.0 * (outstanding + all.held) < late as f64;
+        let is_explained = (late as f64) < 3.0 * outstanding.sqrt()
+            || 4.0 * (outstanding + all.held) < late as f64;
         Self {
             offered_rps: all.offered_rps,
             reached_rps,
             due: all.due,
             backlog: all.backlog,
-            kept_up: late <= (all.due / TOLERATED).max(1) || (late <= depth.min(all.due / EXPLAINED) && is_explained),
-            issue_delay_ns: if reached_rps > 0.0 { all.held / reached_rps * 1e9 } else { 0.0 },
+            kept_up: late <= (all.due / TOLERATED).max(1)
+                || (late <= depth.min(all.due / EXPLAINED) && is_explained),
+            issue_delay_ns: if reached_rps > 0.0 {
+                all.held / reached_rps * 1e9
+            } else {
+                0.0
+            },
         }
     }
 
-    /// Returns the figures of all runs: `self` has their means and sums, `runs` the figures of each.
+    /// Returns the figures of all runs: `self` has their means and sums, `runs` the figures of
+    /// each.
     pub(super) fn of_job(self, runs: impl Iterator<Item = Self> + Clone) -> Self {
         Self {
             backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),
@@ -90,7 +108,10 @@ impl fmt::Display for OpenLoop {
         let offered = rate(self.offered_rps);
         let reached = rate(self.reached_rps);
         let delay = nanos(self.issue_delay_ns);
-        write!(f, "open loop: offered {offered}, reached {reached}; latency from the intended start, {delay} of it before the issue")?;
+        write!(
+            f,
+            "open loop: offered {offered}, reached {reached}; latency from the intended start, {delay} of it before the issue"
+        )?;
         if self.kept_up {
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! Reads results back. A file may have any content: each way in which it is not a result of this version has a message of its own.
+//! Reads results back. A file may have any content: each way in which it is not a result of this
+//! version has a message of its own.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -29,46 +30,104 @@ impl JobResult {
             Some(_) => unreadable(&why.into()),
             None => format!("is not JSON ({why}); {NAME_A_RESULT}, or repeat the job if this is a part of one"),
         })?;
-        let other = |found: &str| format!("is JSON {found}, not {SCHEMA:?} of version {SCHEMA_VERSION}; {NAME_A_RESULT}");
-        let found = document["schema_version"].as_u64().ok_or_else(|| other("without a schema version"))?;
+        let other = |found: &str| {
+            format!("is JSON {found}, not {SCHEMA:?} of version {SCHEMA_VERSION}; {NAME_A_RESULT}")
+        };
+        let found = document["schema_version"]
+            .as_u64()
+            .ok_or_else(|| other("without a schema version"))?;
         let schema = &document["schema"];
         // Version 1 had no schema name yet, but this member.
         if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
-            return Err(other(&schema.as_str().map_or("without a schema name".to_owned(), |name| format!("of the schema {name:?}"))));
+            return Err(other(
+                &schema
+                    .as_str()
+                    .map_or("without a schema name".to_owned(), |name| {
+                        format!("of the schema {name:?}")
+                    }),
+            ));
         }
         if found != u64::from(SCHEMA_VERSION) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown");
-            let versions = format!("schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}");
-            return Err(format!("is a result of {versions}; repeat the job, or use the benchkv that wrote it"));
+            let versions = format!(
+                "schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}"
+            );
+            return Err(format!(
+                "is a result of {versions}; repeat the job, or use the benchkv that wrote it"
+            ));
         }
-        let malformed = |why| format!("is a malformed result of schema version {SCHEMA_VERSION}: {why}; repeat the job");
+        let malformed = |why| {
+            format!(
+                "is a malformed result of schema version {SCHEMA_VERSION}: {why}; repeat the job"
+            )
+        };
         let result: Self = serde_path_to_error::deserialize(document).map_err(malformed)?;
-        result.contradiction().map_or(Ok(()), |what| Err(format!("contradicts itself: {what}; repeat the job")))?;
+        result.contradiction().map_or(Ok(()), |what| {
+            Err(format!("contradicts itself: {what}; repeat the job"))
+        })?;
         Ok(result)
     }
 
     /// Returns the first value that contradicts others, or its own meaning.
     fn contradiction(&self) -> Option<&'static str> {
-        let parts = self.runs.iter().map(|run| &run.measured).chain(self.per_rank.iter().map(|rank| &rank.measured));
+        let parts = self
+            .runs
+            .iter()
+            .map(|run| &run.measured)
+            .chain(self.per_rank.iter().map(|rank| &rank.measured));
         let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
         let fate = &self.fate;
-        let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished].into_iter().fold(0, u64::saturating_add);
+        let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished]
+            .into_iter()
+            .fold(0, u64::saturating_add);
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
-        let is_in_order = |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
+        let is_in_order =
+            |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
         let contradictions = [
-            (self.ranks != self.per_rank.len(), "it has another number of ranks in per_rank than in ranks"),
-            (self.runs.is_empty() || self.runs.len() > self.options.runs, "it has no run, or more than in options"),
-            (self.runs.iter().any(|run| run.duration_s <= 0.0), "a run took no time"),
-            (self.placement.usable_cores.is_empty() || self.placement.threads == 0, "it ran without threads or cores"),
-            (ended > fate.issued || fate.not_found > fate.completed, "more operations ended than were issued"),
-            (measured.iter().any(|of| [of.total_rps, of.local_rps, of.remote_rps].iter().any(|rate| *rate < 0.0)), "a rate is below 0"),
             (
-                measured.iter().any(|of| ![of.latency_ns, of.local_latency_ns, of.remote_latency_ns].iter().all(is_in_order)),
+                self.ranks != self.per_rank.len(),
+                "it has another number of ranks in per_rank than in ranks",
+            ),
+            (
+                self.runs.is_empty() || self.runs.len() > self.options.runs,
+                "it has no run, or more than in options",
+            ),
+            (
+                self.runs.iter().any(|run| run.duration_s <= 0.0),
+                "a run took no time",
+            ),
+            (
+                self.placement.usable_cores.is_empty() || self.placement.threads == 0,
+                "it ran without threads or cores",
+            ),
+            (
+                ended > fate.issued || fate.not_found > fate.completed,
+                "more operations ended than were issued",
+            ),
+            (
+                measured.iter().any(|of| {
+                    [of.total_rps, of.local_rps, of.remote_rps]
+                        .iter()
+                        .any(|rate| *rate < 0.0)
+                }),
+                "a rate is below 0",
+            ),
+            (
+                measured.iter().any(|of| {
+                    ![of.latency_ns, of.local_latency_ns, of.remote_latency_ns]
+                        .iter()
+                        .all(is_in_order)
+                }),
                 "a percentile of latencies is below a lower one",
             ),
-            (measured.iter().any(|of| !is_share(of.activity.empty_loops)), "a share is not between 0 and 1"),
+            (
+                measured.iter().any(|of| !is_share(of.activity.empty_loops)),
+                "a share is not between 0 and 1",
+            ),
         ];
-        contradictions.into_iter().find_map(|(is_one, what)| is_one.then_some(what))
+        contradictions
+            .into_iter()
+            .find_map(|(is_one, what)| is_one.then_some(what))
     }
 }
 
@@ -89,18 +148,41 @@ mod tests {
     fn what_is_no_result_of_this_version_is_refused_with_what_was_found() {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
-            ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 6"]),
-            ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
-            ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
+            (
+                "{\"schema\": \"benchkv-result\", \"schema_ver",
+                ["not JSON", "EOF", "repeat the job"],
+            ),
+            (
+                "[1, 2]",
+                ["without a schema version", "benchkv-result", "version 6"],
+            ),
+            (
+                "{\"schema_version\": 3}",
+                ["without a schema name", "benchkv-result", "--json FILE"],
+            ),
+            (
+                "{\"schema\": \"other\", \"schema_version\": 3}",
+                ["\"other\"", "benchkv-result", "--json FILE"],
+            ),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads version 6", "repeat the job"],
+                [
+                    "schema version 1, written by benchkv 0.0.9",
+                    "reads version 6",
+                    "repeat the job",
+                ],
             ),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 7}", ["version 7", "reads version 6", "the benchkv that wrote it"]),
+            (
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 7}",
+                ["version 7", "reads version 6", "the benchkv that wrote it"],
+            ),
             (
                 "{\"schema\": \"benchkv-result\", \"schema_version\": 6}",
-                ["malformed result of schema version 6: ", "missing field", "repeat the job"],
+                [
+                    "malformed result of schema version 6: ",
+                    "missing field",
+                    "repeat the job",
+                ],
             ),
         ] {
             let error = refused(text);
@@ -114,8 +196,15 @@ mod tests {
     fn what_cannot_be_opened_or_is_no_json_is_refused() {
         let error = |path| JobResult::read(Path::new(path)).unwrap_err().to_string();
         let missing = error("/nonexistent/x.json");
-        assert!(missing.starts_with("/nonexistent/x.json cannot be read: ") && missing.contains("No such file"), "{missing}");
+        assert!(
+            missing.starts_with("/nonexistent/x.json cannot be read: ")
+                && missing.contains("No such file"),
+            "{missing}"
+        );
         assert!(error("/").contains("cannot be read"));
-        assert!(error("/dev/zero").contains("is not JSON"), "as soon as that is known");
+        assert!(
+            error("/dev/zero").contains("is not JSON"),
+            "as soon as that is known"
+        );
     }
 }

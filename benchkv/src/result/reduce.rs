@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, RunSpread,
-    SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE,
+    OpenLoop, RankResult, RunResult, RunSpread, SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
 };
 use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
@@ -82,12 +82,20 @@ impl RankReport {
     /// Returns the report of a rank that has no process of its own, and so no memory of its own.
     #[must_use]
     pub fn of_no_process(self) -> Self {
-        Self { peak_rss_bytes: None, ..self }
+        Self {
+            peak_rss_bytes: None,
+            ..self
+        }
     }
 
     /// Combines the reports of a rank's threads.
     #[must_use]
-    pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
+    pub fn new(
+        rank: usize,
+        course: Course,
+        clients: Vec<ClientReport>,
+        daemons: Vec<WorkerReport>,
+    ) -> Self {
         let mut report = Self {
             rank,
             fate: Counts::default(),
@@ -105,28 +113,56 @@ impl RankReport {
             // The order of clients matters.
             report.pattern_hash = report.pattern_hash.rotate_left(1) ^ client.pattern_hash;
             report.fate.add(&client.counts);
-            *(if report.course.is_cut { &mut report.fate.unfinished } else { &mut report.fate.lost }) += client.outstanding;
-            report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
+            *(if report.course.is_cut {
+                &mut report.fate.unfinished
+            } else {
+                &mut report.fate.lost
+            }) += client.outstanding;
+            report
+                .windows
+                .iter_mut()
+                .zip(&client.windows)
+                .for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
-            let Some(verdict) = client.verdict else { continue };
-            let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
+            let Some(verdict) = client.verdict else {
+                continue;
+            };
+            let none = RankVerdict {
+                failures: 0,
+                first: None,
+                issued: Vec::new(),
+                highest: vec![0; verdict.highest.len()],
+            };
             let all = report.verdict.get_or_insert(none);
             all.failures += verdict.failures;
-            all.first = all.first.take().or_else(|| verdict.first.map(|failure| failure.to_string()));
+            all.first = all
+                .first
+                .take()
+                .or_else(|| verdict.first.map(|failure| failure.to_string()));
             all.issued.push(verdict.issued);
-            all.highest.iter_mut().zip(verdict.highest).for_each(|(highest, other)| *highest = other.max(*highest));
+            all.highest
+                .iter_mut()
+                .zip(verdict.highest)
+                .for_each(|(highest, other)| *highest = other.max(*highest));
         }
         report
     }
 
-    /// Adds the increase of the counters of the ports that this rank used, between two readings of all ports of its host. One rank of
-    /// each host does this.
+    /// Adds the increase of the counters of the ports that this rank used, between two readings of
+    /// all ports of its host. One rank of each host does this.
     pub fn add_hardware_counters(&mut self, mut before: PortCounters, mut after: PortCounters) {
         let workers = self.daemons.iter().chain(&self.clients);
-        let ports: BTreeSet<&String> = workers.filter_map(|worker| Some(&worker.transport.as_ref()?.device)).collect();
+        let ports: BTreeSet<&String> = workers
+            .filter_map(|worker| Some(&worker.transport.as_ref()?.device))
+            .collect();
         let counters = ports.into_iter().filter_map(|port| {
             let (before, after) = (before.remove(port)?, after.remove(port)?);
-            Some(HardwareCounters { rank: self.rank, port: port.clone(), before, after })
+            Some(HardwareCounters {
+                rank: self.rank,
+                port: port.clone(),
+                before,
+                after,
+            })
         });
         self.hardware_counters = counters.collect();
     }
@@ -140,13 +176,22 @@ impl RankReport {
     fn truncate(&mut self, count: usize) {
         self.course.windows_s.truncate(count);
         self.windows.truncate(count);
-        self.daemons.iter_mut().chain(&mut self.clients).for_each(|worker| worker.windows.truncate(count));
+        self.daemons
+            .iter_mut()
+            .chain(&mut self.clients)
+            .for_each(|worker| worker.windows.truncate(count));
     }
 
-    /// Returns the windows, each with its weight in a mean over all of them: its share of their length.
+    /// Returns the windows, each with its weight in a mean over all of them: its share of their
+    /// length.
     fn weighted(&self) -> impl Iterator<Item = (&Sums, f64)> {
         let total_s: f64 = self.course.windows_s.iter().sum();
-        self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
+        self.windows.iter().zip(
+            self.course
+                .windows_s
+                .iter()
+                .map(move |length_s| length_s / total_s),
+        )
     }
 
     fn result(&self) -> Result<RankResult, Failure> {
@@ -174,14 +219,23 @@ fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
             worker.windows.get(range).into_iter().flatten()
         })
     };
-    ActivityRates::new(windows(|report| &report.daemons), windows(|report| &report.clients), seconds)
+    ActivityRates::new(
+        windows(|report| &report.daemons),
+        windows(|report| &report.clients),
+        seconds,
+    )
 }
 
 /// Returns the length of one window or of all, the mean over ranks, in seconds.
 fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
     let windows_s = |report: &RankReport| -> f64 {
         match run {
-            Some(run) => report.course.windows_s.get(run).copied().unwrap_or_default(),
+            Some(run) => report
+                .course
+                .windows_s
+                .get(run)
+                .copied()
+                .unwrap_or_default(),
             None => report.course.windows_s.iter().sum(),
         }
     };
@@ -189,9 +243,16 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
 }
 
 impl Sums {
-    /// Returns the figures of an open loop, for clients that may have `depth` operations outstanding.
+    /// Returns the figures of an open loop, for clients that may have `depth` operations
+    /// outstanding.
     fn open_loop(&self, depth: u64) -> OpenLoop {
-        OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), self.outstanding, depth)
+        OpenLoop::of_run(
+            &self.open_loop,
+            self.local_rps + self.remote_rps,
+            self.ended(),
+            self.outstanding,
+            depth,
+        )
     }
 
     fn add(&mut self, client: &Window) {
@@ -201,14 +262,20 @@ impl Sums {
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
         self.not_found += client.not_found;
-        self.waited += (client.local.sum_ns() + client.remote.sum_ns() - client.open_loop.held_ns as f64) / span_ns;
+        self.waited += (client.local.sum_ns() + client.remote.sum_ns()
+            - client.open_loop.held_ns as f64)
+            / span_ns;
         self.open_loop.add(&client.open_loop, span_ns);
         self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
-        let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
+        let _ = self
+            .local
+            .merge(&client.local)
+            .and_then(|()| self.remote.merge(&client.remote));
     }
 
-    /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which measure at the same time.
+    /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which
+    /// measure at the same time.
     fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, Failure> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {
@@ -236,7 +303,14 @@ impl Sums {
             let mut all = one.clone();
             all.merge(other).map(|()| all)
         };
-        let Self { local, remote, local_rps, remote_rps, not_found, .. } = self;
+        let Self {
+            local,
+            remote,
+            local_rps,
+            remote_rps,
+            not_found,
+            ..
+        } = self;
         let histograms_ns = Histograms {
             local: both(&local.gets, &local.puts)?,
             remote: both(&remote.gets, &remote.puts)?,
@@ -263,7 +337,14 @@ impl Sums {
 
 impl SpreadOverRuns {
     fn of(runs: &[RunResult]) -> Self {
-        let of = |figure: fn(&Measured) -> f64| RunSpread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
+        let of = |figure: fn(&Measured) -> f64| {
+            RunSpread::of(
+                &runs
+                    .iter()
+                    .map(|run| figure(&run.measured))
+                    .collect::<Vec<_>>(),
+            )
+        };
         Self {
             total_rps: of(|run| run.total_rps),
             local_rps: of(|run| run.local_rps),
@@ -290,35 +371,74 @@ impl JobResult {
     ///
     /// # Errors
     /// A rank whose report is malformed, or histograms that cannot be merged.
-    pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, Failure> {
+    pub fn reduce(
+        options: &Options,
+        conditions: Conditions,
+        parts: &[Vec<u8>],
+    ) -> Result<Self, Failure> {
         let decode = |(rank, part): (usize, &Vec<u8>)| {
-            serde_json::from_slice(part).map_err(|why| format!("the report of rank {rank} cannot be read: {why}"))
+            serde_json::from_slice(part)
+                .map_err(|why| format!("the report of rank {rank} cannot be read: {why}"))
         };
-        let mut reports: Vec<RankReport> = parts.iter().enumerate().map(decode).collect::<Result<_, _>>()?;
+        let mut reports: Vec<RankReport> = parts
+            .iter()
+            .enumerate()
+            .map(decode)
+            .collect::<Result<_, _>>()?;
         let count = complete(&reports);
         reports.iter_mut().for_each(|report| report.truncate(count));
         let all_reports: Vec<&RankReport> = reports.iter().collect();
-        let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
-        let depth = (options.job.workload.ranks * options.job.workload.clients * options.job.queue_depth) as u64;
+        let windows = |run: usize| {
+            reports
+                .iter()
+                .filter_map(move |report| report.windows.get(run))
+        };
+        let depth = (options.job.workload.ranks
+            * options.job.workload.clients
+            * options.job.queue_depth) as u64;
         let run_result = |run| {
             let tally = Sums::sum(windows(run).map(|window| (window, 1.0)))?;
-            let (errors, open_loop) = (tally.errors, options.job.pace.map(|_| tally.open_loop(depth)));
-            let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
-            Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
+            let (errors, open_loop) = (
+                tally.errors,
+                options.job.pace.map(|_| tally.open_loop(depth)),
+            );
+            let (duration_s, activity) = (
+                seconds_of(&all_reports, Some(run)),
+                activity_of(&all_reports, Some(run)),
+            );
+            Ok(RunResult {
+                duration_s,
+                measured: tally.measured(activity)?,
+                errors,
+                open_loop,
+            })
         };
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, Failure>>()?;
         let all = Sums::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
-        let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
+        let open_loop = options.job.pace.map(|_| {
+            all.open_loop(depth)
+                .of_job(runs.iter().filter_map(|run| run.open_loop))
+        });
         let measured = all.measured(activity_of(&all_reports, None))?;
         let measured_ops = measured.local_ops + measured.remote_ops;
-        let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, Failure>>()?;
+        let per_rank = reports
+            .iter()
+            .map(RankReport::result)
+            .collect::<Result<_, Failure>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let mut fate = Counts::default();
         reports.iter().for_each(|report| fate.add(&report.fate));
-        let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: measured.remote_rps / echo.rps.max(1e-9) };
+        let baseline = |echo: EchoResult| EchoBaseline {
+            echo,
+            remote_ratio: measured.remote_rps / echo.rps.max(1e-9),
+        };
         let unix_echo = conditions.unix_echo.into_iter().map(baseline).collect();
-        let counters: Vec<HardwareCounters> = reports.iter().flat_map(|report| &report.hardware_counters).cloned().collect();
+        let counters: Vec<HardwareCounters> = reports
+            .iter()
+            .flat_map(|report| &report.hardware_counters)
+            .cloned()
+            .collect();
         Ok(Self {
             schema: SCHEMA.to_owned(),
             schema_version: SCHEMA_VERSION,
@@ -345,7 +465,9 @@ impl JobResult {
             fate,
             verify_failures: options.job.workload.verify.then_some(failures),
             first_verify_failure,
-            trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
+            trace_failure: reports
+                .iter()
+                .find_map(|report| report.trace_failure.clone()),
             open_loop,
             cpu_ns_per_op: cpu_per_op(&reports, measured_ops),
             littles_law,
@@ -357,35 +479,69 @@ impl JobResult {
     }
 }
 
-/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if it is unknown.
+/// Returns the core time of the ranks in their windows, divided by the operations that ended there,
+/// in ns; `None` if it is unknown.
 fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
     (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
-/// Returns the number of windows that count: all that began, but the last of an interrupted job only if it has the minimum length of a
-/// run.
+/// Returns the number of windows that count: all that began, but the last of an interrupted job
+/// only if it has the minimum length of a run.
 fn complete(reports: &[RankReport]) -> usize {
-    let begun = reports.iter().map(|report| report.course.windows_s.len()).min().unwrap_or(0);
+    let begun = reports
+        .iter()
+        .map(|report| report.course.windows_s.len())
+        .min()
+        .unwrap_or(0);
     let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
-    let lasts = |report: &RankReport| report.course.windows_s.get(begun.wrapping_sub(1)).is_none_or(|length| *length >= SHORTEST_RUN_S);
-    if is_interrupted && !reports.iter().all(lasts) { begun - 1 } else { begun }
+    let lasts = |report: &RankReport| {
+        report
+            .course
+            .windows_s
+            .get(begun.wrapping_sub(1))
+            .is_none_or(|length| *length >= SHORTEST_RUN_S)
+    };
+    if is_interrupted && !reports.iter().all(lasts) {
+        begun - 1
+    } else {
+        begun
+    }
 }
 
 /// Returns the kind of device that all threads opened: a device name is `kind:details`.
 fn device_of(reports: &[RankReport]) -> String {
-    let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
-    let kind = opened.next().and_then(|transport| transport.device.split(':').next());
+    let mut opened = reports
+        .iter()
+        .flat_map(|report| &report.daemons)
+        .filter_map(|daemon| daemon.transport.as_ref());
+    let kind = opened
+        .next()
+        .and_then(|transport| transport.device.split(':').next());
     kind.unwrap_or(NO_DEVICE).to_owned()
 }
 
-/// Counts the failures of all ranks, and adds a failure that shows only over all of them: sequence numbers that were read and never
-/// issued.
+/// Counts the failures of all ranks, and adds a failure that shows only over all of them: sequence
+/// numbers that were read and never issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
-    let verdicts: Vec<&RankVerdict> = reports.iter().filter_map(|report| report.verdict.as_ref()).collect();
-    let issued: Vec<u32> = verdicts.iter().flat_map(|verdict| &verdict.issued).copied().collect();
-    let invented: Vec<_> = verdicts.iter().flat_map(|verdict| never_issued(&verdict.highest, &issued)).collect();
-    let failures = verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
+    let verdicts: Vec<&RankVerdict> = reports
+        .iter()
+        .filter_map(|report| report.verdict.as_ref())
+        .collect();
+    let issued: Vec<u32> = verdicts
+        .iter()
+        .flat_map(|verdict| &verdict.issued)
+        .copied()
+        .collect();
+    let invented: Vec<_> = verdicts
+        .iter()
+        .flat_map(|verdict| never_issued(&verdict.highest, &issued))
+        .collect();
+    let failures =
+        verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
     let first = verdicts.iter().find_map(|verdict| verdict.first.clone());
-    (failures, first.or_else(|| invented.first().map(ToString::to_string)))
+    (
+        failures,
+        first.or_else(|| invented.first().map(ToString::to_string)),
+    )
 }

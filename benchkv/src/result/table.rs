@@ -11,16 +11,41 @@ use engine::policy::PolicyReport;
 /// Formats the table for people.
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
+        let (ranks, daemons) = (
+            plural(self.ranks, "rank"),
+            plural(self.server_threads, "daemon"),
+        );
         let clients = plural(self.client_threads, "client");
-        write!(f, "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.carrier, self.queue_depth)?;
-        write!(f, "{} device, ", if self.device == NO_DEVICE { "no" } else { &self.device })?;
+        write!(
+            f,
+            "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, ",
+            self.backend, self.carrier, self.queue_depth
+        )?;
+        write!(
+            f,
+            "{} device, ",
+            if self.device == NO_DEVICE {
+                "no"
+            } else {
+                &self.device
+            }
+        )?;
         match (plural(self.options.runs, "run"), self.options.duration) {
-            (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
+            (runs, _) if self.interrupted => {
+                writeln!(f, "{} of {runs}, interrupted", self.runs.len())?
+            }
             (runs, duration_s) => match self.options.ops {
                 Some(ops) => {
                     write!(f, "{} of each client", plural(ops as usize, "operation"))?;
-                    writeln!(f, "{}", if self.unissued() > 0 { ", NOT ALL ISSUED" } else { "" })?;
+                    writeln!(
+                        f,
+                        "{}",
+                        if self.unissued() > 0 {
+                            ", NOT ALL ISSUED"
+                        } else {
+                            ""
+                        }
+                    )?;
                 }
                 None => writeln!(f, "{runs} of {duration_s} s")?,
             },
@@ -31,16 +56,31 @@ impl fmt::Display for JobResult {
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
         if self.fate.unfinished > 0 {
-            let (operations, were) =
-                (plural(self.fate.unfinished as usize, "operation"), if self.fate.unfinished == 1 { "was" } else { "were" });
-            writeln!(f, "{operations} {were} under way when the drain was cut: neither completed nor lost")?;
+            let (operations, were) = (
+                plural(self.fate.unfinished as usize, "operation"),
+                if self.fate.unfinished == 1 {
+                    "was"
+                } else {
+                    "were"
+                },
+            );
+            writeln!(
+                f,
+                "{operations} {were} under way when the drain was cut: neither completed nor lost"
+            )?;
         }
         if self.unissued() > 0 {
             let (issued, asked) = (self.fate.issued, self.fate.issued + self.unissued());
-            writeln!(f, "{issued} OF {asked} OPERATIONS WERE ISSUED: the job ended before its clients had issued the others")?;
+            writeln!(
+                f,
+                "{issued} OF {asked} OPERATIONS WERE ISSUED: the job ended before its clients had issued the others"
+            )?;
         }
         if self.measured_ops() == 0 {
-            writeln!(f, "NOTHING WAS MEASURED: no operation ended in a measured run")?;
+            writeln!(
+                f,
+                "NOTHING WAS MEASURED: no operation ended in a measured run"
+            )?;
         }
         for line in [
             self.runs_line(),
@@ -63,17 +103,35 @@ impl fmt::Display for JobResult {
         if let Some(open_loop) = &self.open_loop {
             writeln!(f, "{open_loop}")?;
         }
-        write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
+        write!(
+            f,
+            "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, "
+        )?;
         // Rounded before it is written, and without the sign of a zero.
         let carried = (10.0 * law.carried).round() / 10.0 + 0.0;
-        writeln!(f, "carried over the edges of windows {carried:.1}: {apart:.1} % apart")?;
+        writeln!(
+            f,
+            "carried over the edges of windows {carried:.1}: {apart:.1} % apart"
+        )?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
             let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
-            writeln!(f, "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that", echo.depth)?;
+            writeln!(
+                f,
+                "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that",
+                echo.depth
+            )?;
         }
         let (environment, commit) = (&self.environment, &self.environment.git_commit);
-        writeln!(f, "{}, {} cores, {}", environment.cpu_model, environment.cores_online, environment.kernel)?;
-        write!(f, "{} build of commit {commit}, wait {}, clock {}", environment.build_profile, self.options.wait, self.clock)?;
+        writeln!(
+            f,
+            "{}, {} cores, {}",
+            environment.cpu_model, environment.cores_online, environment.kernel
+        )?;
+        write!(
+            f,
+            "{} build of commit {commit}, wait {}, clock {}",
+            environment.build_profile, self.options.wait, self.clock
+        )?;
         if let Some(failure) = &self.first_verify_failure {
             write!(f, "\nfirst verify failure: {failure}")?;
         }
@@ -83,15 +141,33 @@ impl fmt::Display for JobResult {
 
 impl JobResult {
     fn rank_table(&self) -> Table {
-        let columns =
-            ["rank", "local", "remote", "total", "issued", "not found", "errors", "lost", "verify failures", "empty loops"].into_iter();
+        let columns = [
+            "rank",
+            "local",
+            "remote",
+            "total",
+            "issued",
+            "not found",
+            "errors",
+            "lost",
+            "verify failures",
+            "empty loops",
+        ]
+        .into_iter();
         // The ranks of a simulation have no memory of their own.
-        let memory = self.per_rank.iter().any(|rank| rank.peak_rss_bytes.is_some()).then_some("memory");
+        let memory = self
+            .per_rank
+            .iter()
+            .any(|rank| rank.peak_rss_bytes.is_some())
+            .then_some("memory");
         let mut table = Table::new(columns.chain(memory));
-        let failures = |failures: Option<u64>| failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
+        let failures = |failures: Option<u64>| {
+            failures.map_or_else(|| "off".to_owned(), |count| count.to_string())
+        };
         for rank in &self.per_rank {
-            let (loops, empty) =
-                rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
+            let (loops, empty) = rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| {
+                (loops + daemon.loops, empty + daemon.empty_loops)
+            });
             let cells = [
                 rank.rank.to_string(),
                 rate(rank.measured.local_rps),
@@ -106,7 +182,11 @@ impl JobResult {
             ];
             table.row(cells.into_iter().chain(rank.peak_rss_bytes.map(bytes)));
         }
-        let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
+        let rates = [
+            rate(self.measured.local_rps),
+            rate(self.measured.remote_rps),
+            rate(self.measured.total_rps),
+        ];
         let counts = [
             self.fate.issued.to_string(),
             self.fate.not_found.to_string(),
@@ -135,21 +215,40 @@ impl JobResult {
         let cpu = format!("{} of core time an operation", nanos(self.cpu_ns_per_op?));
         let (threads, cores) = (self.placement.threads, self.placement.usable_cores.len());
         let warning = "OVER-SUBSCRIBED: latencies and rates contain the scheduler's";
-        Some(if threads > cores { format!("{cpu}; {warning} ({threads} polling threads on {})", plural(cores, "core")) } else { cpu })
+        Some(if threads > cores {
+            format!(
+                "{cpu}; {warning} ({threads} polling threads on {})",
+                plural(cores, "core")
+            )
+        } else {
+            cpu
+        })
     }
 
-    /// Returns one line about gets that found no value, if there were any: they are cheaper than gets that did.
+    /// Returns one line about gets that found no value, if there were any: they are cheaper than
+    /// gets that did.
     fn misses_line(&self) -> Option<String> {
-        let (missed, gets) = (self.measured.not_found_ops, self.measured.get_latency_ns.count);
+        let (missed, gets) = (
+            self.measured.not_found_ops,
+            self.measured.get_latency_ns.count,
+        );
         let share = 100.0 * missed as f64 / gets.max(1) as f64;
-        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
+        (missed > 0)
+            .then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
     }
 
     /// Returns one line about the connections between ranks, all threads together.
     fn transport_line(&self) -> Option<String> {
-        let workers = || self.per_rank.iter().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
+        let workers = || {
+            self.per_rank
+                .iter()
+                .flat_map(|rank| rank.daemons.iter().chain(&rank.clients))
+        };
         let all = || workers().filter_map(|worker| worker.transport.as_ref());
-        let (sum, first) = (|name: &str| all().map(|one| one.counted.of(name)).sum::<u64>(), all().next()?);
+        let (sum, first) = (
+            |name: &str| all().map(|one| one.counted.of(name)).sum::<u64>(),
+            all().next()?,
+        );
         let (writes, messages) = (sum("writes"), sum("messages"));
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
@@ -157,18 +256,35 @@ impl JobResult {
         let reads = sum("reads");
         let reached_by = &first.reached_by;
         let operations = self.carrier.traits().operations;
-        Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
+        Some(format!(
+            "{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"
+        ))
     }
 
-    /// Returns one line about the rounds of the daemons that have connections: their completions, and their length beside a round trip.
+    /// Returns one line about the rounds of the daemons that have connections: their completions,
+    /// and their length beside a round trip.
     fn loop_line(&self) -> Option<String> {
-        let ActivityRates { cqes_per_loop, loops_by_cqes, loop_ns, rtt_ns, rho, message_ns, .. } = &self.measured.activity;
-        let [cqes_per_loop, loop_ns, rtt_ns, rho, message_ns] = [*cqes_per_loop, *loop_ns, *rtt_ns, *rho, *message_ns];
+        let ActivityRates {
+            cqes_per_loop,
+            loops_by_cqes,
+            loop_ns,
+            rtt_ns,
+            rho,
+            message_ns,
+            ..
+        } = &self.measured.activity;
+        let [cqes_per_loop, loop_ns, rtt_ns, rho, message_ns] =
+            [*cqes_per_loop, *loop_ns, *rtt_ns, *rho, *message_ns];
         if loop_ns == 0.0 {
             return None;
         }
-        let [none, one, some, many, more] = loops_by_cqes.map(|share| format!("{:.1} %", 100.0 * share));
-        let rho = if rtt_ns > 0.0 { format!(", T_rtt {}, rho {rho:.3}", nanos(rtt_ns)) } else { String::new() };
+        let [none, one, some, many, more] =
+            loops_by_cqes.map(|share| format!("{:.1} %", 100.0 * share));
+        let rho = if rtt_ns > 0.0 {
+            format!(", T_rtt {}, rho {rho:.3}", nanos(rtt_ns))
+        } else {
+            String::new()
+        };
         Some(format!(
             "{cqes_per_loop:.3} completions a round (0: {none}, 1: {one}, 2-10: {some}, 11-100: {many}, more: {more}); T_loop {}{rho}; {} a message",
             nanos(loop_ns),
@@ -183,7 +299,9 @@ impl JobResult {
     /// Returns one line about the effects of policies, all daemons together.
     fn policy_line(&self) -> Option<String> {
         let mut sum: Option<PolicyReport> = None;
-        self.daemons().filter_map(|daemon| daemon.policy.as_ref()).for_each(|report| sum.get_or_insert_default().add(report));
+        self.daemons()
+            .filter_map(|daemon| daemon.policy.as_ref())
+            .for_each(|report| sum.get_or_insert_default().add(report));
         Some(format!("policies: {}; {}", self.options.policies, sum?))
     }
 
@@ -191,14 +309,30 @@ impl JobResult {
     fn trace_line(&self) -> Option<String> {
         let dir = self.options.traced.as_ref()?.dir.display();
         let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());
-        let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| (samples + one.samples, thinned + one.thinned));
+        let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| {
+            (samples + one.samples, thinned + one.thinned)
+        });
         let interval = all().map(|one| one.interval).max()?;
-        let dropped = if thinned > 0 { format!("; {thinned} more were dropped so that they fit") } else { String::new() };
-        Some(format!("traces in {dir}: {samples} samples, {interval} rounds apart at most{dropped}"))
+        let dropped = if thinned > 0 {
+            format!("; {thinned} more were dropped so that they fit")
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "traces in {dir}: {samples} samples, {interval} rounds apart at most{dropped}"
+        ))
     }
 
     fn latency_table(&self) -> Table {
-        let mut table = Table::new(["round trip", "operations", "mean", "p50", "p99", "p99.9", "max"]);
+        let mut table = Table::new([
+            "round trip",
+            "operations",
+            "mean",
+            "p50",
+            "p99",
+            "p99.9",
+            "max",
+        ]);
         let of = &self.measured;
         let kinds = [
             ("local", &of.local_latency_ns),
@@ -208,8 +342,18 @@ impl JobResult {
             ("all", &of.latency_ns),
         ];
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
-            let times = [summary.mean, summary.p50 as f64, summary.p99 as f64, summary.p999 as f64, summary.max as f64];
-            table.row([kind.to_owned(), summary.count.to_string()].into_iter().chain(times.map(nanos)));
+            let times = [
+                summary.mean,
+                summary.p50 as f64,
+                summary.p99 as f64,
+                summary.p999 as f64,
+                summary.max as f64,
+            ];
+            table.row(
+                [kind.to_owned(), summary.count.to_string()]
+                    .into_iter()
+                    .chain(times.map(nanos)),
+            );
         }
         table
     }

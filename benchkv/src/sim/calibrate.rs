@@ -1,9 +1,12 @@
-//! `benchkv sim --calibrate`: measures the CPU costs of this machine on one rank, and writes them as a file that `--cpu` reads.
+//! `benchkv sim --calibrate`: measures the CPU costs of this machine on one rank, and writes them
+//! as a file that `--cpu` reads.
 //!
-//! A daemon and a client on cores of their own take turns, and each step is timed: no step waits for the other thread, and each finds the memory that the
-//! other has written in the other core's cache, as in a job. Turns of one message and of many tell the cost of a message from that of a turn. A
-//! thread that is kept from its core spoils a few of the many steps, whose median counts. The delay between cores is found last: with it the
-//! simulated job has the median latency of a real one.
+//! A daemon and a client on cores of their own take turns, and each step is timed: no step waits
+//! for the other thread, and each finds the memory that the other has written in the other core's
+//! cache, as in a job. Turns of one message and of many tell the cost of a message from that of a
+//! turn. A thread that is kept from its core spoils a few of the many steps, whose median counts.
+//! The delay between cores is found last: with it the simulated job has the median latency of a
+//! real one.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -30,7 +33,8 @@ use crate::options::Options;
 
 /// Number of turns of each of the two threads.
 const TURNS: usize = 4001;
-/// Wait for a turn, in ns, after which the turn is left out: one of the threads was kept from its core, and another program had the caches.
+/// Wait for a turn, in ns, after which the turn is left out: one of the threads was kept from its
+/// core, and another program had the caches.
 const LONG_NS: u64 = 30_000;
 /// Number of turns left out after which there are as many as there are.
 const MOST_SPOILT: usize = 4 * TURNS;
@@ -51,7 +55,10 @@ struct Args {
 
 /// Returns the arguments of the job, with so many operations outstanding.
 fn arguments(depth: usize) -> impl Iterator<Item = String> {
-    ["benchkv", "-d", &depth.to_string()].map(ToOwned::to_owned).into_iter().chain(JOB.split(' ').map(ToOwned::to_owned))
+    ["benchkv", "-d", &depth.to_string()]
+        .map(ToOwned::to_owned)
+        .into_iter()
+        .chain(JOB.split(' ').map(ToOwned::to_owned))
 }
 
 /// Returns the job with one operation outstanding, for virtual time.
@@ -68,8 +75,16 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
     harness::file::check(file)?;
     let job = job()?;
     let cpu = steps()?;
-    let real_ns = Spread::of((0..JOBS).map(|_| real_latency_ns()).collect::<Result<Vec<_>, _>>()?).median;
-    let cpu = Cpu { line_ns: line_ns(&job, cpu, real_ns)?, ..cpu };
+    let real_ns = Spread::of(
+        (0..JOBS)
+            .map(|_| real_latency_ns())
+            .collect::<Result<Vec<_>, _>>()?,
+    )
+    .median;
+    let cpu = Cpu {
+        line_ns: line_ns(&job, cpu, real_ns)?,
+        ..cpu
+    };
     let text = text(cpu, real_ns);
     harness::file::write(file, text.as_bytes())?;
     Ok(text)
@@ -107,7 +122,8 @@ fn steps() -> Result<Cpu, Failure> {
         let each = (many.busy_ns - one.busy_ns) / (many.moved - one.moved).max(1.0);
         (each, one.busy_ns - one.empty_ns - each * one.moved)
     };
-    let ((operation, stall_of_client), (message, stall_of_daemon)) = (of(&one_client, &many_client), of(&one_daemon, &many_daemon));
+    let ((operation, stall_of_client), (message, stall_of_daemon)) =
+        (of(&one_client, &many_client), of(&one_daemon, &many_daemon));
     let whole = |ns: f64| (ns.round() as u64).max(1);
     let (round, default) = (one_daemon.empty_ns, Cpu::default());
     let factor = (round + message) / (default.round_ns + default.message_ns) as f64;
@@ -149,7 +165,12 @@ impl Baton {
 
     /// Gives the other the turn, unless it has left.
     fn pass(&self, own: u8) {
-        let _ = self.0.compare_exchange(own, CLIENT + DAEMON - own, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.0.compare_exchange(
+            own,
+            CLIENT + DAEMON - own,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
     }
 }
 
@@ -162,13 +183,19 @@ impl Drop for Leaves<'_> {
     }
 }
 
-/// Lets a client with so many operations outstanding and its daemon take turns. Returns those of the client, and of the daemon.
+/// Lets a client with so many operations outstanding and its daemon take turns. Returns those of
+/// the client, and of the daemon.
 fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
-    let asked = Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
+    let asked =
+        Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
     let options = Options::resolve(asked)?;
     let cores = harness::affinity::usable_cores()?;
     let [of_daemon, of_client, ..] = cores[..] else {
-        return Err(format!("calibration needs two cores, and this process may use {}: give it two", cores.len()).into());
+        return Err(format!(
+            "calibration needs two cores, and this process may use {}: give it two",
+            cores.len()
+        )
+        .into());
     };
     let backend = Composed::new(&options.job, options.site(0)?)?;
     let (baton, clock) = (Baton(AtomicU8::new(DAEMON)), Clock::detect());
@@ -189,9 +216,11 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
             return Ok(Timed::of(Vec::new()));
         }
         let mut client = Client::new(options.job.client(0, 0), backend.open_client(0)?);
-        take_turns(&baton, CLIENT, now_ns, || match client.step(Phase::Window(0), now_ns)? {
-            Step::Busy(operations) => Ok(operations),
-            Step::Idle | Step::Drained => Ok(0),
+        take_turns(&baton, CLIENT, now_ns, || {
+            match client.step(Phase::Window(0), now_ns)? {
+                Step::Busy(operations) => Ok(operations),
+                Step::Idle | Step::Drained => Ok(0),
+            }
         })
     };
     let (of_client, of_daemon) = std::thread::scope(|scope| {
@@ -201,7 +230,8 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
         (client, other.join())
     });
     // A panic of a thread is a defect, and goes on in this one.
-    let [of_client, of_daemon] = [of_client, of_daemon].map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    let [of_client, of_daemon] = [of_client, of_daemon]
+        .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     // The daemon's failure is the cause where both end early.
     let of_daemon: Timed = of_daemon?;
     Ok([of_client?, of_daemon])
@@ -228,7 +258,11 @@ fn take_turns(
         }
         let empty_ns = now_ns() - end - clock_ns;
         let busy_ns = (end - begin).saturating_sub(clock_ns);
-        let turn = [busy_ns as f64, empty_ns.saturating_sub(clock_ns) as f64 / EMPTY as f64, moved as f64];
+        let turn = [
+            busy_ns as f64,
+            empty_ns.saturating_sub(clock_ns) as f64 / EMPTY as f64,
+            moved as f64,
+        ];
         passed_ns = now_ns();
         baton.pass(own);
         if is_spoilt {
@@ -243,12 +277,18 @@ fn take_turns(
 impl Timed {
     /// Returns the medians.
     fn of(turns: Vec<[f64; 3]>) -> Self {
-        let [busy_ns, empty_ns, moved] = [0, 1, 2].map(|what| Spread::of(turns.iter().map(|turn| turn[what])).median);
-        Self { busy_ns, empty_ns, moved }
+        let [busy_ns, empty_ns, moved] =
+            [0, 1, 2].map(|what| Spread::of(turns.iter().map(|turn| turn[what])).median);
+        Self {
+            busy_ns,
+            empty_ns,
+            moved,
+        }
     }
 }
 
-/// Returns the delay between cores with which the simulated job has the median latency of the real one, in ns.
+/// Returns the delay between cores with which the simulated job has the median latency of the real
+/// one, in ns.
 fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
     let (mut enough, mut short) = (real_ns as u64, 0);
     // The longer the delay, the longer the latency; a short one passes while threads are busy.
@@ -262,22 +302,39 @@ fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
 
 /// Returns the median latency of the job, run in real time in processes of its own, in ns.
 fn real_latency_ns() -> Result<f64, Failure> {
-    let args = arguments(1).skip(1).chain("-t 0.2 --warmup 0.05 --wait busy --json -".split(' ').map(ToOwned::to_owned));
+    let args = arguments(1).skip(1).chain(
+        "-t 0.2 --warmup 0.05 --wait busy --json -"
+            .split(' ')
+            .map(ToOwned::to_owned),
+    );
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).stdin(Stdio::null());
     let done = command.output()?;
     let document: Option<serde_json::Value> = serde_json::from_slice(&done.stdout).ok();
-    let median = document.and_then(|document| document["latency_ns"]["p50"].as_f64()).filter(|_| done.status.success());
+    let median = document
+        .and_then(|document| document["latency_ns"]["p50"].as_f64())
+        .filter(|_| done.status.success());
     let said = String::from_utf8_lossy(&done.stderr);
     median.ok_or_else(|| format!("the job `{command:?}` has no result: {}", said.trim_end()).into())
 }
 
 /// Returns the median latency of the job in virtual time, in ns.
 fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
-    let world = World { cpu, ..World::default() };
-    let (ranks, _) = Simulated::new(job, &world)?.run(Duration::from_micros(100), Duration::from_millis(1), 1)?;
+    let world = World {
+        cpu,
+        ..World::default()
+    };
+    let (ranks, _) = Simulated::new(job, &world)?.run(
+        Duration::from_micros(100),
+        Duration::from_millis(1),
+        1,
+    )?;
     let mut all = LatencyHistogram::new();
-    for window in ranks.iter().flat_map(|rank| &rank.clients).flat_map(|client| &client.windows) {
+    for window in ranks
+        .iter()
+        .flat_map(|rank| &rank.clients)
+        .flat_map(|client| &client.windows)
+    {
         for kind in [&window.local.gets, &window.local.puts] {
             // All histograms cover the same range.
             let _ = all.merge(kind);
@@ -290,39 +347,92 @@ fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
 mod tests {
     use super::*;
 
-    /// Asserts no durations: machines under load run these tests. On a machine with one core, that this is said.
+    /// Asserts no durations: machines under load run these tests. On a machine with one core, that
+    /// this is said.
     #[test]
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
-        let mut cpu = Cpu { line_ns: 77, ..Cpu::default() };
+        let mut cpu = Cpu {
+            line_ns: 77,
+            ..Cpu::default()
+        };
         if harness::affinity::usable_cores().unwrap().len() == 1 {
-            assert!(steps().unwrap_err().to_string().contains("this process may use 1: give it two"));
+            assert!(
+                steps()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("this process may use 1: give it two")
+            );
         } else {
-            cpu = Cpu { line_ns: 77, ..steps().unwrap() };
+            cpu = Cpu {
+                line_ns: 77,
+                ..steps().unwrap()
+            };
             assert!(cpu.named().iter().all(|(_, ns)| **ns > 0), "{cpu:?}");
         }
         let file = std::env::temp_dir().join(format!("benchkv-cpu-{}", std::process::id()));
         harness::file::write(&file, text(cpu, 1.0).as_bytes()).unwrap();
-        let read = file.display().to_string().parse::<super::super::options::CpuModel>();
+        let read = file
+            .display()
+            .to_string()
+            .parse::<super::super::options::CpuModel>();
         std::fs::remove_file(&file).unwrap();
         assert_eq!(read.unwrap().0, cpu);
-        assert!("no-such-file".parse::<super::super::options::CpuModel>().unwrap_err().contains("no-such-file"));
+        assert!(
+            "no-such-file"
+                .parse::<super::super::options::CpuModel>()
+                .unwrap_err()
+                .contains("no-such-file")
+        );
     }
 
     /// A short delay passes while threads are busy, so that latencies do not simply add up.
     #[test]
     fn the_delay_is_found_with_which_the_simulation_has_the_latency() {
-        let (job, cpu) = (job().unwrap(), Cpu { stall_ns: 50, ..Cpu::default() });
+        let (job, cpu) = (
+            job().unwrap(),
+            Cpu {
+                stall_ns: 50,
+                ..Cpu::default()
+            },
+        );
         for line in [40, 200, 900] {
-            let latency_ns = simulated_latency_ns(&job, Cpu { line_ns: line, ..cpu }).unwrap();
+            let latency_ns = simulated_latency_ns(
+                &job,
+                Cpu {
+                    line_ns: line,
+                    ..cpu
+                },
+            )
+            .unwrap();
             let found = line_ns(&job, cpu, latency_ns).unwrap();
-            assert_eq!(simulated_latency_ns(&job, Cpu { line_ns: found, ..cpu }).unwrap(), latency_ns, "{line} ns, found {found} ns");
+            assert_eq!(
+                simulated_latency_ns(
+                    &job,
+                    Cpu {
+                        line_ns: found,
+                        ..cpu
+                    }
+                )
+                .unwrap(),
+                latency_ns,
+                "{line} ns, found {found} ns"
+            );
         }
     }
 
     #[test]
     fn a_slower_line_is_a_longer_round_trip() {
         let job = job().unwrap();
-        let [near, far] = [0, 1000].map(|line_ns| simulated_latency_ns(&job, Cpu { line_ns, ..Cpu::default() }).unwrap());
+        let [near, far] = [0, 1000].map(|line_ns| {
+            simulated_latency_ns(
+                &job,
+                Cpu {
+                    line_ns,
+                    ..Cpu::default()
+                },
+            )
+            .unwrap()
+        });
         assert!((far - near - 2000.0).abs() < 150.0, "{near} ns, {far} ns");
     }
 }

@@ -12,12 +12,13 @@ use harness::units;
 
 use crate::cli::job::JobArgs;
 
-/// Options of the course of `benchkv sim`. Times are those since the job began, its warm-up included.
+/// Options of the course of `benchkv sim`. Times are those since the job began, its warm-up
+/// included.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Changes in mid-run")]
 pub struct CourseArgs {
-    /// Time at which the policies of the job begin to act, and its batch window, from the beginning of the warm-up. Until then it runs
-    /// as without them.
+    /// Time at which the policies of the job begin to act, and its batch window, from the beginning
+    /// of the warm-up. Until then it runs as without them.
     #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     pub policies_from: Option<f64>,
 
@@ -29,8 +30,10 @@ pub struct CourseArgs {
     #[arg(long, value_name = "RANK@TIME+TIME")]
     pub pause: Option<Pause>,
 
-    /// The load of each run in turn: the operations that each client has outstanding (depth), or the clients of each rank that have some (clients). Up to
-    /// those of the job; there are as many runs as numbers. A job that is swept up and down shows whether its state depends on where it comes from.
+    /// The load of each run in turn: the operations that each client has outstanding (depth), or
+    /// the clients of each rank that have some (clients). Up to those of the job; there are as many
+    /// runs as numbers. A job that is swept up and down shows whether its state depends on where it
+    /// comes from.
     #[arg(long, value_name = "depth|clients=N,N,...", conflicts_with_all = ["runs", "ops", "rate"])]
     pub sweep: Option<Sweep>,
 }
@@ -54,9 +57,15 @@ impl FromStr for Pause {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('@').and_then(|(rank, times)| Some((rank.parse().ok()?, times.split_once('+')?)));
+        let parts = text
+            .split_once('@')
+            .and_then(|(rank, times)| Some((rank.parse().ok()?, times.split_once('+')?)));
         let (rank, (from, time)) = parts.ok_or("use RANK@TIME+TIME, as 0@2ms+1ms")?;
-        Ok(Self { rank, from_s: units::seconds(from)?, for_s: units::seconds(time)? })
+        Ok(Self {
+            rank,
+            from_s: units::seconds(from)?,
+            for_s: units::seconds(time)?,
+        })
     }
 }
 
@@ -71,10 +80,16 @@ impl FromStr for Sweep {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, values) = text.split_once('=').unwrap_or_default();
-        let values: Option<Vec<usize>> = values.split(',').map(|value| value.parse().ok()).collect();
+        let values: Option<Vec<usize>> =
+            values.split(',').map(|value| value.parse().ok()).collect();
         match (name, values) {
-            ("depth" | "clients", Some(values)) if values.len() <= MAX_RUNS => Ok(Self { is_of_clients: name == "clients", values }),
-            _ => Err(format!("use depth=N,N,... or clients=N,N,..., with up to {MAX_RUNS} numbers")),
+            ("depth" | "clients", Some(values)) if values.len() <= MAX_RUNS => Ok(Self {
+                is_of_clients: name == "clients",
+                values,
+            }),
+            _ => Err(format!(
+                "use depth=N,N,... or clients=N,N,..., with up to {MAX_RUNS} numbers"
+            )),
         }
     }
 }
@@ -85,7 +100,16 @@ const MAX_RUNS: usize = 32;
 impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values: Vec<String> = self.values.iter().map(ToString::to_string).collect();
-        write!(f, "{}={}", if self.is_of_clients { "clients" } else { "depth" }, values.join(","))
+        write!(
+            f,
+            "{}={}",
+            if self.is_of_clients {
+                "clients"
+            } else {
+                "depth"
+            },
+            values.join(",")
+        )
     }
 }
 
@@ -99,7 +123,12 @@ impl CourseArgs {
     /// Returns the options as they are recorded.
     #[must_use]
     pub fn record(&self) -> Vec<String> {
-        let Self { policies_from, policies_until, pause, sweep } = self;
+        let Self {
+            policies_from,
+            policies_until,
+            pause,
+            sweep,
+        } = self;
         let typed = [
             policies_from.map(|s| format!("--policies-from {s}s")),
             policies_until.map(|s| format!("--policies-until {s}s")),
@@ -114,12 +143,24 @@ impl CourseArgs {
     /// # Errors
     /// The first option that does not, and what is legal.
     pub fn check(&self, args: &JobArgs, job: &Job) -> Result<(), RangeError> {
-        let end_s = if args.ops.is_some() { f64::INFINITY } else { args.warmup + args.duration * job.runs as f64 };
+        let end_s = if args.ops.is_some() {
+            f64::INFINITY
+        } else {
+            args.warmup + args.duration * job.runs as f64
+        };
         let within_job = |flag, given: String, at_s: f64| match at_s < end_s {
             true => Ok(()),
-            false => Err(range(flag, given, "the job is over by then", format!("a time below {end_s}s"))),
+            false => Err(range(
+                flag,
+                given,
+                "the job is over by then",
+                format!("a time below {end_s}s"),
+            )),
         };
-        for (flag, time_s) in [("--policies-from", self.policies_from), ("--policies-until", self.policies_until)] {
+        for (flag, time_s) in [
+            ("--policies-from", self.policies_from),
+            ("--policies-until", self.policies_until),
+        ] {
             let Some(time_s) = time_s else { continue };
             within_job(flag, format!("{time_s}s"), time_s)?;
             if job.topology.backend == Backend::Direct {
@@ -153,13 +194,26 @@ impl CourseArgs {
             let ranks = job.topology.ranks;
             within_job("--pause", pause.to_string(), pause.from_s)?;
             if pause.rank >= ranks {
-                return Err(range("--pause", pause.to_string(), "there is no such rank", format!("a rank from 0 to {}", ranks - 1)));
+                return Err(range(
+                    "--pause",
+                    pause.to_string(),
+                    "there is no such rank",
+                    format!("a rank from 0 to {}", ranks - 1),
+                ));
             }
         }
         if let Some(sweep) = &self.sweep {
-            let most = if sweep.is_of_clients { job.topology.clients } else { args.queue_depth };
+            let most = if sweep.is_of_clients {
+                job.topology.clients
+            } else {
+                args.queue_depth
+            };
             if !sweep.values.iter().all(|value| (1..=most).contains(value)) {
-                let legal = if sweep.is_of_clients { "--client-threads" } else { "--queue-depth" };
+                let legal = if sweep.is_of_clients {
+                    "--client-threads"
+                } else {
+                    "--queue-depth"
+                };
                 return Err(range(
                     "--sweep",
                     sweep.to_string(),
@@ -174,21 +228,35 @@ impl CourseArgs {
     /// Returns the changes of a job whose runs of `duration_s` follow a warm-up.
     #[must_use]
     pub fn events(&self, args: &JobArgs, job: &Job) -> Vec<Event> {
-        let policies = |at_s: f64, act| Event { at_ns: ns(at_s), change: Change::Policies(act) };
+        let policies = |at_s: f64, act| Event {
+            at_ns: ns(at_s),
+            change: Change::Policies(act),
+        };
         let mut events = Vec::new();
         if let Some(from_s) = self.policies_from {
             events.extend([policies(0.0, false), policies(from_s, true)]);
         }
         events.extend(self.policies_until.map(|until_s| policies(until_s, false)));
-        for (run, value) in self.sweep.iter().flat_map(|sweep| sweep.values.iter().enumerate()) {
+        for (run, value) in self
+            .sweep
+            .iter()
+            .flat_map(|sweep| sweep.values.iter().enumerate())
+        {
             let (clients, depth) = if self.sweep.as_ref().is_some_and(|sweep| sweep.is_of_clients) {
                 (*value, args.queue_depth)
             } else {
                 (job.topology.clients, *value)
             };
             // The first load is that of the warm-up, too.
-            let at_s = if run == 0 { 0.0 } else { args.warmup + args.duration * run as f64 };
-            events.push(Event { at_ns: ns(at_s), change: Change::Load { clients, depth } });
+            let at_s = if run == 0 {
+                0.0
+            } else {
+                args.warmup + args.duration * run as f64
+            };
+            events.push(Event {
+                at_ns: ns(at_s),
+                change: Change::Load { clients, depth },
+            });
         }
         events
     }
@@ -196,7 +264,8 @@ impl CourseArgs {
     /// Returns the rank that stands still, since when, and for how long, in ns.
     #[must_use]
     pub fn stopped(&self) -> Option<(usize, u64, u64)> {
-        self.pause.map(|pause| (pause.rank, ns(pause.from_s), ns(pause.for_s)))
+        self.pause
+            .map(|pause| (pause.rank, ns(pause.from_s), ns(pause.for_s)))
     }
 }
 

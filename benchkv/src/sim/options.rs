@@ -28,19 +28,32 @@ pub struct SimulationRecord {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Models")]
 pub struct WorldArgs {
-    /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message
-    /// that it moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
-    /// (client), an operation that it issues or that ends (operation), the time until a polling core sees the stores of another core
-    /// (line), the wait for the memory of other cores in a turn that finds messages (stall). Or a FILE with such values, one per line, as
+    /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a
+    /// policy adds to it (poll), a message that it moves (message), a completion (completion), a
+    /// WRITE or SEND posted (write), a step of a client that finds nothing (client), an operation
+    /// that it issues or that ends (operation), the time until a polling core sees the stores of
+    /// another core (line), the wait for the memory of other cores in a turn that finds messages
+    /// (stall). Or a FILE with such values, one per line, as
     /// --calibrate writes it; with a / in its path if it has a = (./a=b).
-    #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "KEY=NS,...|FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub cpu: CpuModel,
 
-    /// Costs of NICs, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND
-    /// that arrives: its inverse is the maximum rate of a receiver; 0: none), unordered (the same if the receives are an unordered list),
-    /// queue (minimum time between two receives from the same queue), miss (fetch of a context), jitter (maximum); in ps, byte; contexts
-    /// (queue pairs whose context a NIC holds).
-    #[arg(long, value_name = "KEY=NUMBER,...", default_value = "", hide_default_value = true)]
+    /// Costs of NICs, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way),
+    /// receive (per WRITE with immediate or SEND that arrives: its inverse is the maximum rate of a
+    /// receiver; 0: none), unordered (the same if the receives are an unordered list), queue
+    /// (minimum time between two receives from the same queue), miss (fetch of a context), jitter
+    /// (maximum); in ps, byte; contexts (queue pairs whose context a NIC holds).
+    #[arg(
+        long,
+        value_name = "KEY=NUMBER,...",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub nic: NicChoice,
 
     /// Have the devices check properties that a NIC does not check, and hash all their actions.
@@ -70,7 +83,10 @@ pub trait Named {
     where
         Self: Sized,
     {
-        self.named().into_iter().map(|(name, value)| (name.to_owned(), *value)).collect()
+        self.named()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), *value))
+            .collect()
     }
 }
 
@@ -89,19 +105,28 @@ pub struct Nic {
 
 impl From<NicParameters> for Nic {
     fn from(parameters: NicParameters) -> Self {
-        Self { contexts: parameters.context_entries as u64, parameters }
+        Self {
+            contexts: parameters.context_entries as u64,
+            parameters,
+        }
     }
 }
 
 impl From<Nic> for NicParameters {
     fn from(nic: Nic) -> Self {
-        Self { context_entries: usize::try_from(nic.contexts).unwrap_or(usize::MAX), ..nic.parameters }
+        Self {
+            context_entries: usize::try_from(nic.contexts).unwrap_or(usize::MAX),
+            ..nic.parameters
+        }
     }
 }
 
 impl Named for Nic {
     fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
-        let Self { parameters, contexts } = self;
+        let Self {
+            parameters,
+            contexts,
+        } = self;
         vec![
             ("doorbell", &mut parameters.doorbell_ns),
             ("send", &mut parameters.send_ns),
@@ -121,16 +146,28 @@ impl Named for Nic {
 fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
     const MAX: u64 = 1_000_000_000;
     let mut values = model.named();
-    let known = values.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let known = values
+        .iter()
+        .map(|(name, _)| *name)
+        .collect::<Vec<_>>()
+        .join(", ");
     let mut seen = BTreeSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once('=').ok_or_else(|| format!("{part}: use KEY=NUMBER, with commas between them"))?;
-        let number =
-            value.parse().ok().filter(|number| *number <= MAX).ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("{part}: use KEY=NUMBER, with commas between them"))?;
+        let number = value
+            .parse()
+            .ok()
+            .filter(|number| *number <= MAX)
+            .ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
         if !seen.insert(key) {
             return Err(format!("{part}: {key} is given twice"));
         }
-        let place = values.iter_mut().find(|(name, _)| *name == key).ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
+        let place = values
+            .iter_mut()
+            .find(|(name, _)| *name == key)
+            .ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
         *place.1 = number;
     }
     Ok(())
@@ -145,12 +182,19 @@ impl FromStr for CpuModel {
             set(&mut cpu, text)?;
         } else {
             let mut model = String::new();
-            let read = File::open(text).and_then(|file| file.take(MODEL_BYTES + 1).read_to_string(&mut model));
+            let read = File::open(text)
+                .and_then(|file| file.take(MODEL_BYTES + 1).read_to_string(&mut model));
             read.map_err(|error| format!("the file {text}: {error}"))?;
             if model.len() as u64 > MODEL_BYTES {
-                return Err(format!("the file {text}: no model has more than {MODEL_BYTES} bytes"));
+                return Err(format!(
+                    "the file {text}: no model has more than {MODEL_BYTES} bytes"
+                ));
             }
-            let lines: Vec<_> = model.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
+            let lines: Vec<_> = model
+                .lines()
+                .map(str::trim)
+                .filter(|line| !line.starts_with('#'))
+                .collect();
             set(&mut cpu, &lines.join(",")).map_err(|error| format!("the file {text}: {error}"))?;
         }
         Ok(Self(cpu))
@@ -178,11 +222,31 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path.to_str().unwrap().parse::<CpuModel>()
         };
-        assert_eq!(of("# a comment\nround=7\n\n poll=8\n").map(|CpuModel(cpu)| (cpu.round_ns, cpu.poll_ns)), Ok((7, 8)));
-        assert!(of("round=7\nround=8\n").unwrap_err().ends_with("round=8: round is given twice"));
-        assert!(of(&"#\n".repeat(40_000)).unwrap_err().ends_with("no model has more than 65536 bytes"));
+        assert_eq!(
+            of("# a comment\nround=7\n\n poll=8\n")
+                .map(|CpuModel(cpu)| (cpu.round_ns, cpu.poll_ns)),
+            Ok((7, 8))
+        );
+        assert!(
+            of("round=7\nround=8\n")
+                .unwrap_err()
+                .ends_with("round=8: round is given twice")
+        );
+        assert!(
+            of(&"#\n".repeat(40_000))
+                .unwrap_err()
+                .ends_with("no model has more than 65536 bytes")
+        );
         std::fs::remove_file(&path).unwrap();
-        assert!("/dev/zero".parse::<CpuModel>().unwrap_err().contains("more than 65536 bytes"));
-        assert_eq!("queue=1,queue=2".parse::<NicChoice>().unwrap_err(), "queue=2: queue is given twice");
+        assert!(
+            "/dev/zero"
+                .parse::<CpuModel>()
+                .unwrap_err()
+                .contains("more than 65536 bytes")
+        );
+        assert_eq!(
+            "queue=1,queue=2".parse::<NicChoice>().unwrap_err(),
+            "queue=2: queue is given twice"
+        );
     }
 }

@@ -22,30 +22,64 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a sample in which every field has a value of its own, so that no field can be taken for another.
+/// Returns a sample in which every field has a value of its own, so that no field can be taken for
+/// another.
 fn sample(from: u64, run: Option<u16>) -> Sample {
     let fields: StringRecord = (from..from + 14).map(|value| value.to_string()).collect();
-    let fields: StringRecord = fields.iter().enumerate().map(|(at, text)| if at == 1 { "" } else { text }).collect();
-    Sample { run, ..fields.deserialize(None).unwrap() }
+    let fields: StringRecord = fields
+        .iter()
+        .enumerate()
+        .map(|(at, text)| if at == 1 { "" } else { text })
+        .collect();
+    Sample {
+        run,
+        ..fields.deserialize(None).unwrap()
+    }
 }
 
 #[test]
 fn a_series_reads_back_as_it_was_written() {
     let dir = Scratch::new("roundtrip");
-    let samples = vec![sample(1, None), sample(100, Some(3)), Sample { time_ns: u64::MAX, ..sample(u64::MAX - 20, Some(u16::MAX)) }];
+    let samples = vec![
+        sample(1, None),
+        sample(100, Some(3)),
+        Sample {
+            time_ns: u64::MAX,
+            ..sample(u64::MAX - 20, Some(u16::MAX))
+        },
+    ];
     let file = TraceFile::new(&dir.0, 3, 12);
     let text = || fs::read_to_string(&file.path).unwrap();
-    let mut series = Series { samples, ..Series::default() };
+    let mut series = Series {
+        samples,
+        ..Series::default()
+    };
     file.write(&series).unwrap();
     assert_eq!(file.read().unwrap(), series);
-    assert_eq!(text().lines().take(2).collect::<Vec<_>>(), [&columns(&[]), "1,,3,4,5,6,7,8,9,10,11,12,13,14"]);
+    assert_eq!(
+        text().lines().take(2).collect::<Vec<_>>(),
+        [&columns(&[]), "1,,3,4,5,6,7,8,9,10,11,12,13,14"]
+    );
     assert!(text().ends_with('\n') && text().lines().count() == 4);
-    let [first, ..] = series.samples.as_slice() else { panic!("three") };
-    assert_eq!((first.rtt_ns, first.outstanding, first.window_stalls), (14, 9, 8), "columns are where the header says");
-    series = Series { endpoints: vec![0, 11], by_endpoint: vec![5, 6, 7, 8, 9, u32::MAX], ..series };
+    let [first, ..] = series.samples.as_slice() else {
+        panic!("three")
+    };
+    assert_eq!(
+        (first.rtt_ns, first.outstanding, first.window_stalls),
+        (14, 9, 8),
+        "columns are where the header says"
+    );
+    series = Series {
+        endpoints: vec![0, 11],
+        by_endpoint: vec![5, 6, 7, 8, 9, u32::MAX],
+        ..series
+    };
     file.write(&series).unwrap();
     assert_eq!(file.read().unwrap(), series);
-    assert!(text().lines().nth(1).unwrap().ends_with(",13,14,5,6") && text().contains("rtt_ns,outstanding_0,outstanding_11\n"));
+    assert!(
+        text().lines().nth(1).unwrap().ends_with(",13,14,5,6")
+            && text().contains("rtt_ns,outstanding_0,outstanding_11\n")
+    );
     file.write(&Series::default()).unwrap();
     assert_eq!(file.read().unwrap(), Series::default());
 }
@@ -54,12 +88,23 @@ fn a_series_reads_back_as_it_was_written() {
 fn files_are_found_by_rank_and_daemon() {
     let dir = Scratch::new("find");
     for (rank, daemon) in [(10, 0), (2, 1), (2, 0)] {
-        TraceFile::new(&dir.0, rank, daemon).write(&Series::default()).unwrap();
+        TraceFile::new(&dir.0, rank, daemon)
+            .write(&Series::default())
+            .unwrap();
     }
-    for other in ["rank-1-daemon-.csv", "rank-x-daemon-0.csv", "rank-1-daemon-0.csv.gz", "result.json"] {
+    for other in [
+        "rank-1-daemon-.csv",
+        "rank-x-daemon-0.csv",
+        "rank-1-daemon-0.csv.gz",
+        "result.json",
+    ] {
         fs::write(dir.0.join(other), "").unwrap();
     }
-    let found: Vec<_> = TraceFile::all_in(&dir.0).unwrap().into_iter().map(|file| (file.rank, file.daemon)).collect();
+    let found: Vec<_> = TraceFile::all_in(&dir.0)
+        .unwrap()
+        .into_iter()
+        .map(|file| (file.rank, file.daemon))
+        .collect();
     assert_eq!(found, [(2, 0), (2, 1), (10, 0)]);
 }
 
@@ -69,24 +114,69 @@ fn what_is_no_trace_is_refused_with_file_line_and_column() {
     let header = columns(&[]);
     let good = "1,,3,4,5,6,7,8,9,10,11,12,13,14";
     for (text, parts) in [
-        (String::new(), ["is not a trace of this version", "line 1 is \"\""]),
-        ("a,b\n1,2\n".to_owned(), ["is not a trace of this version", "\"a,b\""]),
-        (format!("{header},more\n"), ["is not a trace of this version", "more"]),
-        (format!("{header},outstanding_0,more\n"), ["is not a trace of this version", "more"]),
-        (format!("{header},outstanding_3\n{good},-1\n"), ["line 2, column outstanding_3: \"-1\"", "from 0 to 4294967295"]),
-        (format!("{header}\n{good}\n1,2\n"), ["line 3: 2 fields", "not 14"]),
-        (format!("{header}\n{good},15\n"), ["line 2: 15 fields", "not 14"]),
-        (format!("{header}\n{good}\n\n"), ["line 3: 1 fields", "not 14"]),
-        (format!("{header}\n{}\n", good.replace(",3,", ",-3,")), ["line 2, column loops: \"-3\"", "from 0 to 18446744073709551615"]),
-        (format!("{header}\n{}\n", good.replace(",,", ",65536,")), ["line 2, column run: \"65536\"", "from 0 to 65535"]),
-        (format!("{header}\n{}\n", good.replace("13,", ",")), ["line 2, column poll_budget: \"\"", "is not a number"]),
+        (
+            String::new(),
+            ["is not a trace of this version", "line 1 is \"\""],
+        ),
+        (
+            "a,b\n1,2\n".to_owned(),
+            ["is not a trace of this version", "\"a,b\""],
+        ),
+        (
+            format!("{header},more\n"),
+            ["is not a trace of this version", "more"],
+        ),
+        (
+            format!("{header},outstanding_0,more\n"),
+            ["is not a trace of this version", "more"],
+        ),
+        (
+            format!("{header},outstanding_3\n{good},-1\n"),
+            [
+                "line 2, column outstanding_3: \"-1\"",
+                "from 0 to 4294967295",
+            ],
+        ),
+        (
+            format!("{header}\n{good}\n1,2\n"),
+            ["line 3: 2 fields", "not 14"],
+        ),
+        (
+            format!("{header}\n{good},15\n"),
+            ["line 2: 15 fields", "not 14"],
+        ),
+        (
+            format!("{header}\n{good}\n\n"),
+            ["line 3: 1 fields", "not 14"],
+        ),
+        (
+            format!("{header}\n{}\n", good.replace(",3,", ",-3,")),
+            [
+                "line 2, column loops: \"-3\"",
+                "from 0 to 18446744073709551615",
+            ],
+        ),
+        (
+            format!("{header}\n{}\n", good.replace(",,", ",65536,")),
+            ["line 2, column run: \"65536\"", "from 0 to 65535"],
+        ),
+        (
+            format!("{header}\n{}\n", good.replace("13,", ",")),
+            ["line 2, column poll_budget: \"\"", "is not a number"],
+        ),
     ] {
         let refused = dir.file(&text).read().unwrap_err().to_string();
         assert!(refused.contains("rank-0-daemon-1.csv"), "{refused}");
-        assert!(parts.iter().all(|part| refused.contains(part)), "{text:?}: {refused}");
+        assert!(
+            parts.iter().all(|part| refused.contains(part)),
+            "{text:?}: {refused}"
+        );
     }
     let missing = TraceFile::new(&dir.0, 7, 7).read().unwrap_err().to_string();
-    assert!(missing.contains("rank-7-daemon-7.csv: No such file"), "{missing}");
+    assert!(
+        missing.contains("rank-7-daemon-7.csv: No such file"),
+        "{missing}"
+    );
     fs::write(&TraceFile::new(&dir.0, 0, 1).path, [0xff, 0xfe, b'\n']).unwrap();
     let binary = TraceFile::new(&dir.0, 0, 1).read().unwrap_err().to_string();
     assert!(binary.contains("UTF-8"), "{binary}");
@@ -98,13 +188,24 @@ fn a_directory_is_looked_at_made_when_series_are_written_and_refused_where_it_ca
     let options = |dir: PathBuf| TraceOptions { dir, interval: 1 };
     let new = options(dir.0.join("deep/er"));
     new.check().unwrap();
-    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 0, "neither a directory nor the probe is left");
+    assert_eq!(
+        fs::read_dir(&dir.0).unwrap().count(),
+        0,
+        "neither a directory nor the probe is left"
+    );
     new.write(0, [&Series::default()].into_iter()).unwrap();
     assert_eq!(TraceFile::all_in(&new.dir).unwrap().len(), 1);
     let occupied = new.check().unwrap_err().to_string();
-    assert!(occupied.contains("deep/er has the traces of another job"), "{occupied}");
+    assert!(
+        occupied.contains("deep/er has the traces of another job"),
+        "{occupied}"
+    );
     let file = dir.file("").path;
-    for unusable in [file.clone(), file.join("below"), PathBuf::from("/proc/benchkv")] {
+    for unusable in [
+        file.clone(),
+        file.join("below"),
+        PathBuf::from("/proc/benchkv"),
+    ] {
         let refused = options(unusable.clone()).check().unwrap_err().to_string();
         assert!(refused.starts_with(unusable.to_str().unwrap()), "{refused}");
     }

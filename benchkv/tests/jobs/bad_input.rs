@@ -1,5 +1,5 @@
-//! A job that cannot run is refused: the message names the error and the legal values, nothing hangs, nothing is left behind. Exit status
-//! 2 means a refusal before a process was started.
+//! A job that cannot run is refused: the message names the error and the legal values, nothing
+//! hangs, nothing is left behind. Exit status 2 means a refusal before a process was started.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -14,7 +14,8 @@ use launch::device::DEVICE_VARIABLE;
 
 use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
 
-/// Runs benchkv. Asserts a refusal that contains every one of `parts`, and nothing on standard output.
+/// Runs benchkv. Asserts a refusal that contains every one of `parts`, and nothing on standard
+/// output.
 #[track_caller]
 fn refused(args: &[&str], parts: &[&str]) {
     let ended = Job::start(&mut benchkv(args)).end();
@@ -25,56 +26,123 @@ fn refused(args: &[&str], parts: &[&str]) {
 #[track_caller]
 fn directory_refused(path: &Path, parts: &[&str]) {
     let path = path.to_str().unwrap();
-    refused(&["--shm-dir", path], &[&["--shm-dir", path], parts].concat());
+    refused(
+        &["--shm-dir", path],
+        &[&["--shm-dir", path], parts].concat(),
+    );
 }
 
 #[test]
 fn illegal_options_are_refused_with_the_legal_ones() {
-    refused(&["--backend", "tcp"], &["tcp", "meta", "delegation", "sharded", "direct"]);
+    refused(
+        &["--backend", "tcp"],
+        &["tcp", "meta", "delegation", "sharded", "direct"],
+    );
     refused(&["--device", "eth0"], &["eth0", "auto", "soft", "mlx5_N"]);
-    for flag in ["--ranks", "--server-threads", "--client-threads", "--queue-depth", "--runs", "--key-range"] {
+    for flag in [
+        "--ranks",
+        "--server-threads",
+        "--client-threads",
+        "--queue-depth",
+        "--runs",
+        "--key-range",
+    ] {
         refused(&[flag, "0"], &[flag, "from 1 to"]);
     }
     let ended = Job::start(benchkv(&[]).env(DEVICE_VARIABLE, "eth0")).end();
-    ended.assert_failed(2, &["--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"]);
-    refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
-    refused(&["--ring-size", "536870912"], &["more than is supported", "from 4096 to 268435456"]);
-    refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);
-    refused(&["--value-size", "7"], &["--value-size", "use 8 to 65536 bytes"]);
-    refused(&["--value-size", "65537"], &["--value-size", "use 8 to 65536 bytes"]);
-    refused(&["--value-size", "64K", "--ring-size", "512K"], &["--ring-size 524288", "--value-size", "power of two from 1048576"]);
+    ended.assert_failed(
+        2,
+        &["--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"],
+    );
+    refused(
+        &["--ring-size", "1024"],
+        &["too small", "power of two from 4096"],
+    );
+    refused(
+        &["--ring-size", "536870912"],
+        &["more than is supported", "from 4096 to 268435456"],
+    );
+    refused(
+        &["--ring-size", "5000"],
+        &["not a power of two", "power of two from 4096"],
+    );
+    refused(
+        &["--value-size", "7"],
+        &["--value-size", "use 8 to 65536 bytes"],
+    );
+    refused(
+        &["--value-size", "65537"],
+        &["--value-size", "use 8 to 65536 bytes"],
+    );
+    refused(
+        &["--value-size", "64K", "--ring-size", "512K"],
+        &[
+            "--ring-size 524288",
+            "--value-size",
+            "power of two from 1048576",
+        ],
+    );
     refused(&["--read-ratio", "1.01"], &["--read-ratio", "from 0 to 1"]);
     refused(&["--read-ratio=-1"], &["from 0 to 1"]);
     refused(&["--read-ratio", "NaN"], &["--read-ratio", "from 0 to 1"]);
-    refused(&["--remote-ratio", "0.5", "--ranks", "1"], &["--remote-ratio", "no other"]);
+    refused(
+        &["--remote-ratio", "0.5", "--ranks", "1"],
+        &["--remote-ratio", "no other"],
+    );
     refused(&["--distribution", "zipfian:99"], &["at most 10"]);
     refused(&["--pin", "60000"], &["core 60000", "usable are"]);
 }
 
 #[test]
 fn a_job_that_needs_more_memory_than_it_may_take_is_refused_with_both() {
-    let args = ["--backend", "direct", "--ranks", "24", "--client-threads", "46", "--memory-limit", "1000000000"];
+    let args = [
+        "--backend",
+        "direct",
+        "--ranks",
+        "24",
+        "--client-threads",
+        "46",
+        "--memory-limit",
+        "1000000000",
+    ];
     refused(
         &args,
-        &["the job needs about ", " and may take 1000000000 ", "connections between ranks", "--memory-limit", "--ring-size", "--no-verify"],
+        &[
+            "the job needs about ",
+            " and may take 1000000000 ",
+            "connections between ranks",
+            "--memory-limit",
+            "--ring-size",
+            "--no-verify",
+        ],
     );
 }
 
 #[test]
 fn a_result_that_could_not_be_written_is_refused_before_the_run() {
-    refused(&["--json", "/nonexistent/result.json"], &["--json", "/nonexistent/result.json", "No such file"]);
+    refused(
+        &["--json", "/nonexistent/result.json"],
+        &["--json", "/nonexistent/result.json", "No such file"],
+    );
     let files = Scratch::on_disk();
-    refused(&["--json", files.path().to_str().unwrap()], &["--json", files.path().to_str().unwrap(), "directory"]);
+    refused(
+        &["--json", files.path().to_str().unwrap()],
+        &["--json", files.path().to_str().unwrap(), "directory"],
+    );
     let new = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
     let nameless = "does not end in the name of a file";
     refused(&["--json", ""], &["--json: ", nameless]);
     refused(&["--json", &new("dir/")], &["--json: ", nameless]);
     refused(&["--output", &new("dir.csv/")], &["--output: ", nameless]);
-    refused(&["--json", &new(&"b".repeat(256))], &["--json: ", "File name too long", "give it a shorter name"]);
+    refused(
+        &["--json", &new(&"b".repeat(256))],
+        &["--json: ", "File name too long", "give it a shorter name"],
+    );
     assert_eq!(files.names(), [""; 0]);
 }
 
-/// Otherwise the later file would replace the earlier one, and the job would end as if all were well.
+/// Otherwise the later file would replace the earlier one, and the job would end as if all were
+/// well.
 #[test]
 fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     let files = Scratch::on_disk();
@@ -92,7 +160,12 @@ fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
         ["--output", "rank-0-daemon-1.csv", "--trace", "."],
     ] {
         let (one, other) = (of(one), of(other));
-        refused(&[flag, &one, other_flag, &other], &[&format!("{flag} {one} and {other_flag} {other} are the same file")]);
+        refused(
+            &[flag, &one, other_flag, &other],
+            &[&format!(
+                "{flag} {one} and {other_flag} {other} are the same file"
+            )],
+        );
     }
     assert!(!files.path().join("new").exists());
 }
@@ -139,7 +212,12 @@ fn a_directory_of_another_user_is_refused() {
 #[test]
 fn a_directory_where_no_file_can_be_made_is_refused() {
     if is_root() {
-        let refused = |dir| directory_refused(Path::new(dir), &["no file can be made in it: ", "; name another"]);
+        let refused = |dir| {
+            directory_refused(
+                Path::new(dir),
+                &["no file can be made in it: ", "; name another"],
+            )
+        };
         refused("/proc");
         // In a changed root nothing may be mounted there.
         if Path::new("/sys/kernel").exists() {
@@ -156,15 +234,36 @@ fn a_directory_where_no_file_can_be_made_is_refused() {
 #[test]
 fn a_job_under_mpirun_without_mpi_is_refused() {
     let ended = Job::start(benchkv(&[]).env("OMPI_COMM_WORLD_SIZE", "4")).end();
-    ended.assert_failed(2, &["mpirun announces 4 processes, but this build has no MPI", "--features mpi", "--ranks 4"]);
+    ended.assert_failed(
+        2,
+        &[
+            "mpirun announces 4 processes, but this build has no MPI",
+            "--features mpi",
+            "--ranks 4",
+        ],
+    );
 }
 
 #[test]
 fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     // Enough for the server of the rank's clients, which comes first, and not for the ring.
-    let ended = Job::start(limit(benchkv(&SHORT).arg("--shm-dir").arg(dir.path()), libc::RLIMIT_FSIZE, 8600, 8600)).end();
-    ended.assert_failed(1, &["the delegation ring", "needs 8640 bytes", "RLIMIT_FSIZE allows 8600", "status 1"]);
+    let ended = Job::start(limit(
+        benchkv(&SHORT).arg("--shm-dir").arg(dir.path()),
+        libc::RLIMIT_FSIZE,
+        8600,
+        8600,
+    ))
+    .end();
+    ended.assert_failed(
+        1,
+        &[
+            "the delegation ring",
+            "needs 8640 bytes",
+            "RLIMIT_FSIZE allows 8600",
+            "status 1",
+        ],
+    );
     dir.assert_empty();
 }
 
@@ -172,7 +271,16 @@ fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
 fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
     // Too little for one rank, in any order of the ranks and of their files.
     match run_in_tmpfs(c"size=16k,mode=0700") {
-        Some(ended) => ended.assert_failed(1, &[": the ", " needs ", " bytes and ", " are free: make room", "status 1"]),
+        Some(ended) => ended.assert_failed(
+            1,
+            &[
+                ": the ",
+                " needs ",
+                " bytes and ",
+                " are free: make room",
+                "status 1",
+            ],
+        ),
         None => a_limit_on_file_sizes_is_named_with_what_is_needed(),
     }
 }
@@ -192,21 +300,43 @@ fn the_default_job_fits_into_the_shared_memory_that_doctor_asks_for() {
         assert!((1..DEFAULT_SHM_BYTES).contains(&most), "{most} bytes");
         job.end()
     });
-    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+    assert!(
+        ended.status.success() && ended.stdout.contains("round trip"),
+        "{}",
+        ended.stderr
+    );
 }
 
-/// Runs a short job whose directory is a file system of its own. Returns `None`, and prints why, if this process may not mount.
+/// Runs a short job whose directory is a file system of its own. Returns `None`, and prints why, if
+/// this process may not mount.
 fn run_in_tmpfs(size: &'static CStr) -> Option<Ended> {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let mount_point = CString::new(dir.path().to_str().unwrap()).unwrap();
     let mount = move || {
-        // SAFETY: all strings are live and end with NUL; the calls are bare system calls, hence async-signal-safe.
+        // SAFETY: all strings are live and end with NUL; the calls are bare system calls, hence
+        // async-signal-safe.
         let is_mounted = unsafe {
             libc::unshare(libc::CLONE_NEWNS) == 0
-                && libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) == 0
-                && libc::mount(c"none".as_ptr(), mount_point.as_ptr(), c"tmpfs".as_ptr(), 0, size.as_ptr().cast()) == 0
+                && libc::mount(
+                    std::ptr::null(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+                && libc::mount(
+                    c"none".as_ptr(),
+                    mount_point.as_ptr(),
+                    c"tmpfs".as_ptr(),
+                    0,
+                    size.as_ptr().cast(),
+                ) == 0
         };
-        if is_mounted { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if is_mounted {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     };
     let mut command = benchkv(&SHORT);
     command.arg("--shm-dir").arg(dir.path());
@@ -216,7 +346,13 @@ fn run_in_tmpfs(size: &'static CStr) -> Option<Ended> {
         Ok(job) => Some(job.end()),
         Err(error) => {
             // In a root directory that is no mount point (chroot) it is an invalid argument.
-            assert!(matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput), "{error}");
+            assert!(
+                matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput
+                ),
+                "{error}"
+            );
             eprintln!("this process may not mount a tmpfs: another way stands in for it");
             None
         }
@@ -228,20 +364,46 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The soft limit of many systems is about the number of files that a job with several endpoints opens.
+/// The soft limit of many systems is about the number of files that a job with several endpoints
+/// opens.
 #[test]
 fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it_may() {
-    let args = ["--backend", "direct", "--ranks", "3", "--server-threads", "2", "--client-threads", "3"];
+    let args = [
+        "--backend",
+        "direct",
+        "--ranks",
+        "3",
+        "--server-threads",
+        "2",
+        "--client-threads",
+        "3",
+    ];
     let start = |soft, hard| {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let mut command = benchkv(&["--ops", "20"]);
-        let ended = Job::start(limit(command.args(args).arg("--shm-dir").arg(dir.path()), libc::RLIMIT_NOFILE, soft, hard)).end();
+        let ended = Job::start(limit(
+            command.args(args).arg("--shm-dir").arg(dir.path()),
+            libc::RLIMIT_NOFILE,
+            soft,
+            hard,
+        ))
+        .end();
         dir.assert_empty();
         ended
     };
     let ended = start(64, 1024);
-    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
-    start(32, 64).assert_failed(1, &["rank 0: ", " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)"]);
+    assert!(
+        ended.status.success() && ended.stdout.contains("round trip"),
+        "{}",
+        ended.stderr
+    );
+    start(32, 64).assert_failed(
+        1,
+        &[
+            "rank 0: ",
+            " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)",
+        ],
+    );
 }
 
 /// Batch systems limit addresses (`h_vmem`), and devices map far more than they use.
@@ -249,8 +411,18 @@ fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it
 fn a_job_runs_in_few_gigabytes_of_addresses() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let mut command = benchkv(&SHORT);
-    let ended = Job::start(limit(command.arg("--shm-dir").arg(dir.path()), libc::RLIMIT_AS, 4 << 30, 4 << 30)).end();
-    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+    let ended = Job::start(limit(
+        command.arg("--shm-dir").arg(dir.path()),
+        libc::RLIMIT_AS,
+        4 << 30,
+        4 << 30,
+    ))
+    .end();
+    assert!(
+        ended.status.success() && ended.stdout.contains("round trip"),
+        "{}",
+        ended.stderr
+    );
 }
 
 /// The type of a resource's number, which depends on the C library.
@@ -262,10 +434,17 @@ type Resource = libc::__rlimit_resource_t;
 /// Limits the job to `soft` of a resource, with `hard` as the maximum that it can set itself.
 fn limit(command: &mut Command, resource: Resource, soft: u64, hard: u64) -> &mut Command {
     let limit = move || {
-        let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+        let limit = libc::rlimit {
+            rlim_cur: soft,
+            rlim_max: hard,
+        };
         // SAFETY: `limit` is live for the call.
         let status = unsafe { libc::setrlimit(resource, &raw const limit) };
-        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     };
     // SAFETY: the closure makes one async-signal-safe system call and allocates nothing.
     unsafe { command.pre_exec(limit) }

@@ -1,5 +1,6 @@
-//! `--wait event`: threads that sleep lose no operation, do nothing while there is nothing to do, and are woken by the end of a job. A
-//! lost wake-up would be noticed after a slice of sleep, so the tests count the polls that found nothing.
+//! `--wait event`: threads that sleep lose no operation, do nothing while there is nothing to do,
+//! and are woken by the end of a job. A lost wake-up would be noticed after a slice of sleep, so
+//! the tests count the polls that found nothing.
 
 use benchkv::result::JobResult;
 use serde_json::Value;
@@ -11,12 +12,28 @@ use crate::measurement::{count, list, measure};
 /// Backends with further arguments that change the events a thread sleeps on.
 const VARIED: [&[&str]; 3] = [
     &["--ranks", "1"],
-    &["--device", "soft:rtt_us=6,jitter_us=20", "--hold", "adaptive"],
+    &[
+        "--device",
+        "soft:rtt_us=6,jitter_us=20",
+        "--hold",
+        "adaptive",
+    ],
     &["--ring-size", "4096", "--queue-depth", "256"],
 ];
 
 fn sleeping(args: &[&str]) -> Value {
-    let all = [&["--wait", "event", "--server-threads", "2", "--client-threads", "2"], args].concat();
+    let all = [
+        &[
+            "--wait",
+            "event",
+            "--server-threads",
+            "2",
+            "--client-threads",
+            "2",
+        ],
+        args,
+    ]
+    .concat();
     let result = measure(&all);
     assert_eq!(result["options"]["wait"], "event");
     result
@@ -38,8 +55,8 @@ fn ucx_is_sound_when_its_threads_sleep() {
     sleeping(&["--backend", "ucx-am"]);
 }
 
-/// So few operations that threads have nothing to do most of the time: they make some rounds for each operation, and ten a second
-/// besides. Threads that poll make thousands of rounds for each.
+/// So few operations that threads have nothing to do most of the time: they make some rounds for
+/// each operation, and ten a second besides. Threads that poll make thousands of rounds for each.
 #[test]
 fn threads_without_work_do_nothing() {
     let slow = ["--rate", "100", "--duration", "1"];
@@ -51,7 +68,10 @@ fn threads_without_work_do_nothing() {
         for rank in list(&result, "per_rank") {
             for worker in list(rank, "daemons").iter().chain(list(rank, "clients")) {
                 let loops = count(worker, "loops");
-                assert!(loops < most, "{args:?}: {loops} rounds of one thread, {most} are more than it needs: {worker}");
+                assert!(
+                    loops < most,
+                    "{args:?}: {loops} rounds of one thread, {most} are more than it needs: {worker}"
+                );
             }
         }
     }
@@ -59,11 +79,18 @@ fn threads_without_work_do_nothing() {
 
 /// Starts a long job that has little to do. Returns it once it has begun, and its ranks.
 fn start_idle(dir: &Scratch, args: &[&str]) -> (Job, Vec<Process>) {
-    let job = start(dir, &[&["--wait", "event", "--rate", "1000"], args].concat(), 2);
+    let job = start(
+        dir,
+        &[&["--wait", "event", "--rate", "1000"], args].concat(),
+        2,
+    );
     let ranks = vec![job.rank(0), job.rank(1)];
     for rank in &ranks {
         // Before the run it sleeps ten times a second.
-        job.until("the clients of every rank sleep between operations", || rank.thread_sleeps("client-0").filter(|sleeps| *sleeps > 300));
+        job.until("the clients of every rank sleep between operations", || {
+            rank.thread_sleeps("client-0")
+                .filter(|sleeps| *sleeps > 300)
+        });
     }
     (job, ranks)
 }
@@ -81,7 +108,11 @@ fn a_rank_that_sleeps_notices_by_itself_that_the_other_was_killed() {
 
 #[test]
 fn ctrl_c_wakes_who_sleeps() {
-    for args in [&["--backend", "delegation"][..], &["--backend", "direct"], &["--backend", "meta", "--server-threads", "2"]] {
+    for args in [
+        &["--backend", "delegation"][..],
+        &["--backend", "direct"],
+        &["--backend", "meta", "--server-threads", "2"],
+    ] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         let (job, ranks) = start_idle(&dir, args);
         job.group().signal(libc::SIGINT);
@@ -89,7 +120,11 @@ fn ctrl_c_wakes_who_sleeps() {
         ended.assert_failed(130, &["1 of 1 run, interrupted"]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
-        assert!(result.interrupted && result.is_sound() && result.fate.issued == result.fate.completed, "{}", ended.stdout);
+        assert!(
+            result.interrupted && result.is_sound() && result.fate.issued == result.fate.completed,
+            "{}",
+            ended.stdout
+        );
         dir.assert_empty();
     }
 }

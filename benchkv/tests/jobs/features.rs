@@ -1,4 +1,5 @@
-//! `--mlx5`: features of mlx5 devices that are off by default, each in whole jobs with it and without it.
+//! `--mlx5`: features of mlx5 devices that are off by default, each in whole jobs with it and
+//! without it.
 
 use serde_json::Value;
 
@@ -7,18 +8,35 @@ use crate::measurement::{count, measure, transports};
 
 /// Returns the sum of a counter of all connections.
 fn sum(result: &Value, counter: &str) -> u64 {
-    transports(result).map(|transport| count(transport, counter)).sum()
+    transports(result)
+        .map(|transport| count(transport, counter))
+        .sum()
 }
 
 #[test]
 fn a_feature_is_used_if_it_is_asked_for() {
     for (feature, counter, args) in [
         // WRITEs of equal length gather on the way.
-        ("cqe-compression", "compressed", ["--backend", "delegation", "--device", "soft:rtt_us=200"].as_slice()),
+        (
+            "cqe-compression",
+            "compressed",
+            ["--backend", "delegation", "--device", "soft:rtt_us=200"].as_slice(),
+        ),
         ("cqe-compression", "compressed", &["--backend", "rc-send"]),
         ("scatter-to-cqe", "scattered", &["--backend", "rc-send"]),
         // Small rings wrap often, and a wrap and one answer fit the register.
-        ("blueflame-batch", "blueflame_batches", &["--backend", "delegation", "--ring-size", "4096", "--queue-depth", "1"]),
+        (
+            "blueflame-batch",
+            "blueflame_batches",
+            &[
+                "--backend",
+                "delegation",
+                "--ring-size",
+                "4096",
+                "--queue-depth",
+                "1",
+            ],
+        ),
     ] {
         assert_eq!(sum(&measure(args), counter), 0, "{args:?}");
         let result = measure(&[args, &["--mlx5", feature]].concat());
@@ -31,9 +49,18 @@ fn a_feature_is_used_if_it_is_asked_for() {
 fn a_feature_that_a_carrier_has_no_use_for_is_refused() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     for (carrier, feature, legal) in [
-        ("copyrpc", "scatter-to-cqe", "cqe-compression or blueflame-batch"),
-        ("rc-send", "blueflame-batch", "cqe-compression or scatter-to-cqe"),
+        (
+            "copyrpc",
+            "scatter-to-cqe",
+            "cqe-compression or blueflame-batch",
+        ),
+        (
+            "rc-send",
+            "blueflame-batch",
+            "cqe-compression or scatter-to-cqe",
+        ),
     ] {
-        run(&dir, &["--carrier", carrier, "--mlx5", feature]).assert_failed(2, &["--mlx5", "the carrier has no use for it", legal]);
+        run(&dir, &["--carrier", carrier, "--mlx5", feature])
+            .assert_failed(2, &["--mlx5", "the carrier has no use for it", legal]);
     }
 }

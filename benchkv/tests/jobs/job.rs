@@ -19,7 +19,8 @@ pub(crate) const BACKENDS: [&str; 5] = ["meta", "delegation", "sharded", "direct
 /// Backends whose messages are written into rings.
 pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
 
-/// Backends for tests that do not depend on the backend: the default, and one whose clients have endpoints.
+/// Backends for tests that do not depend on the backend: the default, and one whose clients have
+/// endpoints.
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
 /// Options of the shortest job that still does something on a loaded machine.
@@ -29,14 +30,16 @@ pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warm
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Clock ticks of a rank's client thread after which the rank is about to run, or runs.
 pub(crate) const TICKS_OF_LOAD: u64 = 5;
-/// Clock ticks after which the rank is in mid-run: the accesses are made, and the barriers passed, which take few ticks.
+/// Clock ticks after which the rank is in mid-run: the accesses are made, and the barriers passed,
+/// which take few ticks.
 pub(crate) const TICKS_OF_RUN: u64 = 25;
 
 /// Time limit for a state that a test waits for.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Takes the turn of a test. Tests run in parallel, jobs do not: each has more threads than small machines have cores.
+/// Takes the turn of a test. Tests run in parallel, jobs do not: each has more threads than small
+/// machines have cores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed in its turn leaves nothing that affects the next.
@@ -97,19 +100,27 @@ impl Job {
     }
 
     fn spawn(command: &mut Command, stdout: File, stderr: File) -> io::Result<Self> {
-        command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone().unwrap())
+            .process_group(0);
         // SAFETY: signal is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // The shell that runs the tests may ignore them, as for nohup and background jobs of a script; a job would inherit and
-                // obey that.
+                // The shell that runs the tests may ignore them, as for nohup and background jobs
+                // of a script; a job would inherit and obey that.
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
                 Ok(())
             });
         }
-        Ok(Self { launcher: command.spawn()?, stdout, stderr, is_reaped: false })
+        Ok(Self {
+            launcher: command.spawn()?,
+            stdout,
+            stderr,
+            is_reaped: false,
+        })
     }
 
     pub(crate) fn launcher(&self) -> Process {
@@ -132,7 +143,12 @@ impl Job {
     }
 
     fn child_of(&self, parent: Process, variable: &str) -> Process {
-        self.until("a child is started", || parent.children().into_iter().find(|child| child.has_variable(variable)))
+        self.until("a child is started", || {
+            parent
+                .children()
+                .into_iter()
+                .find(|child| child.has_variable(variable))
+        })
     }
 
     /// Waits for a state of the job. A job that never reaches it fails the test.
@@ -142,14 +158,20 @@ impl Job {
             if let Some(found) = look() {
                 return found;
             }
-            assert!(start.elapsed() < STATE_WATCHDOG, "it never came to this: {state}; {}", self.stderr());
+            assert!(
+                start.elapsed() < STATE_WATCHDOG,
+                "it never came to this: {state}; {}",
+                self.stderr()
+            );
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
 
     /// Waits until a thread of a rank has used that much processor time.
     pub(crate) fn until_used(&self, rank: Process, thread: &str, ticks: u64) {
-        self.until("every thread has work", || rank.thread_ticks(thread).filter(|used| *used >= ticks));
+        self.until("every thread has work", || {
+            rank.thread_ticks(thread).filter(|used| *used >= ticks)
+        });
     }
 
     /// Returns the content of standard error so far.
@@ -164,11 +186,19 @@ impl Job {
             if let Some(status) = self.launcher.try_wait().unwrap() {
                 break status;
             }
-            assert!(start.elapsed() < WATCHDOG, "the job did not end: {}", self.stderr());
+            assert!(
+                start.elapsed() < WATCHDOG,
+                "the job did not end: {}",
+                self.stderr()
+            );
             std::thread::sleep(LOOK_INTERVAL);
         };
         self.is_reaped = true;
-        Ended { status, stdout: content(&self.stdout), stderr: self.stderr() }
+        Ended {
+            status,
+            stdout: content(&self.stdout),
+            stderr: self.stderr(),
+        }
     }
 }
 
@@ -186,7 +216,8 @@ impl Ended {
     /// Returns the result of a job that had to succeed with `--json -`.
     pub(crate) fn result(&self) -> Value {
         assert!(self.status.success(), "{}: {}", self.status, self.stderr);
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not one JSON document: {error}: {}", self.stdout))
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("not one JSON document: {error}: {}", self.stdout))
     }
 
     /// Asserts that it failed with status `code` and that standard error has every one of `parts`.
@@ -195,7 +226,11 @@ impl Ended {
         assert_eq!(self.status.code(), Some(code), "{}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         for part in parts {
-            assert!(self.stderr.contains(part), "{part:?} is missing in: {}", self.stderr);
+            assert!(
+                self.stderr.contains(part),
+                "{part:?} is missing in: {}",
+                self.stderr
+            );
         }
     }
 }
@@ -207,7 +242,12 @@ pub(crate) struct Process(libc::pid_t);
 impl Process {
     pub(crate) fn signal(self, signal: libc::c_int) {
         // SAFETY: no pointers are involved.
-        assert_eq!(unsafe { libc::kill(self.0, signal) }, 0, "signal {signal} to {self:?}: {}", io::Error::last_os_error());
+        assert_eq!(
+            unsafe { libc::kill(self.0, signal) },
+            0,
+            "signal {signal} to {self:?}: {}",
+            io::Error::last_os_error()
+        );
     }
 
     /// Signals a process that may have gone.
@@ -218,7 +258,13 @@ impl Process {
 
     /// Returns whether it has ended; its parent may not have noticed.
     pub(crate) fn has_ended(self) -> bool {
-        matches!(self.stat(), None | Some(Stat { state: 'Z' | 'X', .. }))
+        matches!(
+            self.stat(),
+            None | Some(Stat {
+                state: 'Z' | 'X',
+                ..
+            })
+        )
     }
 
     pub(crate) fn is_stopped(self) -> bool {
@@ -229,24 +275,39 @@ impl Process {
     pub(crate) fn thread_ticks(self, name: &str) -> Option<u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
         let stats = tasks.filter_map(|task| Stat::read(&task.ok()?.path()));
-        stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
+        stats
+            .into_iter()
+            .find(|stat| stat.name == name)
+            .map(|stat| stat.ticks)
     }
 
     /// Returns how often the thread of this name has slept; `None` without such a thread.
     pub(crate) fn thread_sleeps(self, name: &str) -> Option<u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
-        let mut named = tasks.filter_map(Result::ok).filter(|task| Stat::read(&task.path()).is_some_and(|stat| stat.name == name));
+        let mut named = tasks
+            .filter_map(Result::ok)
+            .filter(|task| Stat::read(&task.path()).is_some_and(|stat| stat.name == name));
         let status = fs::read_to_string(named.next()?.path().join("status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?
+            .trim()
+            .parse()
+            .ok()
     }
     pub(crate) fn children(self) -> Vec<Self> {
-        let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Self));
-        pids.filter(|child| child.stat().is_some_and(|stat| stat.parent == self.0)).collect()
+        let pids = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Self));
+        pids.filter(|child| child.stat().is_some_and(|stat| stat.parent == self.0))
+            .collect()
     }
 
     fn has_variable(self, start: &str) -> bool {
         let environment = fs::read(format!("/proc/{}/environ", self.0)).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(start.as_bytes()))
+        environment
+            .split(|byte| *byte == 0)
+            .any(|variable| variable.starts_with(start.as_bytes()))
     }
 
     fn stat(self) -> Option<Stat> {
@@ -280,12 +341,18 @@ impl Stat {
 
 fn nameless_file() -> File {
     let path = unique(&std::env::temp_dir(), "output");
-    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
     fs::remove_file(path).unwrap();
     file
 }
 
-/// Returns the content of a file, without moving the position at which a child process may be writing.
+/// Returns the content of a file, without moving the position at which a child process may be
+/// writing.
 fn content(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -294,7 +361,11 @@ fn content(file: &File) -> String {
 
 fn unique(parent: &Path, name: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    parent.join(format!("benchkv-test-{}-{}-{name}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+    parent.join(format!(
+        "benchkv-test-{}-{}-{name}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    ))
 }
 
 /// A directory with mode 0700 that goes away with the test.
@@ -321,12 +392,17 @@ impl Scratch {
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     /// Returns the bytes that its files take now; some may disappear meanwhile.
     pub(crate) fn allocated_bytes(&self) -> u64 {
-        let files = fs::read_dir(&self.0).unwrap().filter_map(|entry| entry.ok()?.metadata().ok());
+        let files = fs::read_dir(&self.0)
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.metadata().ok());
         files.map(|file| file.blocks() * 512).sum()
     }
 

@@ -1,4 +1,5 @@
-//! Whole jobs, started as a user starts them: their output, their refusals, and their end when a process dies.
+//! Whole jobs, started as a user starts them: their output, their refusals, and their end when a
+//! process dies.
 //!
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
 //! - `measurement`: the main job of all backends, over the options that change its paths.
@@ -8,7 +9,8 @@
 //! - `page`: the page of `benchkv report`.
 //! - `sweep`: the script that measures at many points.
 //! - `bad_input`: jobs that cannot run are refused.
-//! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to end a job.
+//! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to
+//!   end a job.
 //! - `event`: threads that sleep: sound, idle, and woken by the end of a job.
 //! - `ucx`: the backend that needs a library.
 //! - `hardware`: all backends on an mlx5 device. Both are ignored by default.

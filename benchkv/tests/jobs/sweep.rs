@@ -1,4 +1,5 @@
-//! `scripts/sweep`: each point is measured once, even if the sweep is ended and started again several times.
+//! `scripts/sweep`: each point is measured once, even if the sweep is ended and started again
+//! several times.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +18,11 @@ struct Sweep {
     noting: PathBuf,
 }
 
-const POINTS: [&str; 3] = ["delegation-r2-d1-none-1", "direct-r2-d1-none-1", "meta-r2-d1-none-1"];
+const POINTS: [&str; 3] = [
+    "delegation-r2-d1-none-1",
+    "direct-r2-d1-none-1",
+    "meta-r2-d1-none-1",
+];
 
 impl Sweep {
     fn new() -> Self {
@@ -31,20 +36,46 @@ impl Sweep {
         );
         fs::write(&noting, script).unwrap();
         fs::set_permissions(&noting, fs::Permissions::from_mode(0o755)).unwrap();
-        Self { files, shm: Scratch::in_memory(), noting }
+        Self {
+            files,
+            shm: Scratch::in_memory(),
+            noting,
+        }
     }
 
     fn start(&self, flags: &[&str]) -> Job {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/sweep");
         let mut command = Command::new(script);
         command.env(DEVICE_VARIABLE, "soft");
-        command.args(["--name", "test", "--backends", "meta delegation direct", "--depths", "1", "--benchkv"]).arg(&self.noting);
+        command
+            .args([
+                "--name",
+                "test",
+                "--backends",
+                "meta delegation direct",
+                "--depths",
+                "1",
+                "--benchkv",
+            ])
+            .arg(&self.noting);
         command.arg("--results").arg(self.files.path()).args(flags);
-        command.args(["--", "--duration", "0.1", "--runs", "1", "--warmup", "0", "--shm-dir"]).arg(self.shm.path());
+        command
+            .args([
+                "--",
+                "--duration",
+                "0.1",
+                "--runs",
+                "1",
+                "--warmup",
+                "0",
+                "--shm-dir",
+            ])
+            .arg(self.shm.path());
         Job::start(&mut command)
     }
 
-    /// Runs the script. While a job of a killed run still runs, the script refuses, and is tried again.
+    /// Runs the script. While a job of a killed run still runs, the script refuses, and is tried
+    /// again.
     fn complete(&self) -> Ended {
         loop {
             let ended = self.start(&[]).end();
@@ -66,7 +97,11 @@ impl Sweep {
     /// Returns how often each point was started.
     fn starts(&self) -> BTreeMap<&'static str, usize> {
         let jobs = fs::read_to_string(self.files.path().join("jobs")).unwrap_or_default();
-        let of = |point| jobs.lines().filter(|job| job.contains(&format!("/{point}.json"))).count();
+        let of = |point| {
+            jobs.lines()
+                .filter(|job| job.contains(&format!("/{point}.json")))
+                .count()
+        };
         POINTS.into_iter().map(|point| (point, of(point))).collect()
     }
 }
@@ -77,44 +112,87 @@ fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
     let _turn = turn();
     let sweep = Sweep::new();
     let killed = sweep.start(&[]);
-    killed.until("a point is measured", || sweep.result("meta-r2-d1-none-1").exists().then_some(()));
+    killed.until("a point is measured", || {
+        sweep.result("meta-r2-d1-none-1").exists().then_some(())
+    });
     killed.launcher().signal(libc::SIGKILL);
     killed.end();
     assert!(sweep.starts().values().sum::<usize>() < 4 && !sweep.file("report.html").exists());
     let resumed = sweep.complete();
-    assert!(resumed.status.success(), "{}{}", resumed.stdout, resumed.stderr);
+    assert!(
+        resumed.status.success(),
+        "{}{}",
+        resumed.stdout,
+        resumed.stderr
+    );
     assert_eq!(
         sweep.starts(),
         POINTS.map(|point| (point, 1)).into(),
         "the job that outlived the killed sweep counts, too: {}",
         resumed.stdout
     );
-    assert!(fs::read_to_string(sweep.file("report.html")).unwrap().contains("3 results"));
+    assert!(
+        fs::read_to_string(sweep.file("report.html"))
+            .unwrap()
+            .contains("3 results")
+    );
 
     let [torn, cut, sound] = POINTS;
     let text = fs::read_to_string(sweep.result(torn)).unwrap();
     fs::write(sweep.result(torn), &text[..text.len() / 2]).unwrap();
-    fs::write(sweep.result(cut), text.replace("\"interrupted\": false", "\"interrupted\": true")).unwrap();
+    fs::write(
+        sweep.result(cut),
+        text.replace("\"interrupted\": false", "\"interrupted\": true"),
+    )
+    .unwrap();
     let repaired = sweep.complete();
-    assert!(repaired.status.success() && repaired.stdout.contains("2 measured, 1 there before"), "{}", repaired.stdout);
-    assert_eq!(sweep.starts(), BTreeMap::from([(torn, 2), (cut, 2), (sound, 1)]));
+    assert!(
+        repaired.status.success() && repaired.stdout.contains("2 measured, 1 there before"),
+        "{}",
+        repaired.stdout
+    );
+    assert_eq!(
+        sweep.starts(),
+        BTreeMap::from([(torn, 2), (cut, 2), (sound, 1)])
+    );
 }
 
 #[test]
 #[ignore = "needs python3"]
 fn a_sweep_that_would_mix_results_or_has_no_grid_is_refused() {
     let sweep = Sweep::new();
-    let dry = sweep.start(&["--dry-run", "--policies", "none= short=--duration,0.05"]).end();
-    assert!(dry.status.success() && sweep.starts().values().all(|count| *count == 0) && !sweep.file("").exists(), "{}", dry.stderr);
+    let dry = sweep
+        .start(&["--dry-run", "--policies", "none= short=--duration,0.05"])
+        .end();
+    assert!(
+        dry.status.success()
+            && sweep.starts().values().all(|count| *count == 0)
+            && !sweep.file("").exists(),
+        "{}",
+        dry.stderr
+    );
     assert_eq!(dry.stdout.lines().count(), 6, "{}", dry.stdout);
     assert!(
-        dry.stdout.lines().filter(|line| line.contains("--duration 0.1") && line.contains("--duration 0.05 --json")).count() == 3,
+        dry.stdout
+            .lines()
+            .filter(
+                |line| line.contains("--duration 0.1") && line.contains("--duration 0.05 --json")
+            )
+            .count()
+            == 3,
         "{}",
         dry.stdout
     );
     fs::create_dir(sweep.file("")).unwrap();
-    fs::write(sweep.file("conditions"), "launcher local\nflag --duration\nflag 9\npolicy none=\n").unwrap();
-    sweep.start(&[]).end().assert_failed(2, &["other options", "< flag 9", "> flag 0.1", "another --name"]);
+    fs::write(
+        sweep.file("conditions"),
+        "launcher local\nflag --duration\nflag 9\npolicy none=\n",
+    )
+    .unwrap();
+    sweep.start(&[]).end().assert_failed(
+        2,
+        &["other options", "< flag 9", "> flag 0.1", "another --name"],
+    );
     for (flags, complaint) in [
         (["--depths", "0"], "--depths '0': numbers from 1"),
         (["--repeats", "many"], "--repeats 'many': 1 to 99"),

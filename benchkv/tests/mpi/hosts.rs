@@ -10,7 +10,15 @@ const TWO_HOSTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/two-hos
 /// Runs a job with `ranks` ranks on each host.
 fn run(dirs: &Dirs, ranks: usize, args: &[&str]) -> Ended {
     let mut command = dirs.launcher(TWO_HOSTS);
-    command.args(["mpirun", "-H", &format!("a:{ranks},b:{ranks}"), "--map-by", &format!("ppr:{ranks}:node"), "--bind-to", "none"]);
+    command.args([
+        "mpirun",
+        "-H",
+        &format!("a:{ranks},b:{ranks}"),
+        "--map-by",
+        &format!("ppr:{ranks}:node"),
+        "--bind-to",
+        "none",
+    ]);
     dirs.benchkv(&mut command, &[&SHORT, args].concat());
     Job::start(&mut command).end()
 }
@@ -18,12 +26,30 @@ fn run(dirs: &Dirs, ranks: usize, args: &[&str]) -> Ended {
 /// Runs every backend with this device between the hosts.
 fn carry_every_backend(device: &str) {
     let _turn = turn();
-    for (backend, ranks) in [("meta", 1), ("delegation", 2), ("direct", 1), ("rc-send", 1)] {
+    for (backend, ranks) in [
+        ("meta", 1),
+        ("delegation", 2),
+        ("direct", 1),
+        ("rc-send", 1),
+    ] {
         let dirs = Dirs::new();
-        let result = run(&dirs, ranks, &["--backend", backend, "--device", device, "--json", "-"]).result();
+        let result = run(
+            &dirs,
+            ranks,
+            &["--backend", backend, "--device", device, "--json", "-"],
+        )
+        .result();
         assert_sound(&result, 2 * ranks);
-        assert_eq!(result["launcher"]["hosts"], serde_json::json!(["a", "b"]), "{backend}");
-        assert_eq!(result["launcher"]["ranks_here"], (0..ranks).collect::<serde_json::Value>(), "those on the host of rank 0");
+        assert_eq!(
+            result["launcher"]["hosts"],
+            serde_json::json!(["a", "b"]),
+            "{backend}"
+        );
+        assert_eq!(
+            result["launcher"]["ranks_here"],
+            (0..ranks).collect::<serde_json::Value>(),
+            "those on the host of rank 0"
+        );
         for rank in result["per_rank"].as_array().unwrap() {
             assert!(rank["remote_ops"].as_u64() > Some(0), "{backend}: {rank}");
         }
@@ -38,7 +64,8 @@ fn two_hosts_carry_every_backend_between_their_nics() {
     carry_every_backend("mlx5_0");
 }
 
-/// Without a NIC, also where packets are lost. The hosts of `scripts/two-hosts` share memory, so that all get packets.
+/// Without a NIC, also where packets are lost. The hosts of `scripts/two-hosts` share memory, so
+/// that all get packets.
 #[test]
 #[ignore = "needs user namespaces"]
 fn two_hosts_carry_every_backend_by_packets() {
@@ -61,7 +88,14 @@ fn two_hosts_are_refused_on_the_software_device_by_their_names() {
 #[ignore = "needs user namespaces, and mlx5-run"]
 fn two_hosts_end_together_when_a_rank_finds_a_fault() {
     let (_turn, dirs) = (turn(), Dirs::new());
-    run(&dirs, 1, &["--device", "mlx5_0", "--fault", "corrupt-value"])
-        .assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures"]);
+    run(
+        &dirs,
+        1,
+        &["--device", "mlx5_0", "--fault", "corrupt-value"],
+    )
+    .assert_failed(
+        3,
+        &["the result is unsound: 0 operations lost, 1 verify failures"],
+    );
     dirs.shm.assert_empty();
 }

@@ -1,6 +1,11 @@
-//! Jobs that `mpirun` starts: the same results as with the local launcher, their refusals, and their end when a process is killed.
+//! Jobs that `mpirun` starts: the same results as with the local launcher, their refusals, and
+//! their end when a process is killed.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a failing test panics; clippy's exemption covers #[test] functions only")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failing test panics; clippy's exemption covers #[test] functions only"
+)]
 
 #[path = "../jobs/job.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
@@ -20,7 +25,8 @@ use serde_json::Value;
 /// A part of a job's ranks, with arguments of their own.
 type Part<'a> = (usize, &'a [&'a str]);
 
-/// Directories of a job: benchkv's shared memory, and that of MPI, which leaves files there when it is killed.
+/// Directories of a job: benchkv's shared memory, and that of MPI, which leaves files there when it
+/// is killed.
 struct Dirs {
     shm: Scratch,
     mpi: Scratch,
@@ -28,30 +34,44 @@ struct Dirs {
 
 impl Dirs {
     fn new() -> Self {
-        Self { shm: Scratch::in_memory(), mpi: Scratch::in_memory() }
+        Self {
+            shm: Scratch::in_memory(),
+            mpi: Scratch::in_memory(),
+        }
     }
 
     /// Returns the command of a program that runs MPI's processes.
     fn launcher(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env(DEVICE_VARIABLE, "soft");
-        for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
+        for variable in [
+            "OMPI_ALLOW_RUN_AS_ROOT",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+            "OMPI_MCA_rmaps_base_oversubscribe",
+        ] {
             command.env(variable, "1");
         }
-        command.env("TMPDIR", self.mpi.path()).env("OMPI_MCA_btl_vader_backing_directory", self.mpi.path());
+        command
+            .env("TMPDIR", self.mpi.path())
+            .env("OMPI_MCA_btl_vader_backing_directory", self.mpi.path());
         command
     }
 
     /// Appends the binary with its options.
     fn benchkv(&self, command: &mut Command, args: &[&str]) {
-        command.args([env!("CARGO_BIN_EXE_benchkv"), "--shm-dir"]).arg(self.shm.path()).args(args);
+        command
+            .args([env!("CARGO_BIN_EXE_benchkv"), "--shm-dir"])
+            .arg(self.shm.path())
+            .args(args);
     }
 
     /// Returns the command of an mpirun with these parts.
     fn mpirun(&self, parts: &[Part<'_>]) -> Command {
         let mut command = self.launcher("mpirun");
         for (number, (ranks, args)) in parts.iter().enumerate() {
-            command.args((number > 0).then_some(":")).args(["-n", &ranks.to_string()]);
+            command
+                .args((number > 0).then_some(":"))
+                .args(["-n", &ranks.to_string()]);
             self.benchkv(&mut command, args);
         }
         command
@@ -63,15 +83,29 @@ impl Dirs {
 
     /// Returns the result of a short job.
     fn measure(&self, ranks: usize, args: &[&str]) -> Value {
-        self.end(&[(ranks, &[&SHORT, args, &["--json", "-"]].concat())]).result()
+        self.end(&[(ranks, &[&SHORT, args, &["--json", "-"]].concat())])
+            .result()
     }
 
     /// Starts a long job. Returns it once all its ranks are under load, and the ranks.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
         let json = self.result();
-        let args = ["--backend", backend, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", json.to_str().unwrap()];
+        let args = [
+            "--backend",
+            backend,
+            "--duration",
+            "60",
+            "--runs",
+            "1",
+            "--warmup",
+            "0",
+            "--json",
+            json.to_str().unwrap(),
+        ];
         let job = Job::start(&mut self.mpirun(&[(ranks, &args)]));
-        let processes: Vec<Process> = (0..ranks).map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}"))).collect();
+        let processes: Vec<Process> = (0..ranks)
+            .map(|rank| job.child_with(&format!("OMPI_COMM_WORLD_RANK={rank}")))
+            .collect();
         for process in &processes {
             job.until_used(*process, "client-0", TICKS_OF_LOAD);
         }
@@ -94,16 +128,38 @@ impl Dirs {
 
 #[track_caller]
 fn assert_sound(result: &Value, ranks: usize) {
-    assert!(result["issued"].as_u64().unwrap() > 0 && result["remote_ops"].as_u64().unwrap() > 0, "{result}");
-    assert_eq!((&result["issued"], &result["lost"], &result["verify_failures"]), (&result["completed"], &0.into(), &0.into()), "{result}");
-    assert_eq!((&result["ranks"], result["per_rank"].as_array().unwrap().len()), (&ranks.into(), ranks));
+    assert!(
+        result["issued"].as_u64().unwrap() > 0 && result["remote_ops"].as_u64().unwrap() > 0,
+        "{result}"
+    );
+    assert_eq!(
+        (
+            &result["issued"],
+            &result["lost"],
+            &result["verify_failures"]
+        ),
+        (&result["completed"], &0.into(), &0.into()),
+        "{result}"
+    );
+    assert_eq!(
+        (
+            &result["ranks"],
+            result["per_rank"].as_array().unwrap().len()
+        ),
+        (&ranks.into(), ranks)
+    );
 }
 
-/// Collects the paths of all members, without their values; those of list elements without their index.
+/// Collects the paths of all members, without their values; those of list elements without their
+/// index.
 fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     match value {
-        Value::Object(fields) => fields.iter().for_each(|(name, value)| members(value, &format!("{path}.{name}"), into)),
-        Value::Array(elements) => elements.iter().for_each(|element| members(element, &format!("{path}[]"), into)),
+        Value::Object(fields) => fields
+            .iter()
+            .for_each(|(name, value)| members(value, &format!("{path}.{name}"), into)),
+        Value::Array(elements) => elements
+            .iter()
+            .for_each(|element| members(element, &format!("{path}[]"), into)),
         _ => _ = into.insert(path.to_owned()),
     }
 }
@@ -124,19 +180,46 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
     for backend in backends.iter().copied() {
         let (dirs, mut local) = (Dirs::new(), BTreeSet::new());
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
-        assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
+        assert_eq!(
+            (&result["launcher"]["kind"], &result["launcher"]["library"]),
+            (&"local".into(), &Value::Null)
+        );
         members(&result, "", &mut local);
         // Two ranks of one backend: the others look the same to a launcher.
-        for ranks in [4, 2].into_iter().take(if backend == "delegation" { 2 } else { 1 }) {
-            let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
+        for ranks in [4, 2]
+            .into_iter()
+            .take(if backend == "delegation" { 2 } else { 1 })
+        {
+            let (result, mut found) = (
+                dirs.measure(ranks, &["--backend", backend]),
+                BTreeSet::new(),
+            );
             assert_sound(&result, ranks);
-            let name = if result["carrier"] == "copyrpc" { &result["backend"] } else { &result["carrier"] };
+            let name = if result["carrier"] == "copyrpc" {
+                &result["backend"]
+            } else {
+                &result["carrier"]
+            };
             assert_eq!((name, &result["device"]), (&backend.into(), &device.into()));
             members(&result, "", &mut found);
             assert_eq!(found, local);
             let launcher = &result["launcher"];
-            assert_eq!((&launcher["kind"], launcher["hosts"].as_array().unwrap().len()), (&"mpi".into(), 1), "{launcher}");
-            assert!(launcher["library"].as_str().unwrap().chars().any(|digit| digit.is_ascii_digit()), "its version: {launcher}");
+            assert_eq!(
+                (
+                    &launcher["kind"],
+                    launcher["hosts"].as_array().unwrap().len()
+                ),
+                (&"mpi".into(), 1),
+                "{launcher}"
+            );
+            assert!(
+                launcher["library"]
+                    .as_str()
+                    .unwrap()
+                    .chars()
+                    .any(|digit| digit.is_ascii_digit()),
+                "its version: {launcher}"
+            );
             assert_eq!(launcher["ranks_here"], (0..ranks).collect::<Value>());
         }
         dirs.shm.assert_empty();
@@ -148,14 +231,36 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
 fn every_rank_writes_the_series_of_its_daemons() {
     let (_turn, dirs) = (turn(), Dirs::new());
     let traces = dirs.mpi.path().join("traces");
-    let result = dirs.measure(3, &["--server-threads", "2", "--trace-interval", "2", "--trace", traces.to_str().unwrap()]);
+    let result = dirs.measure(
+        3,
+        &[
+            "--server-threads",
+            "2",
+            "--trace-interval",
+            "2",
+            "--trace",
+            traces.to_str().unwrap(),
+        ],
+    );
     assert_sound(&result, 3);
     let series = TraceFile::all_in(&traces).unwrap();
-    assert_eq!(series.iter().map(|file| (file.rank, file.daemon)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+    assert_eq!(
+        series
+            .iter()
+            .map(|file| (file.rank, file.daemon))
+            .collect::<Vec<_>>(),
+        [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    );
     for file in series {
-        let (samples, report) = (file.read().unwrap().samples, &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
+        let (samples, report) = (
+            file.read().unwrap().samples,
+            &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"],
+        );
         assert_eq!(&report["samples"], samples.len(), "{file:?}");
-        assert!(samples.iter().any(|sample| sample.run == Some(0)), "{file:?}");
+        assert!(
+            samples.iter().any(|sample| sample.run == Some(0)),
+            "{file:?}"
+        );
     }
     dirs.shm.assert_empty();
 }
@@ -164,13 +269,27 @@ fn every_rank_writes_the_series_of_its_daemons() {
 fn the_plan_says_who_started_the_ranks_and_which_cores_they_share() {
     let (_turn, dirs) = (turn(), Dirs::new());
     let ended = dirs.end(&[(2, &[SHORT.as_slice(), &["--ranks", "2"]].concat())]);
-    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
-    for part in ["MPI", "2 ranks on host ", "2 ranks x (1 daemon + 1 client)", "4 threads, usable cores "] {
-        assert!(ended.stderr.contains(part), "{part:?} is missing: {}", ended.stderr);
+    assert!(
+        ended.status.success() && ended.stdout.contains("round trip"),
+        "{}",
+        ended.stderr
+    );
+    for part in [
+        "MPI",
+        "2 ranks on host ",
+        "2 ranks x (1 daemon + 1 client)",
+        "4 threads, usable cores ",
+    ] {
+        assert!(
+            ended.stderr.contains(part),
+            "{part:?} is missing: {}",
+            ended.stderr
+        );
     }
 }
 
-/// Runs jobs that are refused before there is any load, at the same time: mpirun takes seconds to end a failed one.
+/// Runs jobs that are refused before there is any load, at the same time: mpirun takes seconds to
+/// end a failed one.
 fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
     let _turn = turn();
     std::thread::scope(|scope| {
@@ -179,7 +298,12 @@ fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
                 let dirs = Dirs::new();
                 let ended = dirs.end(parts);
                 ended.assert_failed(2, said);
-                assert_eq!(ended.stderr.matches("benchkv: ").count(), 1, "it is said once: {}", ended.stderr);
+                assert_eq!(
+                    ended.stderr.matches("benchkv: ").count(),
+                    1,
+                    "it is said once: {}",
+                    ended.stderr
+                );
                 assert_eq!(ended.stdout, "");
                 dirs.shm.assert_empty();
             });
@@ -190,19 +314,43 @@ fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
 #[test]
 fn what_cannot_be_run_is_refused_once() {
     refused(&[
-        (&[(2, &["--ranks", "4"])], &["benchkv: --ranks 4: 2 were started", "mpirun -n 4"]),
-        (&[(4, &["--queue-depth", "0"])], &["--queue-depth", "from 1 to 4096"]),
-        (&[(2, &["--json", "/nonexistent/result"])], &["benchkv: rank 0: --json: ", "No such file"]),
-        (&[(2, &["--shm-dir", "/nonexistent"])], &["benchkv: rank 0: --shm-dir: ", "does not exist"]),
+        (
+            &[(2, &["--ranks", "4"])],
+            &["benchkv: --ranks 4: 2 were started", "mpirun -n 4"],
+        ),
+        (
+            &[(4, &["--queue-depth", "0"])],
+            &["--queue-depth", "from 1 to 4096"],
+        ),
+        (
+            &[(2, &["--json", "/nonexistent/result"])],
+            &["benchkv: rank 0: --json: ", "No such file"],
+        ),
+        (
+            &[(2, &["--shm-dir", "/nonexistent"])],
+            &["benchkv: rank 0: --shm-dir: ", "does not exist"],
+        ),
         // One rank of two differs.
-        (&[(1, &[]), (1, &["--runs", "0"])], &["benchkv: rank 1: invalid value '0' for '--runs", "from 1 to 32"]),
+        (
+            &[(1, &[]), (1, &["--runs", "0"])],
+            &[
+                "benchkv: rank 1: invalid value '0' for '--runs",
+                "from 1 to 32",
+            ],
+        ),
     ]);
 }
 
 #[test]
 fn ranks_that_would_run_different_jobs_are_named_with_every_difference() {
     refused(&[(
-        &[(1, &[]), (2, &["--seed", "7", "--backend", "meta", "--device", "mlx5_0"])],
+        &[
+            (1, &[]),
+            (
+                2,
+                &["--seed", "7", "--backend", "meta", "--device", "mlx5_0"],
+            ),
+        ],
         &[
             "the ranks disagree on --seed: 1 on rank 0; 7 on ranks 1, 2",
             "the ranks disagree on --backend: delegation on rank 0; meta on ranks 1, 2",
@@ -215,27 +363,46 @@ fn ranks_that_would_run_different_jobs_are_named_with_every_difference() {
 #[test]
 fn processes_that_mpi_does_not_bring_together_are_refused_before_they_write_the_same_file() {
     let (_turn, dirs) = (turn(), Dirs::new());
-    let mut command = job::benchkv(&[&SHORT[..], &["--json", dirs.result().to_str().unwrap()]].concat());
-    let ended = Job::start(command.env("PMI_SIZE", "2").env("TMPDIR", dirs.mpi.path()).arg("--shm-dir").arg(dirs.shm.path())).end();
+    let mut command =
+        job::benchkv(&[&SHORT[..], &["--json", dirs.result().to_str().unwrap()]].concat());
+    let ended = Job::start(
+        command
+            .env("PMI_SIZE", "2")
+            .env("TMPDIR", dirs.mpi.path())
+            .arg("--shm-dir")
+            .arg(dirs.shm.path()),
+    )
+    .end();
     ended.assert_failed(
         2,
-        &["an MPI launcher with PMI announces 2 processes, and MPI has brought 1 together", "start it with the mpirun of that"],
+        &[
+            "an MPI launcher with PMI announces 2 processes, and MPI has brought 1 together",
+            "start it with the mpirun of that",
+        ],
     );
-    assert!(ended.stdout.is_empty() && !dirs.result().exists(), "{}", ended.stderr);
+    assert!(
+        ended.stdout.is_empty() && !dirs.result().exists(),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]
 fn a_failing_rank_ends_the_job_with_its_reason() {
     let (_turn, dirs) = (turn(), Dirs::new());
     let args = [SHORT.as_slice(), &["--device", "mlx5_99"]].concat();
-    dirs.end(&[(2, &args)]).assert_failed(1, &["benchkv: rank ", "mlx5_99"]);
+    dirs.end(&[(2, &args)])
+        .assert_failed(1, &["benchkv: rank ", "mlx5_99"]);
 }
 
 #[test]
 fn wrong_values_have_their_status() {
     let (_turn, dirs) = (turn(), Dirs::new());
     let args = [SHORT.as_slice(), &["--fault", "corrupt-value"]].concat();
-    dirs.end(&[(2, &args)]).assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures"]);
+    dirs.end(&[(2, &args)]).assert_failed(
+        3,
+        &["the result is unsound: 0 operations lost, 1 verify failures"],
+    );
 }
 
 #[test]
@@ -264,21 +431,36 @@ fn ranks_do_not_outlive_a_killed_mpirun() {
     dirs.assert_next_job_cleans("delegation");
 }
 
-/// mpirun passes its signal on as SIGTERM, and kills a second later. A rank that alone gets the signal tells the others.
+/// mpirun passes its signal on as SIGTERM, and kills a second later. A rank that alone gets the
+/// signal tells the others.
 #[test]
 fn an_interrupted_job_writes_what_it_has_measured() {
     let _turn = turn();
     for (signal, to_rank) in [(libc::SIGINT, None), (libc::SIGTERM, Some(1))] {
         let dirs = Dirs::new();
         let (job, ranks) = dirs.load(2, "delegation");
-        ranks.iter().for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
-        to_rank.map_or(job.launcher(), |rank: usize| ranks[rank]).signal(signal);
+        ranks
+            .iter()
+            .for_each(|rank| job.until_used(*rank, "client-0", TICKS_OF_RUN));
+        to_rank
+            .map_or(job.launcher(), |rank: usize| ranks[rank])
+            .signal(signal);
         let ended = job.end();
         assert!(!ended.status.success(), "{}", ended.stderr);
-        let text = std::fs::read_to_string(dirs.result()).unwrap_or_else(|error| panic!("no result: {error}: {}", ended.stderr));
+        let text = std::fs::read_to_string(dirs.result())
+            .unwrap_or_else(|error| panic!("no result: {error}: {}", ended.stderr));
         let result: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!((&result["interrupted"], result["runs"].as_array().unwrap().len()), (&true.into(), 1));
-        assert!(result["runs"][0]["duration_s"].as_f64().unwrap() < 60.0, "{text}");
+        assert_eq!(
+            (
+                &result["interrupted"],
+                result["runs"].as_array().unwrap().len()
+            ),
+            (&true.into(), 1)
+        );
+        assert!(
+            result["runs"][0]["duration_s"].as_f64().unwrap() < 60.0,
+            "{text}"
+        );
         assert_sound(&result, 2);
         dirs.shm.assert_empty();
     }

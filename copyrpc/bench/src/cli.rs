@@ -18,12 +18,13 @@ pub(crate) const MAX_SRQ_SIZE: u32 = (1 << 15) - 1;
 
 /// copyrpc between two processes: round-trip times or calls per second.
 ///
-/// Starts both processes itself and prints one table. Rank 0 calls, rank 1 answers. Exit status: 0 measured and correct, 1 failed, 2
-/// illegal options, 3 measured, but payloads were wrong.
+/// Starts both processes itself and prints one table. Rank 0 calls, rank 1 answers. Exit status: 0
+/// measured and correct, 1 failed, 2 illegal options, 3 measured, but payloads were wrong.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "copyrpc_bench", version, args_override_self = true)]
 pub(crate) struct Cli {
-    /// Quantity to measure: the time of each round trip, or calls per second (the clock is not read per call).
+    /// Quantity to measure: the time of each round trip, or calls per second (the clock is not read
+    /// per call).
     #[arg(long, value_enum, default_value_t = Mode::Rate)]
     pub(crate) mode: Mode,
 
@@ -63,35 +64,47 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=32_usize))]
     pub(crate) runs: usize,
 
-    /// Behaviour of a process that finds no work: auto is busy if each process has a core of its own, else yield.
+    /// Behaviour of a process that finds no work: auto is busy if each process has a core of its
+    /// own, else yield.
     #[arg(long, value_enum, default_value_t = Wait::Auto)]
     pub(crate) wait: Wait,
 
-    /// Cores of the caller and the answerer: auto pins if each can have its own, none never pins, or a list such as 0,1.
+    /// Cores of the caller and the answerer: auto pins if each can have its own, none never pins,
+    /// or a list such as 0,1.
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pub(crate) pin: PinPolicy,
 
-    /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
-    /// optional port (mlx5_0, mlx5_0:1, rxe0, verbs:NAME for other names, relay:NAME through libibverbs), or verbs for the first mlx5 device with an active port. auto takes
-    /// the first mlx5 device with an active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the
-    /// plan and the result say which, and why.
+    /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or
+    /// hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, rxe0,
+    /// verbs:NAME for other names, relay:NAME through libibverbs), or verbs for the first mlx5
+    /// device with an active port. auto takes the first mlx5 device with an active port, otherwise
+    /// soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the
+    /// result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub(crate) device: DeviceChoice,
 
-    /// Bytes of each ring: a power of two, 4096 to 268435456 [default: by the messages and the depth].
+    /// Bytes of each ring: a power of two, 4096 to 268435456 [default: by the messages and the
+    /// depth].
     #[arg(long, value_name = "BYTES")]
     pub(crate) ring_size: Option<u64>,
 
-    /// Batches each endpoint may have in flight [default: that of copyrpc, or fewer if the receives of a device are not enough].
+    /// Batches each endpoint may have in flight [default: that of copyrpc, or fewer if the receives
+    /// of a device are not enough].
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
     pub(crate) batches: Option<u32>,
 
-    /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and the time for which a batch is under way: until
-    /// its WRITE completes, or until the peer reports that it was taken. Or off.
-    #[arg(long, value_name = "off|completion:N|consumption:N", default_value = "off")]
+    /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and the time
+    /// for which a batch is under way: until its WRITE completes, or until the peer reports that it
+    /// was taken. Or off.
+    #[arg(
+        long,
+        value_name = "off|completion:N|consumption:N",
+        default_value = "off"
+    )]
     pub(crate) window: WindowChoice,
 
-    /// Receives of the shared receive queue, 1 to 32767 [default: that of copyrpc, or more for the endpoints].
+    /// Receives of the shared receive queue, 1 to 32767 [default: that of copyrpc, or more for the
+    /// endpoints].
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
     pub(crate) srq_size: Option<u32>,
 
@@ -99,7 +112,8 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", value_parser = whole(1..=4_194_304_u32))]
     pub(crate) cq_size: Option<u32>,
 
-    /// Check every payload in both processes; the pattern and the check cost each side some tens of instructions per 32 bytes.
+    /// Check every payload in both processes; the pattern and the check cost each side some tens of
+    /// instructions per 32 bytes.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub(crate) verify: bool,
 
@@ -111,7 +125,8 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "DIR")]
     pub(crate) shm_dir: Option<PathBuf>,
 
-    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    /// Also write the result as one JSON document to a file, or to standard output with -; the
+    /// table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<JsonSink>,
 
@@ -175,7 +190,11 @@ mod tests {
     fn a_run_needs_no_argument_and_verifies() {
         let cli = Cli::try_parse_from(["copyrpc_bench"]).unwrap();
         assert!(cli.verify && cli.warmup + cli.runs as f64 * cli.duration < 10.0);
-        assert!(!Cli::try_parse_from(["copyrpc_bench", "--verify=false"]).unwrap().verify);
+        assert!(
+            !Cli::try_parse_from(["copyrpc_bench", "--verify=false"])
+                .unwrap()
+                .verify
+        );
     }
 
     #[test]
@@ -188,7 +207,13 @@ mod tests {
             ["--mode", "both"],
             ["--window", "completion"],
         ] {
-            assert_eq!(Cli::try_parse_from(["copyrpc_bench"].into_iter().chain(args)).unwrap_err().exit_code(), 2, "{args:?}");
+            assert_eq!(
+                Cli::try_parse_from(["copyrpc_bench"].into_iter().chain(args))
+                    .unwrap_err()
+                    .exit_code(),
+                2,
+                "{args:?}"
+            );
         }
         assert!(Cli::try_parse_from(["copyrpc_bench", "--calls", "5", "--duration", "1"]).is_err());
     }

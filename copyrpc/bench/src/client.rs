@@ -1,5 +1,6 @@
-//! The caller: keeps every active endpoint at its depth. Each slot of the depth calls again as soon as its reply is there, from inside the
-//! callback, so that all calls a poll gives rise to leave with that poll.
+//! The caller: keeps every active endpoint at its depth. Each slot of the depth calls again as soon
+//! as its reply is there, from inside the callback, so that all calls a poll gives rise to leave
+//! with that poll.
 
 use bench::load::Failure;
 use bench::pattern::{self, Tag};
@@ -61,7 +62,13 @@ impl<'a> Load<'a> {
             job,
             clock,
             endpoints,
-            slots: vec![Slot { tag: Tag::new(0, 0), sent_ns: 0 }; slots],
+            slots: vec![
+                Slot {
+                    tag: Tag::new(0, 0),
+                    sent_ns: 0
+                };
+                slots
+            ],
             next: vec![0; job.endpoints],
             refused: Vec::with_capacity(slots),
             retried: Vec::with_capacity(slots),
@@ -88,12 +95,18 @@ impl<'a> Load<'a> {
     }
 
     /// Keeps the load up for `length`, then lets all calls end. The window does not include that.
-    pub(crate) fn run(&mut self, context: &Context<u32>, length: Length, record: bool) -> Result<Window, Failure> {
+    pub(crate) fn run(
+        &mut self,
+        context: &Context<u32>,
+        length: Length,
+        record: bool,
+    ) -> Result<Window, Failure> {
         let (calls, limit_ns) = match length {
             Length::Calls(calls) => (calls, u64::MAX),
             Length::Seconds(seconds) => (u64::MAX, (seconds * 1e9) as u64),
         };
-        (self.left, self.ended, self.is_recording) = (calls, 0, record && self.job.mode == Mode::Latency);
+        (self.left, self.ended, self.is_recording) =
+            (calls, 0, record && self.job.mode == Mode::Latency);
         let start_ns = self.clock.now_ns();
         for slot in 0..self.slots.len() as u32 {
             self.issue(slot);
@@ -108,12 +121,16 @@ impl<'a> Load<'a> {
             }
             let now_ns = self.clock.now_ns();
             if record && self.job.mode == Mode::Rate && self.ended > block_start {
-                self.latencies.record((now_ns - block_start_ns) * 1000 / (self.ended - block_start));
+                self.latencies
+                    .record((now_ns - block_start_ns) * 1000 / (self.ended - block_start));
                 (block_start_ns, block_start) = (now_ns, self.ended);
             }
             let elapsed_ns = now_ns - start_ns;
             if self.ended == calls || elapsed_ns >= limit_ns {
-                break Window { calls: self.ended, elapsed_ns };
+                break Window {
+                    calls: self.ended,
+                    elapsed_ns,
+                };
             }
         };
         (self.left, self.is_recording) = (0, false);
@@ -141,11 +158,14 @@ impl<'a> Load<'a> {
     /// The call of `slot` ended.
     fn end(&mut self, slot: u32, outcome: Outcome<'_>) {
         self.outstanding -= 1;
-        let Some(&Slot { tag, sent_ns }) = self.slots.get(slot as usize) else { return };
+        let Some(&Slot { tag, sent_ns }) = self.slots.get(slot as usize) else {
+            return;
+        };
         match outcome {
             Ok(bytes) if self.job.verify => {
                 let tag = tag.within(self.job.payload_bytes);
-                let is_right = pattern::copied(bytes, &mut self.reply).is_some_and(|bytes| pattern::is_reply(bytes, tag));
+                let is_right = pattern::copied(bytes, &mut self.reply)
+                    .is_some_and(|bytes| pattern::is_reply(bytes, tag));
                 self.bad_replies += u64::from(!is_right);
             }
             Ok(bytes) => pattern::touch(bytes),
@@ -153,7 +173,8 @@ impl<'a> Load<'a> {
         }
         self.ended += 1;
         if self.is_recording {
-            self.latencies.record(self.clock.now_ns().saturating_sub(sent_ns));
+            self.latencies
+                .record(self.clock.now_ns().saturating_sub(sent_ns));
         }
         self.issue(slot);
     }
@@ -175,7 +196,10 @@ impl<'a> Load<'a> {
             return;
         }
         let endpoint = slot as usize / self.job.depth;
-        let (Some(to), Some(number)) = (self.endpoints.get(endpoint), self.next.get_mut(endpoint)) else { return };
+        let (Some(to), Some(number)) = (self.endpoints.get(endpoint), self.next.get_mut(endpoint))
+        else {
+            return;
+        };
         let tag = Tag::new(endpoint, *number);
         if self.job.verify {
             pattern::fill_request(&mut self.request, tag);

@@ -1,8 +1,9 @@
 //! `copyrpc_bench`: copyrpc between two processes.
 //!
-//! In the order a run uses the files: [`cli`] and [`options`] (the job), [`rank`] (the order of a job), [`setup`] (device and endpoints),
-//! [`client`] and [`server`] (the two loops), [`result`] (the output). With the feature `mpi`, `mpi` is the entry point of processes that
-//! an MPI launcher started.
+//! In the order a run uses the files: [`cli`] and [`options`] (the job), [`rank`] (the order of a
+//! job), [`setup`] (device and endpoints), [`client`] and [`server`] (the two loops), [`result`]
+//! (the output). With the feature `mpi`, `mpi` is the entry point of processes that an MPI launcher
+//! started.
 
 mod cli;
 mod client;
@@ -74,5 +75,9 @@ fn rank_process(options: &Options, exchange: &mut dyn Exchange) -> Result<ExitCo
     }
     let result = JobResult::reduce(options, &parts)?;
     let bad = result.bad_payloads();
-    PROGRAM.show(&result, options.json.as_ref(), (bad > 0).then(|| format!("{bad} payloads were not the right ones")))
+    PROGRAM.show(
+        &result,
+        options.json.as_ref(),
+        (bad > 0).then(|| format!("{bad} payloads were not the right ones")),
+    )
 }

@@ -1,9 +1,10 @@
 //! `copyrpc_memory`: measures the memory that an endpoint takes beyond its two rings.
 //!
-//! Two contexts of one process connect many endpoints with each other. Measured before and after: the bytes the program holds of its
-//! allocator, which counts here, and the pages that its memfds hold, as the kernel counts them: queues, doorbell records and registered memory
-//! of software devices. Then the parts of an endpoint are made alone in the same number: queue pairs, connected ones, and registered regions.
-//! The rest is copyrpc's own.
+//! Two contexts of one process connect many endpoints with each other. Measured before and after:
+//! the bytes the program holds of its allocator, which counts here, and the pages that its memfds
+//! hold, as the kernel counts them: queues, doorbell records and registered memory of software
+//! devices. Then the parts of an endpoint are made alone in the same number: queue pairs, connected
+//! ones, and registered regions. The rest is copyrpc's own.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -14,7 +15,10 @@ use bench::program::Program;
 use clap::Parser;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
 use harness::report::{JsonSink, Table};
-use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, RoceOptions, SoftOptions};
+use mlx5::{
+    Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, RoceOptions,
+    SoftOptions,
+};
 use serde::Serialize;
 
 /// Bytes of memory an endpoint of copyrpc takes beyond its two rings, on the software HCA.
@@ -33,7 +37,8 @@ struct Cli {
     #[arg(long)]
     packets: bool,
 
-    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    /// Also write the result as one JSON document to a file, or to standard output with -; the
+    /// table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<JsonSink>,
 }
@@ -73,24 +78,42 @@ struct Memory {
 }
 
 fn soft(fabric: &LocalFabric, packets: bool) -> DeviceSpec {
-    let port = RoceOptions { port: Some(0), is_for_all: true, ..RoceOptions::new([127, 0, 0, 1].into()) };
+    let port = RoceOptions {
+        port: Some(0),
+        is_for_all: true,
+        ..RoceOptions::new([127, 0, 0, 1].into())
+    };
     let roce = packets.then_some(port);
-    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), roce, ..SoftOptions::default() })
+    DeviceSpec::Soft(SoftOptions {
+        fabric: FabricSpec::Local(fabric.clone()),
+        roce,
+        ..SoftOptions::default()
+    })
 }
 
 /// One endpoint, connected; and connected and used.
-fn endpoints(connections: usize, config: &EndpointConfig, packets: bool) -> Result<[Held; 2], Failure> {
+fn endpoints(
+    connections: usize,
+    config: &EndpointConfig,
+    packets: bool,
+) -> Result<[Held; 2], Failure> {
     let fabric = LocalFabric::new();
     let queue_size = (connections * 9).next_power_of_two().max(4096) as u32;
     let context = || {
-        ContextBuilder::new(soft(&fabric, packets)).srq_size((queue_size - 1).min((1 << 15) - 1)).cq_size(queue_size.max(1 << 15)).build()
+        ContextBuilder::new(soft(&fabric, packets))
+            .srq_size((queue_size - 1).min((1 << 15) - 1))
+            .cq_size(queue_size.max(1 << 15))
+            .build()
     };
     let (caller, answerer): (Context<()>, Context<()>) = (context()?, context()?);
     let before = Held::now()?;
     let mut ends: Vec<[Endpoint<()>; 2]> = Vec::with_capacity(connections);
     let vector = Held::now()?.less(before);
     for _ in 0..connections {
-        let (a, b) = (caller.create_endpoint(config)?, answerer.create_endpoint(config)?);
+        let (a, b) = (
+            caller.create_endpoint(config)?,
+            answerer.create_endpoint(config)?,
+        );
         let (of_a, of_b) = (a.local_info(), b.local_info());
         ends.push([a.connect(&of_b)?, b.connect(&of_a)?]);
     }
@@ -101,14 +124,19 @@ fn endpoints(connections: usize, config: &EndpointConfig, packets: bool) -> Resu
     };
     let connected = each(Held::now()?);
     for pair in &ends {
-        for (from, to, end) in [(&caller, &answerer, &pair[0]), (&answerer, &caller, &pair[1])] {
+        for (from, to, end) in [
+            (&caller, &answerer, &pair[0]),
+            (&answerer, &caller, &pair[1]),
+        ] {
             end.call(&[0x5a; 32], (), 32)?;
             let mut has_ended = false;
             while !has_ended {
                 from.poll(|(), outcome| has_ended = outcome.is_ok())?;
                 to.poll(|(), _| ())?;
                 while let Some(request) = to.recv() {
-                    request.reply(&[0xa5; 32]).map_err(|error| error.to_string())?;
+                    request
+                        .reply(&[0xa5; 32])
+                        .map_err(|error| error.to_string())?;
                 }
             }
         }
@@ -116,11 +144,21 @@ fn endpoints(connections: usize, config: &EndpointConfig, packets: bool) -> Resu
     Ok([connected, each(Held::now()?)])
 }
 
-/// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's size, and what regions of a ring's size
-/// take beside the ring.
-fn parts(connections: usize, send_wr: u32, lane_slots: u32, packets: bool) -> Result<[Held; 4], Failure> {
+/// Queue pairs as copyrpc makes them, the same once connected, regions of the control memory's
+/// size, and what regions of a ring's size take beside the ring.
+fn parts(
+    connections: usize,
+    send_wr: u32,
+    lane_slots: u32,
+    packets: bool,
+) -> Result<[Held; 4], Failure> {
     let fabric = LocalFabric::new();
-    let config = QpConfig { max_send_wr: send_wr, max_inline_data: INLINE_BYTES, lane_slots, ..QpConfig::default() };
+    let config = QpConfig {
+        max_send_wr: send_wr,
+        max_inline_data: INLINE_BYTES,
+        lane_slots,
+        ..QpConfig::default()
+    };
     let end = || -> Result<_, Failure> {
         let device = Device::open(soft(&fabric, packets))?;
         let pd = device.alloc_pd()?;
@@ -145,25 +183,53 @@ fn parts(connections: usize, send_wr: u32, lane_slots: u32, packets: bool) -> Re
         b.connect(&addresses[0], &ConnectOptions::default())?;
     }
     let connected = Held::now()?;
-    let mut allocate =
-        |count, bytes, access| (0..count).try_for_each(|at| ends[at % 2].0.alloc(bytes, access).map(|region| regions.push(region)));
+    let mut allocate = |count, bytes, access| {
+        (0..count).try_for_each(|at| {
+            ends[at % 2]
+                .0
+                .alloc(bytes, access)
+                .map(|region| regions.push(region))
+        })
+    };
     // Each end has its own.
-    allocate(2 * connections.div_ceil(CONTROL_PLACES), CONTROL_PLACES * CONTROL_BYTES, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    allocate(
+        2 * connections.div_ceil(CONTROL_PLACES),
+        CONTROL_PLACES * CONTROL_BYTES,
+        Access::LOCAL_WRITE | Access::REMOTE_READ,
+    )?;
     let control = Held::now()?;
-    allocate(count, RING_BYTES as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    allocate(
+        count,
+        RING_BYTES as usize,
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+    )?;
     let mut ring = Held::now()?.each_since(control, count);
     ring.device -= RING_BYTES as f64;
-    Ok([created.each_since(start, count), connected.each_since(created, count), control.each_since(connected, count), ring])
+    Ok([
+        created.each_since(start, count),
+        connected.each_since(created, count),
+        control.each_since(connected, count),
+        ring,
+    ])
 }
 
 fn measure(cli: &Cli) -> Result<Memory, Failure> {
     let connections = cli.connections as usize;
-    let mut config = EndpointConfig { ring_size: RING_BYTES, batches_in_flight: 4, raw_operations: 0, ..EndpointConfig::default() };
+    let mut config = EndpointConfig {
+        ring_size: RING_BYTES,
+        batches_in_flight: 4,
+        raw_operations: 0,
+        ..EndpointConfig::default()
+    };
     config.max_send_wr = cli.send_wr;
     let send_wr = config.send_queue_wqebbs();
     let [connected, used] = endpoints(connections, &config, cli.packets)?;
-    let [queue_pair, connecting, control_memory, ring] = parts(connections, send_wr, LANE_SLOTS, cli.packets)?;
-    let rings = Held { heap: 2.0 * ring.heap, device: 2.0 * ring.device };
+    let [queue_pair, connecting, control_memory, ring] =
+        parts(connections, send_wr, LANE_SLOTS, cli.packets)?;
+    let rings = Held {
+        heap: 2.0 * ring.heap,
+        device: 2.0 * ring.device,
+    };
     Ok(Memory {
         bytes_per_endpoint: used.sum(),
         bytes_before_first_call: connected.sum(),
@@ -171,7 +237,9 @@ fn measure(cli: &Cli) -> Result<Memory, Failure> {
         connecting,
         control_memory,
         rings,
-        rest: [queue_pair, connecting, control_memory, rings].into_iter().fold(used, Held::less),
+        rest: [queue_pair, connecting, control_memory, rings]
+            .into_iter()
+            .fold(used, Held::less),
         endpoints: 2 * connections,
         ring_bytes: RING_BYTES,
         send_wr: send_wr.next_power_of_two(),
@@ -189,10 +257,24 @@ impl fmt::Display for Memory {
             ("copyrpc", self.rest),
         ];
         for (name, held) in rows {
-            table.row([name.to_owned(), format!("{:.0}", held.heap), format!("{:.0}", held.device), format!("{:.0}", held.sum())]);
+            table.row([
+                name.to_owned(),
+                format!("{:.0}", held.heap),
+                format!("{:.0}", held.device),
+                format!("{:.0}", held.sum()),
+            ]);
         }
-        table.row(["beyond the rings".to_owned(), String::new(), String::new(), format!("{:.0}", self.bytes_per_endpoint)]);
-        write!(f, "{table}{} endpoints, send queues of {} WQEBBs", self.endpoints, self.send_wr)
+        table.row([
+            "beyond the rings".to_owned(),
+            String::new(),
+            String::new(),
+            format!("{:.0}", self.bytes_per_endpoint),
+        ]);
+        write!(
+            f,
+            "{table}{} endpoints, send queues of {} WQEBBs",
+            self.endpoints, self.send_wr
+        )
     }
 }
 

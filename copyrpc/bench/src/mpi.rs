@@ -1,4 +1,5 @@
-//! The two processes as started by an MPI launcher, on one host or two. Rank 0 reports for both, except its peer's failures.
+//! The two processes as started by an MPI launcher, on one host or two. Rank 0 reports for both,
+//! except its peer's failures.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +27,10 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     if size != RANKS {
         // Every rank comes here.
         return match rank {
-            0 => PROGRAM.fail(EXIT_OPTIONS, &format!("MPI has {size} ranks; legal is {RANKS}: mpirun -n {RANKS}")),
+            0 => PROGRAM.fail(
+                EXIT_OPTIONS,
+                &format!("MPI has {size} ranks; legal is {RANKS}: mpirun -n {RANKS}"),
+            ),
             _ => ExitCode::from(EXIT_OPTIONS),
         };
     }
@@ -50,7 +54,11 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
 
 fn job(options: &Options, exchange: &mut MpiExchange) -> Result<ExitCode, Failure> {
     if exchange.rank() == 0 {
-        options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
+        options
+            .json
+            .as_ref()
+            .map_or(Ok(()), JsonSink::check)
+            .map_err(|error| format!("--json: {error}"))?;
         say(&options.to_string());
     }
     rank_process(options, exchange)

@@ -1,5 +1,6 @@
-//! From the command line to values that can be run: every range is checked, every default is computed by the rule written here, and both
-//! the launcher and each rank arrive at the same values from the same arguments.
+//! From the command line to values that can be run: every range is checked, every default is
+//! computed by the rule written here, and both the launcher and each rank arrive at the same values
+//! from the same arguments.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -43,10 +44,11 @@ pub(crate) struct Job {
     pub(crate) length: Length,
     pub(crate) warmup_s: f64,
     pub(crate) runs: usize,
-    /// By default the power of two not below four times what one endpoint has outstanding, nor below what one message needs; from 64 KiB up
-    /// to 1 MiB where messages allow it.
+    /// By default the power of two not below four times what one endpoint has outstanding, nor
+    /// below what one message needs; from 64 KiB up to 1 MiB where messages allow it.
     pub(crate) ring_bytes: u64,
-    /// Batches in flight of each endpoint. By default copyrpc's default, or as many as the largest shared receive queue has for all.
+    /// Batches in flight of each endpoint. By default copyrpc's default, or as many as the largest
+    /// shared receive queue has for all.
     pub(crate) batches: u32,
     /// Of each endpoint, in both processes.
     pub(crate) window: WindowChoice,
@@ -92,20 +94,40 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything, for processes that share this one's affinity mask. Changes nothing.
+    /// Checks and computes everything, for processes that share this one's affinity mask. Changes
+    /// nothing.
     pub(crate) fn resolve(cli: Cli) -> Result<Self, Failure> {
-        Self::resolve_on(cli, affinity::usable_cores().map_err(|error| format!("--pin: {error}"))?)
+        Self::resolve_on(
+            cli,
+            affinity::usable_cores().map_err(|error| format!("--pin: {error}"))?,
+        )
     }
 
     /// The same, for processes that may use these cores.
     pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, Failure> {
-        let length = cli.calls.map_or(Length::Seconds(cli.duration), Length::Calls);
+        let length = cli
+            .calls
+            .map_or(Length::Seconds(cli.duration), Length::Calls);
         let ring = ring_size(&cli)?;
         let (batches, srq_size) = queue_sizes(&cli)?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
-            return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()).into());
+            return Err(range(
+                "--fault",
+                format!("{fault:?}"),
+                "nothing would notice it",
+                "only with --verify".to_owned(),
+            )
+            .into());
         }
-        let plan = Plan::new(&cli.pin, usable_cores, Threads { ranks: RANKS, daemons: 0, clients: 1 });
+        let plan = Plan::new(
+            &cli.pin,
+            usable_cores,
+            Threads {
+                ranks: RANKS,
+                daemons: 0,
+                clients: 1,
+            },
+        );
         let plan = plan.map_err(|error| format!("--pin: {error}"))?;
         let wait = match cli.wait {
             Wait::Auto if plan.usable_cores.len() >= RANKS => Wait::Busy,
@@ -132,10 +154,19 @@ impl Options {
             fault: cli.fault,
         };
         let (device, device_by_auto) = cli.device.resolve()?;
-        Ok(Self { job, device, device_by_auto, shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
+        Ok(Self {
+            job,
+            device,
+            device_by_auto,
+            shm_dir: cli.shm_dir,
+            plan,
+            baseline: cli.baseline,
+            json: cli.json,
+        })
     }
 
-    /// Returns the time limit of the job: the measured time, and ample time to set up and tear down on a loaded machine.
+    /// Returns the time limit of the job: the measured time, and ample time to set up and tear down
+    /// on a loaded machine.
     pub(crate) fn time_limit(&self) -> Duration {
         let measured = match self.job.length {
             Length::Seconds(seconds) => seconds * self.job.runs as f64,
@@ -150,33 +181,67 @@ impl Options {
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let job = &self.job;
-        let mode = if job.mode == Mode::Latency { "round-trip times" } else { "calls per second" };
+        let mode = if job.mode == Mode::Latency {
+            "round-trip times"
+        } else {
+            "calls per second"
+        };
         let active = report::plural(job.endpoints, "endpoint");
-        writeln!(f, "{mode}: {active} x depth {}, {} idle, {} device", job.depth, job.connected, self.device)?;
+        writeln!(
+            f,
+            "{mode}: {active} x depth {}, {} idle, {} device",
+            job.depth, job.connected, self.device
+        )?;
         if let Some(why) = &self.device_by_auto {
             writeln!(f, "--device auto is {}: {why}", self.device)?;
         }
         let verify = if job.verify { "on" } else { "off" };
-        writeln!(f, "request {} B, reply {} B, verify {verify}, wait {:?}", job.payload_bytes, job.reply_bytes, job.wait)?;
+        writeln!(
+            f,
+            "request {} B, reply {} B, verify {verify}, wait {:?}",
+            job.payload_bytes, job.reply_bytes, job.wait
+        )?;
         let ring = report::bytes(job.ring_bytes);
-        let Job { batches, window, srq_size, .. } = job;
-        writeln!(f, "ring {ring}, {batches} batches in flight, window {window}, SRQ {srq_size}")?;
+        let Job {
+            batches,
+            window,
+            srq_size,
+            ..
+        } = job;
+        writeln!(
+            f,
+            "ring {ring}, {batches} batches in flight, window {window}, SRQ {srq_size}"
+        )?;
         writeln!(f, "{}", self.plan)?;
         let length = match job.length {
             Length::Seconds(seconds) => format!("{seconds} s"),
             Length::Calls(calls) => format!("{calls} calls"),
         };
-        write!(f, "warm-up {} s, {} of {length}", job.warmup_s, report::plural(job.runs, "run"))
+        write!(
+            f,
+            "warm-up {} s, {} of {length}",
+            job.warmup_s,
+            report::plural(job.runs, "run")
+        )
     }
 }
 
 /// Returns the ring size: as given, or by the rule of [`Job::ring_bytes`]. The messages must fit.
 fn ring_size(cli: &Cli) -> Result<RingSize, RangeError> {
     let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
-    let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;
+    let fits = |ring: &RingSize| {
+        ring.max_payload() >= cli.payload as u64
+            && ring.max_response_allowance() >= cli.reply as u64
+    };
     let ring = match cli.ring_size {
-        Some(bytes) => RingSize::for_connection(bytes)
-            .ok_or_else(|| range("--ring-size", bytes, "not usable", "a power of two from 4096 to 268435456".to_owned()))?,
+        Some(bytes) => RingSize::for_connection(bytes).ok_or_else(|| {
+            range(
+                "--ring-size",
+                bytes,
+                "not usable",
+                "a power of two from 4096 to 268435456".to_owned(),
+            )
+        })?,
         None => {
             let padded = (12 + cli.payload.max(cli.reply)).next_multiple_of(32) as u64;
             let wanted = (4 * padded * cli.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
@@ -184,11 +249,27 @@ fn ring_size(cli: &Cli) -> Result<RingSize, RangeError> {
             sizes()
                 .find(|ring| ring.bytes() >= wanted && fits(ring))
                 .or_else(|| sizes().next_back())
-                .map_or_else(|| Err(range("--ring-size", "auto", "no size is usable", "none".to_owned())), Ok)?
+                .map_or_else(
+                    || {
+                        Err(range(
+                            "--ring-size",
+                            "auto",
+                            "no size is usable",
+                            "none".to_owned(),
+                        ))
+                    },
+                    Ok,
+                )?
         }
     };
-    let limits = [("--payload", cli.payload, ring.max_payload()), ("--reply", cli.reply, ring.max_response_allowance())];
-    match limits.into_iter().find(|(_, given, most)| *given as u64 > *most) {
+    let limits = [
+        ("--payload", cli.payload, ring.max_payload()),
+        ("--reply", cli.reply, ring.max_response_allowance()),
+    ];
+    match limits
+        .into_iter()
+        .find(|(_, given, most)| *given as u64 > *most)
+    {
         Some((flag, given, most)) => {
             let legal = format!("0 to {most} with rings of {} bytes", ring.bytes());
             Err(range(flag, given, "more than a ring can take", legal))
@@ -202,12 +283,23 @@ fn queue_sizes(cli: &Cli) -> Result<(u32, u32), RangeError> {
     let all = (cli.endpoints + cli.connected) as u32;
     let receives = cli.srq_size.unwrap_or(MAX_SRQ_SIZE);
     let max = receives * 2 / 3 / all;
-    let batches = cli.batches.unwrap_or(EndpointConfig::default().batches_in_flight.min(max).max(1));
+    let batches = cli
+        .batches
+        .unwrap_or(EndpointConfig::default().batches_in_flight.min(max).max(1));
     if batches > max {
         let legal = format!("1 to {max} for {all} endpoints and {receives} receives");
-        return Err(range("--batches", batches, "the shared receive queue cannot hold them", legal));
+        return Err(range(
+            "--batches",
+            batches,
+            "the shared receive queue cannot hold them",
+            legal,
+        ));
     }
-    Ok((batches, cli.srq_size.unwrap_or((batches * all * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE))))
+    Ok((
+        batches,
+        cli.srq_size
+            .unwrap_or((batches * all * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE)),
+    ))
 }
 
 #[cfg(test)]
@@ -217,7 +309,9 @@ mod tests {
     use super::*;
 
     fn resolve(args: &str) -> Result<Options, Failure> {
-        Options::resolve(Cli::try_parse_from(std::iter::once("copyrpc_bench").chain(args.split_whitespace()))?)
+        Options::resolve(Cli::try_parse_from(
+            std::iter::once("copyrpc_bench").chain(args.split_whitespace()),
+        )?)
     }
 
     #[test]
@@ -251,7 +345,9 @@ mod tests {
     #[test]
     fn a_window_of_no_batch_or_of_too_many_is_no_window() {
         for args in ["--window completion:0", "--window consumption:257"] {
-            let refused = Cli::try_parse_from(format!("copyrpc_bench {args}").split(' ')).unwrap_err().to_string();
+            let refused = Cli::try_parse_from(format!("copyrpc_bench {args}").split(' '))
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains("from 1 to 256"), "{refused}");
         }
     }
@@ -261,9 +357,21 @@ mod tests {
         let job = |args: &str| resolve(args).unwrap().job;
         let exempt_bytes = copyrpc::Window::DEFAULT_EXEMPT_BYTES;
         assert_eq!(job("").endpoint_config().window, copyrpc::Window::Off);
-        assert_eq!(job("--window consumption:3").endpoint_config().window, copyrpc::Window::Consumption { batches: 3, exempt_bytes });
+        assert_eq!(
+            job("--window consumption:3").endpoint_config().window,
+            copyrpc::Window::Consumption {
+                batches: 3,
+                exempt_bytes
+            }
+        );
         let many = job("--window completion:256 --endpoints 64");
-        assert_eq!(many.endpoint_config().window, copyrpc::Window::Completion { batches: 256, exempt_bytes });
+        assert_eq!(
+            many.endpoint_config().window,
+            copyrpc::Window::Completion {
+                batches: 256,
+                exempt_bytes
+            }
+        );
     }
 
     #[test]

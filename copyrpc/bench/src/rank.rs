@@ -1,5 +1,6 @@
-//! One of the two processes, and the order of a job: device and endpoints, exchange of records, connections; then the warm-up and each run,
-//! between which the two meet while nothing is outstanding; then the reports. What is measured is the caller's; no meeting is inside a window.
+//! One of the two processes, and the order of a job: device and endpoints, exchange of records,
+//! connections; then the warm-up and each run, between which the two meet while nothing is
+//! outstanding; then the reports. What is measured is the caller's; no meeting is inside a window.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::ScopedJoinHandle;
@@ -49,13 +50,18 @@ pub(crate) struct CallerReport {
     pub(crate) raw_cacheline: Option<PingPongResult>,
     /// Calls and nanoseconds of each run.
     pub(crate) windows: Vec<(u64, u64)>,
-    /// Samples of each run. In latency mode its round-trip times in ns; in rate mode the time per call of each block of polls in ps.
+    /// Samples of each run. In latency mode its round-trip times in ns; in rate mode the time per
+    /// call of each block of polls in ps.
     pub(crate) latencies: Vec<LatencyHistogram>,
 }
 
 /// Runs this process's part of the job.
 pub(crate) fn run(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
-    if exchange.rank() == 0 { call(options, exchange) } else { answer(options, exchange) }
+    if exchange.rank() == 0 {
+        call(options, exchange)
+    } else {
+        answer(options, exchange)
+    }
 }
 
 const fn never() -> bool {
@@ -64,13 +70,22 @@ const fn never() -> bool {
 
 /// Rank 0: calls.
 fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
-    let cores = options.plan.client_core(0, 0).zip(options.plan.client_core(1, 0));
+    let cores = options
+        .plan
+        .client_core(0, 0)
+        .zip(options.plan.client_core(1, 0));
     if let Some((core, _)) = cores {
         pin_current_thread(core)?;
     }
     let clock = Clock::detect();
     let raw_cacheline = match options.baseline {
-        true => Some(PingPong { cores, duration: BASELINE }.measure(&clock)?),
+        true => Some(
+            PingPong {
+                cores,
+                duration: BASELINE,
+            }
+            .measure(&clock)?,
+        ),
         false => None,
     };
     let setup = Setup::open(options)?;
@@ -81,7 +96,12 @@ fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Fa
 
     let job = &options.job;
     let mut load = Load::new(job, clock, &endpoints);
-    let mut caller = CallerReport { clock: clock.source(), raw_cacheline, windows: Vec::new(), latencies: Vec::new() };
+    let mut caller = CallerReport {
+        clock: clock.source(),
+        raw_cacheline,
+        windows: Vec::new(),
+        latencies: Vec::new(),
+    };
     let mut counts = Vec::new();
     if job.warmup_s > 0.0 {
         load.run(&context, Length::Seconds(job.warmup_s), false)?;
@@ -97,7 +117,13 @@ fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Fa
         before = after;
         meet(exchange)?;
     }
-    Ok(RankReport { device, bad_payloads: load.bad_replies(), peak_rss_bytes: peak_rss_bytes(), counts, caller: Some(caller) })
+    Ok(RankReport {
+        device,
+        bad_payloads: load.bad_replies(),
+        peak_rss_bytes: peak_rss_bytes(),
+        counts,
+        caller: Some(caller),
+    })
 }
 
 /// The caller's side of the end of a phase: the other one counts between the two.
@@ -116,11 +142,15 @@ fn answer(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, 
         let (tell, news) = channel();
         let (mailbox, records) = channel();
         let work = move || serve(options, core, control, &tell, &records);
-        let thread = std::thread::Builder::new().name("answerer".to_owned()).spawn_scoped(scope, work)?;
+        let thread = std::thread::Builder::new()
+            .name("answerer".to_owned())
+            .spawn_scoped(scope, work)?;
         let outcome = conduct(options, exchange, control, &thread, &news, &mailbox);
         control.stop();
         drop(mailbox);
-        let ended = thread.join().unwrap_or_else(|_| Err("the answering thread panicked: this is a defect, please report it".into()));
+        let ended = thread.join().unwrap_or_else(|_| {
+            Err("the answering thread panicked: this is a defect, please report it".into())
+        });
         // A thread that failed has the reason of what failed here.
         outcome.or_else(|error| ended.and(Err(error)))
     })
@@ -136,17 +166,33 @@ fn conduct(
     mailbox: &Sender<Vec<u8>>,
 ) -> Result<RankReport, Failure> {
     let has_ended = || thread.is_finished();
-    let News::Open { device, records } = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
+    let News::Open { device, records } = next(news, thread, SETUP_LIMIT)? else {
+        return Err(STUCK.into());
+    };
     // A thread that has ended is noticed by the next wait.
     let _ = mailbox.send(swap(exchange, &records, SETUP_LIMIT, &has_ended)?);
-    let News::Connected = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
+    let News::Connected = next(news, thread, SETUP_LIMIT)? else {
+        return Err(STUCK.into());
+    };
     exchange.barrier(SETUP_LIMIT, &has_ended)?;
 
-    let mut report = RankReport { device, bad_payloads: 0, peak_rss_bytes: 0, counts: Vec::new(), caller: None };
+    let mut report = RankReport {
+        device,
+        bad_payloads: 0,
+        peak_rss_bytes: 0,
+        counts: Vec::new(),
+        caller: None,
+    };
     for phase in 0..=options.job.runs {
         exchange.barrier(options.time_limit(), &has_ended)?;
         control.end_phase(phase + 1);
-        let News::Phase { counts, bad_requests } = next(news, thread, MEET_LIMIT)? else { return Err(STUCK.into()) };
+        let News::Phase {
+            counts,
+            bad_requests,
+        } = next(news, thread, MEET_LIMIT)?
+        else {
+            return Err(STUCK.into());
+        };
         report.bad_payloads = bad_requests;
         // The first phase is the warm-up.
         if phase > 0 {

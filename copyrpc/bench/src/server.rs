@@ -1,4 +1,5 @@
-//! The answerer: a thread that polls and answers, while the main thread of its process sleeps in the exchange.
+//! The answerer: a thread that polls and answers, while the main thread of its process sleeps in
+//! the exchange.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -12,7 +13,8 @@ use harness::affinity::pin_current_thread;
 use crate::options::{Job, Options};
 use crate::setup::{Counts, Moment, Setup};
 
-/// The main thread's message to the answering thread: the number of phases that are over, or [`STOP`].
+/// The main thread's message to the answering thread: the number of phases that are over, or
+/// [`STOP`].
 #[derive(Debug, Default)]
 pub(crate) struct Control(AtomicUsize);
 
@@ -37,7 +39,8 @@ pub(crate) enum News {
         records: Vec<u8>,
     },
     Connected,
-    /// A phase is over; what was done in it, and requests that were not the right ones since the start.
+    /// A phase is over; what was done in it, and requests that were not the right ones since the
+    /// start.
     Phase {
         counts: Counts,
         bad_requests: u64,
@@ -57,8 +60,13 @@ pub(crate) fn serve(
     }
     let setup = Setup::open(options)?;
     // Whether the main thread still listens shows in `control`.
-    let _ = tell.send(News::Open { device: setup.device(), records: setup.records() });
-    let Ok(records) = records.recv() else { return Ok(()) };
+    let _ = tell.send(News::Open {
+        device: setup.device(),
+        records: setup.records(),
+    });
+    let Ok(records) = records.recv() else {
+        return Ok(());
+    };
     let (context, _endpoints) = setup.connect(&records)?;
     let _ = tell.send(News::Connected);
     let mut answers = Answers::new(&options.job);
@@ -72,7 +80,10 @@ pub(crate) fn serve(
             now if now != phase => {
                 phase = now;
                 let after = Moment::now(&context);
-                let _ = tell.send(News::Phase { counts: Counts::between(&before, &after), bad_requests: answers.bad_requests });
+                let _ = tell.send(News::Phase {
+                    counts: Counts::between(&before, &after),
+                    bad_requests: answers.bad_requests,
+                });
                 before = after;
             }
             _ => {}
@@ -93,10 +104,17 @@ struct Answers<'a> {
 impl<'a> Answers<'a> {
     fn new(job: &'a Job) -> Self {
         let (request, reply) = (vec![0; job.payload_bytes], vec![0; job.reply_bytes]);
-        Self { job, request, reply, next: vec![0; job.endpoints], bad_requests: 0 }
+        Self {
+            job,
+            request,
+            reply,
+            next: vec![0; job.endpoints],
+            bad_requests: 0,
+        }
     }
 
-    /// Answers all requests that are there, and sends the answers at once. Returns whether there were any.
+    /// Answers all requests that are there, and sends the answers at once. Returns whether there
+    /// were any.
     #[inline]
     fn step(&mut self, context: &Context<u32>) -> Result<bool, Failure> {
         let mut outcome = Ok(());
@@ -113,7 +131,8 @@ impl<'a> Answers<'a> {
     fn answer(&mut self, bytes: RecvBytes<'_>, reply: Reply<'_, u32>) -> Result<(), Failure> {
         if self.job.verify {
             let tag = pattern::copied(bytes, &mut self.request).map(Tag::of_request);
-            let is_right = tag.is_some_and(|tag| pattern::is_request(&self.request, tag) && self.is_next(tag));
+            let is_right =
+                tag.is_some_and(|tag| pattern::is_request(&self.request, tag) && self.is_next(tag));
             self.bad_requests += u64::from(!is_right);
             if let Some(tag) = tag {
                 pattern::fill_reply(&mut self.reply, tag);
@@ -122,15 +141,20 @@ impl<'a> Answers<'a> {
         } else {
             pattern::touch(bytes);
         }
-        reply.send(&self.reply).map_err(|error| format!("a reply was refused: {error}").into())
+        reply
+            .send(&self.reply)
+            .map_err(|error| format!("a reply was refused: {error}").into())
     }
 
-    /// Returns whether this request is the next in turn. A request shorter than a tag cannot be told apart.
+    /// Returns whether this request is the next in turn. A request shorter than a tag cannot be
+    /// told apart.
     fn is_next(&mut self, tag: Tag) -> bool {
         if self.request.len() < 8 {
             return true;
         }
-        let Some(next) = self.next.get_mut(tag.endpoint()) else { return false };
+        let Some(next) = self.next.get_mut(tag.endpoint()) else {
+            return false;
+        };
         let is_next = *next == tag.number();
         *next = tag.number() + 1;
         is_next

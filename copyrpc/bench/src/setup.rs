@@ -1,7 +1,9 @@
 //! A process's device and endpoints.
 
 use bench::load::Failure;
-use copyrpc::{Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, Stats};
+use copyrpc::{
+    Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, Stats,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Options;
@@ -18,9 +20,16 @@ impl Setup {
         let job = &options.job;
         let config = job.endpoint_config();
         let builder = ContextBuilder::new(options.device.spec(options.shm_dir.as_deref()));
-        let builder = builder.endpoints_with(job.all_endpoints() as u32, &config).srq_size(job.srq_size);
-        let context = job.cq_size.map_or(builder.clone(), |entries| builder.cq_size(entries)).build()?;
-        let pending = (0..job.all_endpoints()).map(|_| context.create_endpoint(&config)).collect::<Result<_, _>>()?;
+        let builder = builder
+            .endpoints_with(job.all_endpoints() as u32, &config)
+            .srq_size(job.srq_size);
+        let context = job
+            .cq_size
+            .map_or(builder.clone(), |entries| builder.cq_size(entries))
+            .build()?;
+        let pending = (0..job.all_endpoints())
+            .map(|_| context.create_endpoint(&config))
+            .collect::<Result<_, _>>()?;
         Ok(Self { context, pending })
     }
 
@@ -32,18 +41,33 @@ impl Setup {
 
     /// The records of all endpoints, for the other process.
     pub(crate) fn records(&self) -> Vec<u8> {
-        self.pending.iter().flat_map(|endpoint| endpoint.local_info().encode()).collect()
+        self.pending
+            .iter()
+            .flat_map(|endpoint| endpoint.local_info().encode())
+            .collect()
     }
 
     /// Connects each endpoint with the one of the same place in the other process.
-    pub(crate) fn connect(self, records: &[u8]) -> Result<(Context<u32>, Vec<Endpoint<u32>>), Failure> {
+    pub(crate) fn connect(
+        self,
+        records: &[u8],
+    ) -> Result<(Context<u32>, Vec<Endpoint<u32>>), Failure> {
         if records.len() != self.pending.len() * EXCHANGE_RECORD_SIZE {
-            return Err(format!("the other process sent {} bytes of connection records", records.len()).into());
+            return Err(format!(
+                "the other process sent {} bytes of connection records",
+                records.len()
+            )
+            .into());
         }
         let connect = |(endpoint, record): (PendingEndpoint<u32>, &[u8])| -> Result<_, Failure> {
             Ok(endpoint.connect(&ExchangeRecord::decode(record.try_into()?)?)?)
         };
-        let endpoints = self.pending.into_iter().zip(records.chunks_exact(EXCHANGE_RECORD_SIZE)).map(connect).collect::<Result<_, _>>()?;
+        let endpoints = self
+            .pending
+            .into_iter()
+            .zip(records.chunks_exact(EXCHANGE_RECORD_SIZE))
+            .map(connect)
+            .collect::<Result<_, _>>()?;
         Ok((self.context, endpoints))
     }
 }
@@ -78,14 +102,19 @@ pub(crate) struct Moment {
 
 impl Moment {
     pub(crate) fn now(context: &Context<u32>) -> Self {
-        Self { stats: context.stats(), rnr_naks: context.device_info().rnr_naks }
+        Self {
+            stats: context.stats(),
+            rnr_naks: context.device_info().rnr_naks,
+        }
     }
 }
 
 impl Counts {
     /// Returns the differences between two moments.
     pub(crate) fn between(before: &Moment, after: &Moment) -> Self {
-        let rnr_naks = after.rnr_naks.map(|naks| naks - before.rnr_naks.unwrap_or(0));
+        let rnr_naks = after
+            .rnr_naks
+            .map(|naks| naks - before.rnr_naks.unwrap_or(0));
         let (before, after) = (&before.stats, &after.stats);
         Self {
             calls: after.calls - before.calls,

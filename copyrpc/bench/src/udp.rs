@@ -1,5 +1,6 @@
-//! `copyrpc_udp`: what a program could do with UDP itself where copyrpc goes by packets, for `scripts/peers wire`. Two threads, each with a socket
-//! on the loopback interface, poll without a sleep, as `copyrpc_bench --wait busy` does.
+//! `copyrpc_udp`: what a program could do with UDP itself where copyrpc goes by packets, for
+//! `scripts/peers wire`. Two threads, each with a socket on the loopback interface, poll without a
+//! sleep, as `copyrpc_bench --wait busy` does.
 
 use std::fmt;
 use std::io;
@@ -63,8 +64,18 @@ struct Measured {
 
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, bytes, depth, count, per_s, ns_each } = self;
-        write!(f, "{mode:?}, {bytes} B, depth {depth}: {count}, {per_s:.0} per second, {ns_each:.0} ns each")
+        let Self {
+            mode,
+            bytes,
+            depth,
+            count,
+            per_s,
+            ns_each,
+        } = self;
+        write!(
+            f,
+            "{mode:?}, {bytes} B, depth {depth}: {count}, {per_s:.0} per second, {ns_each:.0} ns each"
+        )
     }
 }
 
@@ -76,14 +87,20 @@ struct Batch {
 
 impl Batch {
     fn new(socket: UdpSocket, depth: usize, bytes: usize) -> Self {
-        Self { socket, bytes: vec![vec![0; bytes]; depth] }
+        Self {
+            socket,
+            bytes: vec![vec![0; bytes]; depth],
+        }
     }
 
     /// Calls `f` with the kernel's descriptions of the first `count` buffers.
     fn with<R>(&mut self, count: usize, f: impl FnOnce(i32, &mut [libc::mmsghdr]) -> R) -> R {
         let mut vectors: Vec<_> = self.bytes[..count]
             .iter_mut()
-            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() })
+            .map(|buffer| libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: buffer.len(),
+            })
             .collect();
         let header = |vector: &mut libc::iovec| {
             // SAFETY: zero bytes are an empty header.
@@ -101,7 +118,14 @@ impl Batch {
         while sent < count {
             let result = self.with(count - sent, |fd, headers| {
                 // SAFETY: the headers describe buffers that live.
-                unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as u32, libc::MSG_DONTWAIT) }
+                unsafe {
+                    libc::sendmmsg(
+                        fd,
+                        headers.as_mut_ptr(),
+                        headers.len() as u32,
+                        libc::MSG_DONTWAIT,
+                    )
+                }
             });
             match usize::try_from(result) {
                 Ok(more) => sent += more,
@@ -117,15 +141,27 @@ impl Batch {
         let depth = self.bytes.len();
         let result = self.with(depth, |fd, headers| {
             // SAFETY: the headers describe buffers that live.
-            unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), depth as u32, libc::MSG_DONTWAIT, core::ptr::null_mut()) }
+            unsafe {
+                libc::recvmmsg(
+                    fd,
+                    headers.as_mut_ptr(),
+                    depth as u32,
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                )
+            }
         });
         usize::try_from(result).unwrap_or(0)
     }
 }
 
-/// Measures packets. Those that are lost, after which nothing arrives for 100 ms, end the measurement.
+/// Measures packets. Those that are lost, after which nothing arrives for 100 ms, end the
+/// measurement.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
-    let [a, b] = [UdpSocket::bind(("127.0.0.1", 0))?, UdpSocket::bind(("127.0.0.1", 0))?];
+    let [a, b] = [
+        UdpSocket::bind(("127.0.0.1", 0))?,
+        UdpSocket::bind(("127.0.0.1", 0))?,
+    ];
     a.connect(b.local_addr()?)?;
     b.connect(a.local_addr()?)?;
     let depth = usize::from(cli.depth);
@@ -160,7 +196,9 @@ fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
                 break sent;
             }
             if more == 0 && now - last > Duration::from_millis(100) {
-                break Err(io::Error::other("packets were lost: the buffers of the sockets hold less than --depth"));
+                break Err(io::Error::other(
+                    "packets were lost: the buffers of the sockets hold less than --depth",
+                ));
             }
             if more > 0 {
                 last = now;
@@ -172,7 +210,8 @@ fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
         let elapsed = start.elapsed();
         is_over.store(true, Ordering::Relaxed);
         result?;
-        echo.join().map_err(|_| io::Error::other("the other thread panicked"))??;
+        echo.join()
+            .map_err(|_| io::Error::other("the other thread panicked"))??;
         Ok((count, elapsed))
     })
 }
@@ -184,8 +223,19 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
         let pd = device.alloc_pd()?;
         let (send_cq, recv_cq) = (device.create_cq(128)?, device.create_cq(128)?);
         let srq = pd.create_srq(1, 0)?;
-        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 128, ..QpConfig::default() })?;
-        let mr = pd.alloc(cli.bytes as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let qp = pd.create_qp(
+            &send_cq,
+            &recv_cq,
+            &srq,
+            &QpConfig {
+                max_send_wr: 128,
+                ..QpConfig::default()
+            },
+        )?;
+        let mr = pd.alloc(
+            cli.bytes as usize,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        )?;
         Ok((device, send_cq, qp, mr))
     };
     let (tell, told) = std::sync::mpsc::channel();
@@ -195,8 +245,12 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
     thread::scope(|scope| {
         let target = scope.spawn(move || -> Result<(), Failure> {
             let (device, _cq, mut qp, mr) = open()?;
-            tell.send((qp.address(), mr.addr(), mr.rkey())).map_err(|_| gone())?;
-            qp.connect(&told_back.recv().map_err(|_| gone())?, &ConnectOptions::default())?;
+            tell.send((qp.address(), mr.addr(), mr.rkey()))
+                .map_err(|_| gone())?;
+            qp.connect(
+                &told_back.recv().map_err(|_| gone())?,
+                &ConnectOptions::default(),
+            )?;
             while !is_over.load(Ordering::Relaxed) {
                 device.progress();
             }
@@ -213,7 +267,15 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
             let mut failed = None;
             while start.elapsed() < limit {
                 while under_way < cli.depth.into() {
-                    qp.post(&Write { addr, rkey, payload: mr.sge(0, cli.bytes)? }, Signal::Always, 0)?;
+                    qp.post(
+                        &Write {
+                            addr,
+                            rkey,
+                            payload: mr.sge(0, cli.bytes)?,
+                        },
+                        Signal::Always,
+                        0,
+                    )?;
                     under_way += 1;
                 }
                 qp.ring();
@@ -237,10 +299,21 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
 
 fn main() -> ExitCode {
     let (program, cli) = (Program("copyrpc_udp"), Cli::parse());
-    let measured = if cli.mode == Mode::Write { writes(&cli) } else { packets(&cli) };
+    let measured = if cli.mode == Mode::Write {
+        writes(&cli)
+    } else {
+        packets(&cli)
+    };
     let shown = measured.and_then(|(count, elapsed)| {
         let per_s = count as f64 / elapsed.as_secs_f64();
-        let measured = Measured { mode: cli.mode, bytes: cli.bytes, depth: cli.depth, count, per_s, ns_each: 1e9 / per_s };
+        let measured = Measured {
+            mode: cli.mode,
+            bytes: cli.bytes,
+            depth: cli.depth,
+            count,
+            per_s,
+            ns_each: 1e9 / per_s,
+        };
         program.show(&measured, cli.json.as_ref(), None)
     });
     shown.unwrap_or_else(|error| program.fail(1, &error))

@@ -1,4 +1,5 @@
-//! The handshake of two endpoints over a byte stream: both send 128 bytes and take 128, then send one byte and take one.
+//! The handshake of two endpoints over a byte stream: both send 128 bytes and take 128, then send
+//! one byte and take one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -7,7 +8,9 @@ use std::rc::Weak;
 use rendezvous::{Incoming, Outgoing, Peer};
 
 use super::record::KIND;
-use super::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, PendingEndpoint, RecordError, Refusal};
+use super::{
+    ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
+};
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
@@ -25,7 +28,8 @@ pub(crate) struct Handshake<U> {
     peers_record: Incoming<EXCHANGE_RECORD_SIZE>,
     /// The endpoint, until the peer's record has arrived.
     pending: Option<PendingEndpoint<U>>,
-    /// The connected endpoint, or the reason why it will not be connected; `None` before, and after it was returned.
+    /// The connected endpoint, or the reason why it will not be connected; `None` before, and after
+    /// it was returned.
     outcome: Option<Result<Endpoint<U>, ConnectError>>,
     /// The last byte, once there is an endpoint or none. An end that refuses sends none.
     last: Option<Outgoing<1>>,
@@ -37,17 +41,22 @@ pub(crate) struct Handshake<U> {
 impl<U> Handshake<U> {
     /// Begins the handshake of an endpoint.
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
-        let (context, record) = (Weak::clone(&endpoint.context), endpoint.local_info().encode());
+        let (context, record) = (
+            Weak::clone(&endpoint.context),
+            endpoint.local_info().encode(),
+        );
         Self::begin(context, Some(endpoint), None, Some(record))
     }
 
-    /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is told.
+    /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is
+    /// told.
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
-            Err(error @ (CreateEndpointError::SrqTooSmall { .. } | CreateEndpointError::CqTooSmall { .. })) => {
-                Self::refuse(Refusal::Full, error.into())
-            }
+            Err(
+                error @ (CreateEndpointError::SrqTooSmall { .. }
+                | CreateEndpointError::CqTooSmall { .. }),
+            ) => Self::refuse(Refusal::Full, error.into()),
             Err(error) => Self::refuse(Refusal::Failed, error.into()),
         }
     }
@@ -63,7 +72,12 @@ impl<U> Handshake<U> {
     }
 
     fn refuse(refusal: Refusal, reason: ConnectError) -> Self {
-        Self::begin(Weak::new(), None, Some(Err(reason)), Some(ExchangeRecord::refuse(refusal)))
+        Self::begin(
+            Weak::new(),
+            None,
+            Some(Err(reason)),
+            Some(ExchangeRecord::refuse(refusal)),
+        )
     }
 
     fn begin(
@@ -75,19 +89,35 @@ impl<U> Handshake<U> {
         let record = record.map(Outgoing::from);
         let peers_record = Incoming::default();
         let peers_last = Incoming::default();
-        Self { context, record, peers_record, pending, outcome, last: None, peers_last, peer: None }
+        Self {
+            context,
+            record,
+            peers_record,
+            pending,
+            outcome,
+            last: None,
+            peers_last,
+            peer: None,
+        }
     }
 
     /// Proceeds to the end. A stream that blocks returns an error when its timeout is over.
-    pub(crate) fn complete(mut self, stream: &mut (impl Read + Write)) -> Result<Endpoint<U>, ConnectError> {
-        self.advance(stream)?.ok_or_else(|| ConnectError::Channel(ErrorKind::TimedOut.into()))
+    pub(crate) fn complete(
+        mut self,
+        stream: &mut (impl Read + Write),
+    ) -> Result<Endpoint<U>, ConnectError> {
+        self.advance(stream)?
+            .ok_or_else(|| ConnectError::Channel(ErrorKind::TimedOut.into()))
     }
 
     /// Proceeds as far as the stream permits. Returns `None` if the stream would block.
     ///
     /// # Errors
     /// [`ConnectError`]; the endpoint is gone then.
-    pub(crate) fn advance(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<Endpoint<U>>, ConnectError> {
+    pub(crate) fn advance(
+        &mut self,
+        stream: &mut (impl Read + Write),
+    ) -> Result<Option<Endpoint<U>>, ConnectError> {
         let failure = match self.exchange(stream) {
             Ok(None) => return Ok(None),
             Ok(Some(CONNECTED)) => None,
@@ -95,18 +125,24 @@ impl<U> Handshake<U> {
             Err(error) => Some(error),
         };
         // An earlier failure says more.
-        match (self.outcome.take_if(|outcome| outcome.is_err() || failure.is_none()), failure) {
+        match (
+            self.outcome
+                .take_if(|outcome| outcome.is_err() || failure.is_none()),
+            failure,
+        ) {
             (Some(outcome), _) => {
                 let endpoint = outcome?;
-                endpoint.connection.with_link(|link| link.note_peer_connected());
+                endpoint
+                    .connection
+                    .with_link(|link| link.note_peer_connected());
                 Ok(Some(endpoint))
             }
             (None, failure) => Err(failure.unwrap_or(ConnectError::NotConnectedThere)),
         }
     }
 
-    /// Like [`advance`](Self::advance), at a server. Goes on with the handshake that `begin` returns when the client's record has arrived;
-    /// until then the client costs a descriptor only.
+    /// Like [`advance`](Self::advance), at a server. Goes on with the handshake that `begin`
+    /// returns when the client's record has arrived; until then the client costs a descriptor only.
     pub(crate) fn serve(
         &mut self,
         stream: &mut TcpStream,
@@ -114,10 +150,13 @@ impl<U> Handshake<U> {
         begin: impl FnOnce() -> Self,
     ) -> Result<Option<Endpoint<U>>, ConnectError> {
         if self.record.is_none() {
-            let Some(record) = self.peers_record.advance(stream)? else { return Ok(None) };
-            // A client of another version reads there the version of this server. A client that cannot take the record at once does not
-            // learn of it.
-            ExchangeRecord::decode(record).inspect_err(|_| drop(stream.write(&ExchangeRecord::refuse(Refusal::Failed))))?;
+            let Some(record) = self.peers_record.advance(stream)? else {
+                return Ok(None);
+            };
+            // A client of another version reads there the version of this server. A client that
+            // cannot take the record at once does not learn of it.
+            ExchangeRecord::decode(record)
+                .inspect_err(|_| drop(stream.write(&ExchangeRecord::refuse(Refusal::Failed))))?;
             let peers_record = std::mem::take(&mut self.peers_record);
             *self = begin();
             (self.peers_record, self.peer) = (peers_record, Some(peer));
@@ -127,20 +166,42 @@ impl<U> Handshake<U> {
 
     /// Exchanges what is left. Returns the peer's last byte; `None` if the stream would block.
     fn exchange(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<u8>, ConnectError> {
-        let Some(true) = self.record.as_mut().map(|record| record.advance(stream)).transpose()? else { return Ok(None) };
+        let Some(true) = self
+            .record
+            .as_mut()
+            .map(|record| record.advance(stream))
+            .transpose()?
+        else {
+            return Ok(None);
+        };
         stream.flush()?;
-        // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset, and its last bytes are lost.
-        let Some(record) = KIND.advance::<EXCHANGE_RECORD_SIZE, ConnectError>(&mut self.peers_record, stream)? else { return Ok(None) };
+        // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset,
+        // and its last bytes are lost.
+        let Some(record) =
+            KIND.advance::<EXCHANGE_RECORD_SIZE, ConnectError>(&mut self.peers_record, stream)?
+        else {
+            return Ok(None);
+        };
         if let Some(endpoint) = self.pending.take() {
-            let connected = ExchangeRecord::decode(record).and_then(|record| endpoint.connect(&record));
+            let connected =
+                ExchangeRecord::decode(record).and_then(|record| endpoint.connect(&record));
             if let Ok(endpoint) = &connected {
                 endpoint.connection.peer.set(self.peer);
             }
-            self.last = Some([if connected.is_ok() { CONNECTED } else { NOT_CONNECTED }].into());
+            self.last = Some(
+                [if connected.is_ok() {
+                    CONNECTED
+                } else {
+                    NOT_CONNECTED
+                }]
+                .into(),
+            );
             self.outcome = Some(connected);
         }
         // An end that has refused, or has failed, does not wait for the peer's last byte.
-        let Some(last) = &mut self.last else { return Ok(Some(NOT_CONNECTED)) };
+        let Some(last) = &mut self.last else {
+            return Ok(Some(NOT_CONNECTED));
+        };
         if !last.advance(stream)? {
             return Ok(None);
         }
@@ -161,7 +222,8 @@ impl<U> Handshake<U> {
 impl<U> Drop for Handshake<U> {
     fn drop(&mut self) {
         if let Some(Ok(endpoint)) = &self.outcome {
-            // A graceful end needs a peer. The share of the queues is free for the next attempt, which no drain may come before.
+            // A graceful end needs a peer. The share of the queues is free for the next attempt,
+            // which no drain may come before.
             endpoint.abort();
             if let Some(context) = self.context.upgrade() {
                 context.retire_unused(&endpoint.connection);

@@ -1,8 +1,8 @@
 //! The record that two endpoints exchange, by any channel, before they connect.
 //!
-//! It has a fixed size of 128 bytes, so that a transport may send it without framing. It comes from another process:
-//! [`ExchangeRecord::decode`] refuses every number that the protocol cannot work with, and [`ExchangeRecord::check_peer`] every pair of
-//! endpoints that cannot connect.
+//! It has a fixed size of 128 bytes, so that a transport may send it without framing. It comes from
+//! another process: [`ExchangeRecord::decode`] refuses every number that the protocol cannot work
+//! with, and [`ExchangeRecord::check_peer`] every pair of endpoints that cannot connect.
 
 use mlx5::QpAddress;
 use rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
@@ -18,7 +18,11 @@ pub const EXCHANGE_RECORD_SIZE: usize = 128;
 pub const EXCHANGE_VERSION: u16 = 3;
 
 const ADDRESS_AT: usize = 16;
-pub(crate) const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
+pub(crate) const KIND: Kind = Kind {
+    name: "copyrpc exchange",
+    magic: *b"copyrpc\0",
+    version: EXCHANGE_VERSION,
+};
 
 /// The properties of an endpoint that its peer needs.
 ///
@@ -33,14 +37,16 @@ pub(crate) const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc
 /// | 60 | `published_rkey` u32 | | 112 | largest internal allowance u64 |
 /// | 64 | `recv_ring_addr` u64 | | 120 | `activity_addr` u64 |
 ///
-/// The two limits follow from the ring size. They are in the record so that ends with different rules refuse each other instead of
-/// deadlocking. A fabric has no number of its own: a soft device is named by LID and epoch, so a record of another fabric is refused by
-/// the epoch; hardware ports are named by LID and GID.
+/// The two limits follow from the ring size. They are in the record so that ends with different
+/// rules refuse each other instead of deadlocking. A fabric has no number of its own: a soft device
+/// is named by LID and epoch, so a record of another fabric is refused by the epoch; hardware ports
+/// are named by LID and GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias("LocalEndpointInfo", "RemoteEndpointInfo"))]
 pub struct ExchangeRecord {
-    /// Kind of device, and address of the queue pair. Ends with unequal MTUs connect: an MTU is the maximum size of a packet, so the
-    /// smaller one satisfies both ends, and both compute the same ([`Endpoint::path_mtu`](crate::Endpoint::path_mtu)).
+    /// Kind of device, and address of the queue pair. Ends with unequal MTUs connect: an MTU is the
+    /// maximum size of a packet, so the smaller one satisfies both ends, and both compute the same
+    /// ([`Endpoint::path_mtu`](crate::Endpoint::path_mtu)).
     pub address: QpAddress,
     /// Key of the receive ring.
     pub recv_ring_rkey: u32,
@@ -90,8 +96,13 @@ impl ExchangeRecord {
     pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ConnectError> {
         KIND.check(bytes)?;
         let (u32_at, u64_at) = (|at| u32_at(bytes, at), |at| u64_at(bytes, at));
-        let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ConnectError::Address)?;
-        let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
+        let address =
+            QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ConnectError::Address)?;
+        let illegal = RecordError::Field {
+            field: "ring size",
+            value: u64_at(72),
+            legal: "a power of two, 4096..=268435456",
+        };
         let ring_size = RingSize::for_connection(u64_at(72)).ok_or(illegal)?;
         let record = Self {
             address,
@@ -106,8 +117,12 @@ impl ExchangeRecord {
             batches: u32_at(96),
         };
         record.check_numbers()?;
-        require("largest message", u64_at(104), "1/8 ring", |limit| limit == ring_size.max_message())?;
-        require("largest allowance", u64_at(112), "3/16 ring", |limit| limit == ring_size.max_internal_allowance())?;
+        require("largest message", u64_at(104), "1/8 ring", |limit| {
+            limit == ring_size.max_message()
+        })?;
+        require("largest allowance", u64_at(112), "3/16 ring", |limit| {
+            limit == ring_size.max_internal_allowance()
+        })?;
         Ok(record)
     }
 
@@ -122,32 +137,49 @@ impl ExchangeRecord {
         if QpAddress::from_bytes(&self.address.to_bytes()) != Some(self.address) {
             return Err(ConnectError::Address);
         }
-        require("receive ring address", self.recv_ring_addr, "an address with a whole ring above it", |addr| {
-            addr != 0 && addr.checked_add(ring_bytes).is_some()
-        })?;
-        for (field, addr) in [("published record address", self.published_addr), ("activity address", self.activity_addr)] {
-            require(field, addr, "a multiple of 8, not 0", |addr| addr != 0 && addr % 8 == 0)?;
+        require(
+            "receive ring address",
+            self.recv_ring_addr,
+            "an address with a whole ring above it",
+            |addr| addr != 0 && addr.checked_add(ring_bytes).is_some(),
+        )?;
+        for (field, addr) in [
+            ("published record address", self.published_addr),
+            ("activity address", self.activity_addr),
+        ] {
+            require(field, addr, "a multiple of 8, not 0", |addr| {
+                addr != 0 && addr % 8 == 0
+            })?;
         }
         require("batches", self.batches, "1 or more", |batches| batches > 0)?;
-        require("initial credit", self.initial_credit, "a multiple of 32 up to a quarter ring", |credit| {
-            credit <= self.ring_size.max_reservation() && credit % ALIGNMENT == 0
-        })?;
+        require(
+            "initial credit",
+            self.initial_credit,
+            "a multiple of 32 up to a quarter ring",
+            |credit| credit <= self.ring_size.max_reservation() && credit % ALIGNMENT == 0,
+        )?;
         Ok(())
     }
 
     /// Checks whether this endpoint can be connected with the endpoint of `remote`.
     ///
     /// # Errors
-    /// [`ConnectError`] naming the difference, or the number of `remote` that is out of its range: `remote` need not come from
-    /// [`ExchangeRecord::decode`]. Nothing is adjusted.
+    /// [`ConnectError`] naming the difference, or the number of `remote` that is out of its range:
+    /// `remote` need not come from [`ExchangeRecord::decode`]. Nothing is adjusted.
     pub fn check_peer(&self, remote: &Self) -> Result<(), ConnectError> {
         remote.check_numbers()?;
         let (local, remote_kind) = (self.address.kind, remote.address.kind);
         if local != remote_kind {
-            return Err(ConnectError::Device { local, remote: remote_kind });
+            return Err(ConnectError::Device {
+                local,
+                remote: remote_kind,
+            });
         }
         if self.ring_size != remote.ring_size {
-            return Err(ConnectError::RingSize { local: self.ring_size.bytes(), remote: remote.ring_size.bytes() });
+            return Err(ConnectError::RingSize {
+                local: self.ring_size.bytes(),
+                remote: remote.ring_size.bytes(),
+            });
         }
         Ok(())
     }
@@ -225,7 +257,9 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[at..at + patch.len()].copy_from_slice(patch);
             match ExchangeRecord::decode(&bytes) {
-                Err(ConnectError::Record(RecordError::Field { field, .. })) => assert_eq!(field, name),
+                Err(ConnectError::Record(RecordError::Field { field, .. })) => {
+                    assert_eq!(field, name)
+                }
                 other => panic!("{name} at {at}: {other:?}"),
             }
         }
@@ -233,7 +267,10 @@ mod tests {
         for (at, value) in [(16, 3), (19, 0x20), (27, 1), (31, 1)] {
             let mut bytes = GOLDEN;
             bytes[at] = value;
-            assert!(matches!(ExchangeRecord::decode(&bytes), Err(ConnectError::Address)), "byte {at}");
+            assert!(
+                matches!(ExchangeRecord::decode(&bytes), Err(ConnectError::Address)),
+                "byte {at}"
+            );
         }
         for limit in [104, 112] {
             let mut bytes = GOLDEN;
@@ -261,10 +298,23 @@ mod tests {
     fn other_bytes_and_other_versions_are_refused() {
         let mut bytes = GOLDEN;
         bytes[0] = b'C';
-        assert_eq!(refused(&bytes), RecordError::Magic { name: "copyrpc exchange", found: field(&bytes, 0) });
+        assert_eq!(
+            refused(&bytes),
+            RecordError::Magic {
+                name: "copyrpc exchange",
+                found: field(&bytes, 0)
+            }
+        );
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        assert_eq!(refused(&bytes), RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION });
+        assert_eq!(
+            refused(&bytes),
+            RecordError::Version {
+                name: "copyrpc exchange",
+                version: 1,
+                known: EXCHANGE_VERSION
+            }
+        );
     }
 
     #[test]
@@ -284,18 +334,35 @@ mod tests {
         local.check_peer(&record()).unwrap();
         let mut other = record();
         other.recv_ring_addr = u64::MAX - 4095;
-        assert!(matches!(local.check_peer(&other), Err(ConnectError::Record(RecordError::Field { field: "receive ring address", .. }))));
+        assert!(matches!(
+            local.check_peer(&other),
+            Err(ConnectError::Record(RecordError::Field {
+                field: "receive ring address",
+                ..
+            }))
+        ));
         let mut other = record();
         other.address.kind = DeviceKind::Hardware;
-        assert!(matches!(local.check_peer(&other), Err(ConnectError::Device { .. })));
+        assert!(matches!(
+            local.check_peer(&other),
+            Err(ConnectError::Device { .. })
+        ));
         let mut other = record();
         other.address.qpn = 1 << 24;
-        assert!(matches!(local.check_peer(&other), Err(ConnectError::Address)));
+        assert!(matches!(
+            local.check_peer(&other),
+            Err(ConnectError::Address)
+        ));
         let mut other = record();
         other.address.mtu = 1024;
-        local.check_peer(&other).expect("the path takes the smaller MTU");
+        local
+            .check_peer(&other)
+            .expect("the path takes the smaller MTU");
         let mut other = record();
         other.ring_size = RingSize::new(2 << 20).unwrap();
-        assert!(matches!(local.check_peer(&other), Err(ConnectError::RingSize { .. })));
+        assert!(matches!(
+            local.check_peer(&other),
+            Err(ConnectError::RingSize { .. })
+        ));
     }
 }

@@ -78,25 +78,47 @@ pub(super) struct Batches<'a, Q> {
 impl EasyPoster for Batches<'_, RcQp> {
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
-        let Self { qp, send_ring, remote, to_peer, inline_limit, control } = self;
+        let Self {
+            qp,
+            send_ring,
+            remote,
+            to_peer,
+            inline_limit,
+            control,
+        } = self;
         // Before the post, while the words are at hand.
         control.publish(batch.words());
         let bytes = batch.bytes();
         if bytes > *inline_limit {
             // Made anew, so that the common case needs none in memory.
-            let mut batches = Batches { qp: &mut **qp, send_ring, remote, to_peer: *to_peer, inline_limit: *inline_limit, control };
+            let mut batches = Batches {
+                qp: &mut **qp,
+                send_ring,
+                remote,
+                to_peer: *to_peer,
+                inline_limit: *inline_limit,
+                control,
+            };
             return batches.post(batch.write_out());
         }
         let (start, metadata) = (batch.start(), batch.metadata());
-        // SAFETY: the rest of the batch, of one message at least, is inside the ring, and nothing writes the send ring while the slice
-        // lives: only the link that lends the batch does.
+        // SAFETY: the rest of the batch, of one message at least, is inside the ring, and nothing
+        // writes the send ring while the slice lives: only the link that lends the batch does.
         let messages = unsafe {
             core::hint::assert_unchecked(bytes >= METADATA_SPAN + padded(0));
-            std::slice::from_raw_parts(start.add(metadata.len()).as_ptr(), bytes as usize - metadata.len())
+            std::slice::from_raw_parts(
+                start.add(metadata.len()).as_ptr(),
+                bytes as usize - metadata.len(),
+            )
         };
         let addr = to_peer.wrapping_add(start.addr().get() as u64);
         let payload = (Inline(&metadata[..]), Inline(messages));
-        let write = WriteImm { addr, rkey: remote.ring_rkey, imm: batch.imm(), payload };
+        let write = WriteImm {
+            addr,
+            rkey: remote.ring_rkey,
+            imm: batch.imm(),
+            payload,
+        };
         qp.post_and_ring(&write, Signal::Reclaim, WRITE)
     }
 }
@@ -104,7 +126,13 @@ impl EasyPoster for Batches<'_, RcQp> {
 impl<Q: Posts> Poster for Batches<'_, Q> {
     #[inline(never)]
     fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        let Self { qp, send_ring, remote, inline_limit, .. } = self;
+        let Self {
+            qp,
+            send_ring,
+            remote,
+            inline_limit,
+            ..
+        } = self;
         if emit.bytes <= *inline_limit {
             write(*qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
         } else {
@@ -120,21 +148,64 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
 /// Returns the first `len` bytes of a batch.
 #[inline(always)]
 fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
-    // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
-    unsafe { std::slice::from_raw_parts(send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
+    // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the
+    // slice lives: only that link does.
+    unsafe {
+        std::slice::from_raw_parts(
+            send_ring.as_ptr().add(emit.offset as usize).as_ptr(),
+            len as usize,
+        )
+    }
 }
 
 /// Posts a batch that does not fit into a WQE: the device gathers the rest.
-fn write_long(qp: &mut impl Posts, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
-    let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
+fn write_long(
+    qp: &mut impl Posts,
+    send_ring: &Mr,
+    remote: &Remote,
+    inline_limit: u64,
+    emit: Emit,
+) -> Result<(), PostError> {
+    let inline = if inline_limit >= HYBRID_INLINE {
+        HYBRID_INLINE
+    } else {
+        0
+    };
     let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
-    let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
-    write(qp, remote, emit, (Inline(head(send_ring, emit, inline)), rest))
+    let rest = mlx5::Sge {
+        addr,
+        len: (emit.bytes - inline) as u32,
+        lkey,
+    };
+    write(
+        qp,
+        remote,
+        emit,
+        (Inline(head(send_ring, emit, inline)), rest),
+    )
 }
 
 #[inline(always)]
-fn write(qp: &mut impl Posts, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
+fn write(
+    qp: &mut impl Posts,
+    remote: &Remote,
+    emit: Emit,
+    payload: impl Payload,
+) -> Result<(), PostError> {
     let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
-    let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
-    qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)
+    let (signal, user) = if emit.signal {
+        (Signal::Always, WINDOWED_WRITE)
+    } else {
+        (Signal::Reclaim, WRITE)
+    };
+    qp.post(
+        &WriteImm {
+            addr,
+            rkey,
+            imm: emit.imm,
+            payload,
+        },
+        signal,
+        user,
+    )
 }

@@ -7,7 +7,8 @@ use crate::connection::Connection;
 use crate::error::CloseReason;
 
 impl<U> Inner<U> {
-    /// Ends the connections that an event of the device concerns: there may be no completion for it.
+    /// Ends the connections that an event of the device concerns: there may be no completion for
+    /// it.
     pub(super) fn heed_events(&self) {
         while let Some(event) = self.device.take_async_event() {
             let is_everything = match event {
@@ -18,8 +19,19 @@ impl<U> Inner<U> {
                 }
                 _ => false,
             };
-            let is_concerned = |connection: &Connection<U>| is_everything || event == AsyncEvent::QpFatal { qpn: connection.qpn() };
-            for connection in self.connections.borrow().iter().filter(|connection| is_concerned(connection)) {
+            let is_concerned = |connection: &Connection<U>| {
+                is_everything
+                    || event
+                        == AsyncEvent::QpFatal {
+                            qpn: connection.qpn(),
+                        }
+            };
+            for connection in self
+                .connections
+                .borrow()
+                .iter()
+                .filter(|connection| is_concerned(connection))
+            {
                 connection.end(CloseReason::Device(event));
             }
             if is_everything {

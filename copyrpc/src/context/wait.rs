@@ -7,15 +7,18 @@ use shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// Maximum sleep while a connection has messages to post that it could not post. The event that it waits for mostly wakes, as a
-/// completion. While all such connections only wait for their next READ, the sleep is as long as its pause, if that is more.
+/// Maximum sleep while a connection has messages to post that it could not post. The event that it
+/// waits for mostly wakes, as a completion. While all such connections only wait for their next
+/// READ, the sleep is as long as its pause, if that is more.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
-    /// Posts gathered messages, as [`Context::flush_endpoints`] does, then sleeps until there is something to take with
-    /// [`Context::poll`], [`Context::drain`] or [`Context::recv`], at most for `timeout` of real time (`None`: without limit). Returns
-    /// whether there is. It also returns `false` when this context has to check the clock: for deadlines, for peers that do not answer,
-    /// and, while peers wait for answers of this end, to tell them that it lives. So call it repeatedly, with a poll in between:
+    /// Posts gathered messages, as [`Context::flush_endpoints`] does, then sleeps until there is
+    /// something to take with [`Context::poll`], [`Context::drain`] or [`Context::recv`], at most
+    /// for `timeout` of real time (`None`: without limit). Returns whether there is. It also
+    /// returns `false` when this context has to check the clock: for deadlines, for peers that do
+    /// not answer, and, while peers wait for answers of this end, to tell them that it lives. So
+    /// call it repeatedly, with a poll in between:
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
@@ -29,8 +32,9 @@ impl<U> Context<U> {
     /// # }
     /// ```
     ///
-    /// No arrival is missed: it arms both completion queues and then checks whether one holds anything. It does not sleep while a request
-    /// waits to be received. Only arrivals, completions, time and [`waker`](Self::waker) wake it.
+    /// No arrival is missed: it arms both completion queues and then checks whether one holds
+    /// anything. It does not sleep while a request waits to be received. Only arrivals,
+    /// completions, time and [`waker`](Self::waker) wake it.
     ///
     /// # Errors
     /// [`PollError::Reentrant`].
@@ -38,35 +42,39 @@ impl<U> Context<U> {
         self.inner.wait(timeout, || self.inner.has_requests())
     }
 
-    /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is nothing to do unless a completion
-    /// arrives ([`Duration::MAX`]: forever); `None`: there is work now, or a connection counts polls until its next READ. For drivers that
-    /// poll several contexts in turn, in virtual time or not. Inside a callback of a poll it posts nothing and returns `None`: the poll goes
-    /// on.
+    /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is
+    /// nothing to do unless a completion arrives ([`Duration::MAX`]: forever); `None`: there is
+    /// work now, or a connection counts polls until its next READ. For drivers that poll several
+    /// contexts in turn, in virtual time or not. Inside a callback of a poll it posts nothing and
+    /// returns `None`: the poll goes on.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
         let _polling = self.inner.enter().ok()?;
         self.inner.flush_all();
         self.inner.worklist.timers().read_clock_next();
-        (!self.has_work() && !self.inner.worklist.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
+        (!self.has_work() && !self.inner.worklist.counts_polls())
+            .then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
-    /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock. Inside a callback of a
-    /// poll it may also return `true` for completions that the poll is about to take.
+    /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due
+    /// by the clock. Inside a callback of a poll it may also return `true` for completions that the
+    /// poll is about to take.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.inner.has_work()
     }
 
-    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would
-    /// sleep. See [`mlx5::Device::waker`].
+    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: the one under way, or,
+    /// if there is none, the next that would sleep. See [`mlx5::Device::waker`].
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.inner.device.waker()
     }
 }
 
-/// Sleeps on a context and on other things at once: see [`shm::sleep::wait`]. It posts gathered messages, as [`Context::wait`] does, and
-/// the sleep ends like that one. Poll after it in every case.
+/// Sleeps on a context and on other things at once: see [`shm::sleep::wait`]. It posts gathered
+/// messages, as [`Context::wait`] does, and the sleep ends like that one. Poll after it in every
+/// case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);
@@ -79,17 +87,32 @@ impl<U> Inner<U> {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
         let mut has_something = Look(|| self.has_work());
-        sleep::join([&mut &self.device as &mut dyn Sleeper, &mut due, &mut has_something], then);
+        sleep::join(
+            [
+                &mut &self.device as &mut dyn Sleeper,
+                &mut due,
+                &mut has_something,
+            ],
+            then,
+        );
         self.worklist.timers().read_clock_next();
     }
 
     /// Flushes and sleeps, unless there is `something_else` to do after the flush.
-    pub(crate) fn wait(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> Result<bool, PollError> {
+    pub(crate) fn wait(
+        &self,
+        timeout: Option<Duration>,
+        something_else: impl FnOnce() -> bool,
+    ) -> Result<bool, PollError> {
         let _polling = self.enter()?;
         Ok(self.flush_and_sleep(timeout, something_else))
     }
 
-    fn flush_and_sleep(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> bool {
+    fn flush_and_sleep(
+        &self,
+        timeout: Option<Duration>,
+        something_else: impl FnOnce() -> bool,
+    ) -> bool {
         self.flush_all();
         if self.worklist.has_unfinished() || something_else() {
             return true;
@@ -112,11 +135,13 @@ impl<U> Inner<U> {
 
     fn has_completions(&self) -> bool {
         // A poll that is under way has borrowed them.
-        self.queues.try_borrow().map_or(true, |queues| queues.recv_cq.has_completion() || queues.send_cq.has_completion())
+        self.queues.try_borrow().map_or(true, |queues| {
+            queues.recv_cq.has_completion() || queues.send_cq.has_completion()
+        })
     }
 
-    /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps. The second flush
-    /// serves every listed connection.
+    /// Flushes twice, also the connections that the first flush skipped: there is no further flush
+    /// while this end sleeps. The second flush serves every listed connection.
     fn flush_all(&self) {
         self.flush();
         self.worklist.forget_counts();
@@ -125,9 +150,15 @@ impl<U> Inner<U> {
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timers = self.worklist.timers();
-        let blocked = self.worklist.has_listed().then(|| self.worklist.rest().unwrap_or_default().max(BLOCKED_SLEEP));
+        let blocked = self
+            .worklist
+            .has_listed()
+            .then(|| self.worklist.rest().unwrap_or_default().max(BLOCKED_SLEEP));
         let timed = self.worklist.has_timed().then(|| timers.sweep_interval());
-        [timeout, blocked, timed, timers.until_next()].into_iter().flatten().min()
+        [timeout, blocked, timed, timers.until_next()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
 
@@ -143,11 +174,22 @@ mod tests {
         let fabric = LocalFabric::new();
         let context = || -> Context<()> {
             let fabric = FabricSpec::Local(fabric.clone());
-            ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap()
+            ContextBuilder::new(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                ..SoftOptions::default()
+            }))
+            .build()
+            .unwrap()
         };
         let (caller, answerer) = (context(), context());
-        let config = EndpointConfig { batches_in_flight: 1, ..EndpointConfig::default() };
-        let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
+        let config = EndpointConfig {
+            batches_in_flight: 1,
+            ..EndpointConfig::default()
+        };
+        let (a, b) = (
+            caller.create_endpoint(&config).unwrap(),
+            answerer.create_endpoint(&config).unwrap(),
+        );
         let (of_a, of_b) = (a.local_info(), b.local_info());
         let (endpoint, _peer) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
         assert!(caller.idle_for().is_some());
@@ -161,7 +203,10 @@ mod tests {
             assert_eq!(caller.idle_for(), None);
         }
         let reads = endpoint.stats().reads;
-        assert!(reads > 2 && reads < 500, "{reads} READs, with polls in between");
+        assert!(
+            reads > 2 && reads < 500,
+            "{reads} READs, with polls in between"
+        );
         while endpoint.outstanding_calls() > 0 {
             answerer.poll(|(), _| ()).unwrap();
             while let Some(request) = answerer.recv() {
@@ -177,11 +222,23 @@ mod tests {
     #[test]
     fn sleeps_are_as_long_as_the_connections_allow() {
         let fabric = FabricSpec::Local(LocalFabric::new());
-        let context: Context<()> = ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap();
-        let config = EndpointConfig { idle_keepalive: None, idle_timeout: Some(Duration::from_secs(7_200)), ..EndpointConfig::default() };
+        let context: Context<()> = ContextBuilder::new(DeviceSpec::Soft(SoftOptions {
+            fabric,
+            ..SoftOptions::default()
+        }))
+        .build()
+        .unwrap();
+        let config = EndpointConfig {
+            idle_keepalive: None,
+            idle_timeout: Some(Duration::from_secs(7_200)),
+            ..EndpointConfig::default()
+        };
         let pending = [(); 2].map(|()| context.create_endpoint(&config).unwrap());
         let records = [pending[1].local_info(), pending[0].local_info()];
-        let mut endpoints = pending.into_iter().zip(records).map(|(pending, record)| pending.connect(&record).unwrap());
+        let mut endpoints = pending
+            .into_iter()
+            .zip(records)
+            .map(|(pending, record)| pending.connect(&record).unwrap());
         let (endpoint, _peer) = (endpoints.next().unwrap(), endpoints.next().unwrap());
         let longest = |timeout| context.inner.longest_sleep(timeout);
         let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
@@ -190,7 +247,10 @@ mod tests {
         endpoint.call(b"", (), 0).unwrap();
         assert_eq!(longest(Some(hour)), Some(BLOCKED_SLEEP), "not flushed");
         context.flush_endpoints().unwrap();
-        assert_eq!([longest(None), longest(Some(ms))], [Some(10 * ms), Some(ms)]);
+        assert_eq!(
+            [longest(None), longest(Some(ms))],
+            [Some(10 * ms), Some(ms)]
+        );
         endpoint.call_within(b"", (), 0, 2 * ms).unwrap();
         context.flush_endpoints().unwrap();
         assert!(longest(None) <= Some(2 * ms), "{:?}", longest(None));

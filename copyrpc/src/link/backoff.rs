@@ -13,18 +13,25 @@ pub(super) struct Backoff {
     left: u32,
     /// Time of the first of them, in ns.
     since_ns: u64,
-    /// Batches that had arrived at the last check. One more is news, which is found here so that arrivals need not report it.
+    /// Batches that had arrived at the last check. One more is news, which is found here so that
+    /// arrivals need not report it.
     arrived: u64,
 }
 
 impl Backoff {
     /// Starts after `arrived` batches.
     pub(super) const fn new(arrived: u64) -> Self {
-        Self { pause: 0, left: 0, since_ns: 0, arrived }
+        Self {
+            pause: 0,
+            left: 0,
+            since_ns: 0,
+            arrived,
+        }
     }
 
-    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of batches. The pause also ends after as many
-    /// milliseconds as it has polls: an owner that sleeps between polls need not wake for each of them.
+    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of
+    /// batches. The pause also ends after as many milliseconds as it has polls: an owner that
+    /// sleeps between polls need not wake for each of them.
     #[inline(never)]
     pub(super) const fn ends_at_this_poll(&mut self, arrived: u64, now_ns: u64) -> bool {
         if arrived != self.arrived {

@@ -1,11 +1,13 @@
-//! Calls whose request is not answered: a slab whose slots count generations, so that a response finds its own call or none (C1). Slots
-//! are used again only when the request was answered (C3).
+//! Calls whose request is not answered: a slab whose slots count generations, so that a response
+//! finds its own call or none (C1). Slots are used again only when the request was answered (C3).
 //!
-//! The table of `copyrpc-calls`, which `ipc`, `delegationrpc` and `flux` use, is not used here, for three reasons. It finds a call by a
-//! tag of 64 bits; the wire format has 31, of which 11 are the low bits of the generation. It takes a call out before the call can be
-//! examined; here a reply longer than its call allowed must leave the call in its place, since the connection ends it. And its number of
-//! entries is fixed, with deadlines reserved for all of them; credit permits thousands of calls on a connection that mostly has a few, so
-//! this one grows. Adding and taking a call costs 55 instructions there, counted in a loop that does nothing else, and about 35 here.
+//! The table of `copyrpc-calls`, which `ipc`, `delegationrpc` and `flux` use, is not used here, for
+//! three reasons. It finds a call by a tag of 64 bits; the wire format has 31, of which 11 are the
+//! low bits of the generation. It takes a call out before the call can be examined; here a reply
+//! longer than its call allowed must leave the call in its place, since the connection ends it. And
+//! its number of entries is fixed, with deadlines reserved for all of them; credit permits
+//! thousands of calls on a connection that mostly has a few, so this one grows. Adding and taking a
+//! call costs 55 instructions there, counted in a loop that does nothing else, and about 35 here.
 
 #[cfg(test)]
 #[path = "explore/calls.rs"]
@@ -61,7 +63,11 @@ struct Slot<U> {
 impl<U> Slot<U> {
     #[inline(always)]
     const fn next_free(&self) -> Option<u32> {
-        if let State::Free(next) = self.state { Some(next) } else { None }
+        if let State::Free(next) = self.state {
+            Some(next)
+        } else {
+            None
+        }
     }
 
     const fn is_waiting(&self, key: CallKey) -> bool {
@@ -92,9 +98,20 @@ pub(super) struct Calls<U> {
 impl<U> Calls<U> {
     /// Makes a table of `slots`, all free and of this generation. Has 0 slots by default.
     pub(super) fn new(slots: u32, generation: u32) -> Self {
-        let next = |index| if index + 1 < slots { index + 1 } else { NO_SLOT };
-        let slot =
-            |index| Slot { generation, internal_allowance: 0, deadline_ns: NEVER, batches_before: 0, state: State::Free(next(index)) };
+        let next = |index| {
+            if index + 1 < slots {
+                index + 1
+            } else {
+                NO_SLOT
+            }
+        };
+        let slot = |index| Slot {
+            generation,
+            internal_allowance: 0,
+            deadline_ns: NEVER,
+            batches_before: 0,
+            state: State::Free(next(index)),
+        };
         Self {
             slots: (0..slots).map(slot).collect(),
             free: if slots > 0 { 0 } else { NO_SLOT },
@@ -114,8 +131,8 @@ impl<U> Calls<U> {
         self.unanswered as usize
     }
 
-    /// Makes room for a call. Returns `false` if as many calls as call ids exist. Allocates only while the number of unanswered requests
-    /// reaches a new maximum.
+    /// Makes room for a call. Returns `false` if as many calls as call ids exist. Allocates only
+    /// while the number of unanswered requests reaches a new maximum.
     pub(super) fn make_room(&mut self) -> bool {
         if self.free == NO_SLOT {
             let index = self.slots.len() as u32;
@@ -124,38 +141,67 @@ impl<U> Calls<U> {
             }
             // Its first call has generation 0.
             let (generation, state) = (u32::MAX, State::Free(NO_SLOT));
-            self.slots.push(Slot { generation, internal_allowance: 0, deadline_ns: NEVER, batches_before: 0, state });
+            self.slots.push(Slot {
+                generation,
+                internal_allowance: 0,
+                deadline_ns: NEVER,
+                batches_before: 0,
+                state,
+            });
             self.free = index;
         }
         true
     }
 
-    /// Adds a call, which is made after `batches_before` batches were sent. Without a free slot returns the user data, see
-    /// [`Calls::make_room`].
+    /// Adds a call, which is made after `batches_before` batches were sent. Without a free slot
+    /// returns the user data, see [`Calls::make_room`].
     #[inline(always)]
-    pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, batches_before: u64) -> Result<CallKey, U> {
+    pub(super) fn insert(
+        &mut self,
+        user_data: U,
+        internal_allowance: u64,
+        batches_before: u64,
+    ) -> Result<CallKey, U> {
         let index = self.free;
-        let Some((slot, next)) = self.slots.get_mut(index as usize).and_then(|slot| slot.next_free().map(|next| (slot, next))) else {
+        let Some((slot, next)) = self
+            .slots
+            .get_mut(index as usize)
+            .and_then(|slot| slot.next_free().map(|next| (slot, next)))
+        else {
             return Err(user_data);
         };
         self.free = next;
         self.unanswered += 1;
         let generation = slot.generation.wrapping_add(1);
         let (internal_allowance, state) = (internal_allowance as u32, State::Waiting(user_data));
-        *slot = Slot { generation, internal_allowance, deadline_ns: NEVER, batches_before, state };
+        *slot = Slot {
+            generation,
+            internal_allowance,
+            deadline_ns: NEVER,
+            batches_before,
+            state,
+        };
         Ok(CallKey { index, generation })
     }
 
     /// Gives a call that has not ended a deadline. It has none by default.
     pub(super) fn end_at(&mut self, key: CallKey, deadline_ns: u64) {
-        let Some(slot) = self.slots.get_mut(key.index as usize).filter(|slot| slot.is_waiting(key)) else { return };
+        let Some(slot) = self
+            .slots
+            .get_mut(key.index as usize)
+            .filter(|slot| slot.is_waiting(key))
+        else {
+            return;
+        };
         slot.deadline_ns = deadline_ns;
         let slots = &self.slots;
-        self.deadlines.push(deadline_ns, key, |key| is_waiting(slots, *key));
+        self.deadlines
+            .push(deadline_ns, key, |key| is_waiting(slots, *key));
     }
 
-    /// Ends the call of this id, which was answered with `len` payload bytes. Returns `None`, and changes nothing, unless its caller
-    /// waits and the bytes fit its allowance: [`Calls::complete`] handles all cases.
+    /// Ends the call of this id, which was answered with `len` payload bytes. Returns `None`, and
+    /// changes nothing, unless its caller waits and the bytes fit its allowance:
+    /// [`Calls::complete`] handles all cases.
     #[inline(always)]
     pub(super) fn complete_waiting(&mut self, id: CallId, len: u32) -> Option<U> {
         let slot = self.slots.get_mut(id.index() as usize)?;
@@ -163,13 +209,17 @@ impl<U> Calls<U> {
         if !id.is_of(slot.generation) || !fits || !matches!(slot.state, State::Waiting(_)) {
             return None;
         }
-        let State::Waiting(user_data) = std::mem::replace(&mut slot.state, State::Free(self.free)) else { return None };
+        let State::Waiting(user_data) = std::mem::replace(&mut slot.state, State::Free(self.free))
+        else {
+            return None;
+        };
         self.free = id.index();
         self.unanswered -= 1;
         Some(user_data)
     }
 
-    /// Ends the request of this id, which was answered. Returns `None` for an id that names no unanswered request: duplicate or forged.
+    /// Ends the request of this id, which was answered. Returns `None` for an id that names no
+    /// unanswered request: duplicate or forged.
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
         if !id.is_of(slot.generation) || matches!(slot.state, State::Free(_)) {
@@ -186,7 +236,10 @@ impl<U> Calls<U> {
                 None
             }
         };
-        Some(Answered { user_data, internal_allowance })
+        Some(Answered {
+            user_data,
+            internal_allowance,
+        })
     }
 
     /// Ends a call before its request is answered. Returns `None` if it has ended.
@@ -202,19 +255,29 @@ impl<U> Calls<U> {
         }
     }
 
-    /// Ends a call of this slot or a later one that was made after that many batches were sent, or more. Returns its user data and its slot.
+    /// Ends a call of this slot or a later one that was made after that many batches were sent, or
+    /// more. Returns its user data and its slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
-        let is_later = |slot: &Slot<U>| slot.batches_before >= batches && matches!(slot.state, State::Waiting(_));
+        let is_later = |slot: &Slot<U>| {
+            slot.batches_before >= batches && matches!(slot.state, State::Waiting(_))
+        };
         let index = from + self.slots.get(from..)?.iter().position(is_later)?;
-        let key = CallKey { index: index as u32, generation: self.slots[index].generation };
+        let key = CallKey {
+            index: index as u32,
+            generation: self.slots[index].generation,
+        };
         Some((self.abandon(key)?, index))
     }
 
     /// Ends one call whose deadline is before `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<U> {
         while let Some(key) = self.deadlines.pop_before(now_ns) {
-            // An entry outlives its call. 2^32 calls later its key names another one, whose own time counts.
-            let is_due = self.slots.get(key.index as usize).is_some_and(|slot| slot.is_waiting(key) && slot.deadline_ns < now_ns);
+            // An entry outlives its call. 2^32 calls later its key names another one, whose own
+            // time counts.
+            let is_due = self
+                .slots
+                .get(key.index as usize)
+                .is_some_and(|slot| slot.is_waiting(key) && slot.deadline_ns < now_ns);
             if is_due {
                 return self.abandon(key);
             }
@@ -249,7 +312,9 @@ impl<U> Calls<U> {
 }
 
 fn is_waiting<U>(slots: &[Slot<U>], key: CallKey) -> bool {
-    slots.get(key.index as usize).is_some_and(|slot| slot.is_waiting(key))
+    slots
+        .get(key.index as usize)
+        .is_some_and(|slot| slot.is_waiting(key))
 }
 
 #[cfg(test)]
@@ -285,18 +350,34 @@ mod tests {
         }
     }
 
-    /// The whole space of both numbers in an id: each slot is used, and the generation of one passes the end of its 32 bits.
+    /// The whole space of both numbers in an id: each slot is used, and the generation of one
+    /// passes the end of its 32 bits.
     #[test]
     fn calls_end_with_the_call_ids_and_go_on_past_the_last_generation() {
         let mut calls = Calls::new(CallId::MAX_CALLS, u32::MAX - 1);
-        let keys: Vec<_> = (0..CallId::MAX_CALLS).map(|user_data| insert(&mut calls, user_data)).collect();
+        let keys: Vec<_> = (0..CallId::MAX_CALLS)
+            .map(|user_data| insert(&mut calls, user_data))
+            .collect();
         assert!(!calls.make_room() && calls.insert(0, 64, 0).is_err());
         let (first, last) = (keys[0], *keys.last().unwrap());
         assert_eq!(last.id().index(), CallId::MAX_CALLS - 1);
-        assert_eq!([first, last].map(|key| complete(&mut calls, key)), [Some(Some(0)), Some(Some(CallId::MAX_CALLS - 1))]);
+        assert_eq!(
+            [first, last].map(|key| complete(&mut calls, key)),
+            [Some(Some(0)), Some(Some(CallId::MAX_CALLS - 1))]
+        );
         let next = insert(&mut calls, 1);
-        assert_eq!((last.generation, next.index, next.generation), (u32::MAX, last.index, 0));
-        assert_eq!((complete(&mut calls, last), calls.abandon(last), complete(&mut calls, next)), (None, None, Some(Some(1))));
+        assert_eq!(
+            (last.generation, next.index, next.generation),
+            (u32::MAX, last.index, 0)
+        );
+        assert_eq!(
+            (
+                complete(&mut calls, last),
+                calls.abandon(last),
+                complete(&mut calls, next)
+            ),
+            (None, None, Some(Some(1)))
+        );
         assert_eq!(calls.unanswered(), CallId::MAX_CALLS as usize - 2);
     }
 
@@ -330,7 +411,10 @@ mod tests {
         assert_eq!(calls.next_deadline(), Some(100));
         assert_eq!(calls.expire(100), None, "not before it has passed");
         assert_eq!(calls.expire(101), Some(2));
-        assert_eq!((calls.expire(u64::MAX), calls.next_deadline()), (None, None));
+        assert_eq!(
+            (calls.expire(u64::MAX), calls.next_deadline()),
+            (None, None)
+        );
     }
 
     #[test]
@@ -339,12 +423,30 @@ mod tests {
         let (waits, abandoned) = (insert(&mut calls, 1), insert(&mut calls, 2));
         calls.abandon(abandoned);
         assert_eq!(calls.complete_waiting(abandoned.id(), 0), None);
-        assert_eq!(calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32 + 1), None, "too long");
-        assert_eq!(calls.complete_waiting(CallId::new(waits.index, waits.generation + 1), 0), None, "another generation");
+        assert_eq!(
+            calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32 + 1),
+            None,
+            "too long"
+        );
+        assert_eq!(
+            calls.complete_waiting(CallId::new(waits.index, waits.generation + 1), 0),
+            None,
+            "another generation"
+        );
         assert_eq!((calls.waiting(), calls.unanswered()), (1, 2));
-        assert_eq!(calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32), Some(1));
+        assert_eq!(
+            calls.complete_waiting(waits.id(), (64 - RESPONSE_OVERHEAD) as u32),
+            Some(1)
+        );
         assert_eq!(calls.complete_waiting(waits.id(), 0), None, "duplicate");
-        assert_eq!((complete(&mut calls, abandoned), calls.waiting(), calls.unanswered()), (Some(None), 0, 0));
+        assert_eq!(
+            (
+                complete(&mut calls, abandoned),
+                calls.waiting(),
+                calls.unanswered()
+            ),
+            (Some(None), 0, 0)
+        );
     }
 
     #[test]

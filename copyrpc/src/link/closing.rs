@@ -1,5 +1,5 @@
-//! The graceful end of a connection (G1..G4): both ends say that they make no more calls, everything outstanding ends, then both ends
-//! leave.
+//! The graceful end of a connection (G1..G4): both ends say that they make no more calls,
+//! everything outstanding ends, then both ends leave.
 
 use mlx5::PostError;
 
@@ -16,13 +16,15 @@ pub(super) struct Closing {
     last_read_posted: bool,
     /// Number of batches that the peer had taken when it posted its mark, once the mark was heard.
     peer_had_taken: Option<u64>,
-    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None`: none is.
+    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None`: none
+    /// is.
     refused_from: Option<usize>,
 }
 
 impl<U> Link<U> {
-    /// Ends the connection when everything is done: no more calls are taken; outstanding calls end, on both sides; requests that the
-    /// application has may be answered, and the next flush refuses all others. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
+    /// Ends the connection when everything is done: no more calls are taken; outstanding calls end,
+    /// on both sides; requests that the application has may be answered, and the next flush refuses
+    /// all others. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
     pub(crate) fn shut_down(&mut self) {
         if self.closed.is_none() {
             self.begin_closing(CloseReason::ClosedHere);
@@ -39,7 +41,8 @@ impl<U> Link<U> {
         self.ending = Some(reason);
     }
 
-    /// Takes a batch with the peer's mark, by which the peer had taken `batches_received` batches before.
+    /// Takes a batch with the peer's mark, by which the peer had taken `batches_received` batches
+    /// before.
     #[cold]
     #[inline(never)]
     pub(super) fn hear_closing(&mut self, batches_received: u64) {
@@ -50,7 +53,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Ends a call that the peer's mark refuses: its application never gets the request, whether it answers or not (G5).
+    /// Ends a call that the peer's mark refuses: its application never gets the request, whether it
+    /// answers or not (G5).
     pub(super) fn end_refused(&mut self) -> Option<U> {
         let (taken, from) = (self.closing.peer_had_taken?, self.closing.refused_from?);
         let refused = self.calls.abandon_later(taken, from);
@@ -96,13 +100,17 @@ impl<U> Link<U> {
         self.is_closing() && self.closing.is_told && self.has_heard_all()
     }
 
-    /// Returns whether the peer makes no more calls, and everything that this end waited for or has to send is done, except for its mark.
+    /// Returns whether the peer makes no more calls, and everything that this end waited for or has
+    /// to send is done, except for its mark.
     fn has_heard_all(&self) -> bool {
-        self.rx.has_heard_closing() && self.calls.unanswered() == 0 && !self.rx.has_work() && !self.tx.has_unposted()
+        self.rx.has_heard_closing()
+            && self.calls.unanswered() == 0
+            && !self.rx.has_work()
+            && !self.tx.has_unposted()
     }
 
-    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages for which a call
-    /// waits there (K6).
+    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has
+    /// not taken messages for which a call waits there (K6).
     #[must_use]
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
@@ -118,7 +126,10 @@ impl<U> Link<U> {
         }
         // G2. A correct peer sends at most the requests that its credit pays for, so this ends.
         while let Some(name) = self.take_any_request() {
-            if self.respond(&self.held(name), Status::Closing, &[]).is_err() {
+            if self
+                .respond(&self.held(name), Status::Closing, &[])
+                .is_err()
+            {
                 break;
             }
         }
@@ -171,7 +182,11 @@ impl<U> Link<U> {
     /// Returns why a connection ends that failed: a peer that left first is not a failure (G4).
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
-            (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful)) if self.has_heard_all() => graceful,
+            (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful))
+                if self.has_heard_all() =>
+            {
+                graceful
+            }
             _ => reason,
         }
     }

@@ -19,14 +19,16 @@ pub(crate) struct LinkConfig {
     pub(crate) send_start: u64,
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
     pub(crate) recv_start: u64,
-    /// With calls outstanding, time without a sign of the peer after which it is READ to check that it lives, in ns (K1).
+    /// With calls outstanding, time without a sign of the peer after which it is READ to check that
+    /// it lives, in ns (K1).
     pub(crate) keepalive_ns: u64,
     /// With calls outstanding, time without news after which a living peer is given up, in ns (K2).
     pub(crate) stall_ns: u64,
-    /// With nothing outstanding, time after the last check after which the peer is READ to check that it lives, in ns; `u64::MAX` never
-    /// (K4).
+    /// With nothing outstanding, time after the last check after which the peer is READ to check
+    /// that it lives, in ns; `u64::MAX` never (K4).
     pub(crate) idle_keepalive_ns: u64,
-    /// With nothing outstanding, time after which the connection ends, in ns; `u64::MAX` never (K5).
+    /// With nothing outstanding, time after which the connection ends, in ns; `u64::MAX` never
+    /// (K5).
     pub(crate) idle_timeout_ns: u64,
     /// A READ returns each word of the peer's record as it was at one moment (F3).
     pub(crate) reads_whole_words: bool,
@@ -34,8 +36,9 @@ pub(crate) struct LinkConfig {
     pub(crate) window: Window,
 }
 
-/// The past of a connection when it begins, beside its positions. It is empty, except in tests of wrapping counters. All of it is
-/// settled: nothing is outstanding. The peer's past is the same with the directions exchanged.
+/// The past of a connection when it begins, beside its positions. It is empty, except in tests of
+/// wrapping counters. All of it is settled: nothing is outstanding. The peer's past is the same
+/// with the directions exchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
     /// From this end to the peer.
@@ -70,8 +73,14 @@ impl LinkConfig {
             Window::Completion { batches, .. } | Window::Consumption { batches, .. } => batches,
         };
         send == recv
-            && [self.local_credit, self.peer_credit].into_iter().all(is_credit)
-            && self.local_batches.min(self.peer_batches).min(window_batches) > 0
+            && [self.local_credit, self.peer_credit]
+                .into_iter()
+                .all(is_credit)
+            && self
+                .local_batches
+                .min(self.peer_batches)
+                .min(window_batches)
+                > 0
             && (self.send_start | self.recv_start) % ALIGNMENT == 0
     }
 }

@@ -9,17 +9,20 @@ use crate::error::ProtocolError;
 use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};
 
-/// Ring bytes that grants leave free, so that grants alone do not block calls and metadata-only batches (invariant L3).
+/// Ring bytes that grants leave free, so that grants alone do not block calls and metadata-only
+/// batches (invariant L3).
 const GRANT_SLACK: u64 = 64;
 
-/// Credit granted to the peer. Granted and released credit are cumulative; released <= granted - unused.
+/// Credit granted to the peer. Granted and released credit are cumulative; released <= granted -
+/// unused.
 #[derive(Debug)]
 pub(super) struct Reservation {
     /// Granted credit, the initial credit included.
     granted: u64,
     /// Granted credit that arrived requests have not used.
     unused: u64,
-    /// Credit given back by written replies, and the maximum of R beyond it: the highest legal grant (R1).
+    /// Credit given back by written replies, and the maximum of R beyond it: the highest legal
+    /// grant (R1).
     max_granted: u64,
     /// The maximum of R.
     max: u64,
@@ -29,7 +32,12 @@ impl Reservation {
     /// Starts after `past` was granted and given back.
     pub(super) const fn new(ring: RingSize, past: u64, initial_credit: u64) -> Self {
         let max = ring.max_reservation();
-        Self { granted: past + initial_credit, unused: initial_credit, max_granted: past + max, max }
+        Self {
+            granted: past + initial_credit,
+            unused: initial_credit,
+            max_granted: past + max,
+            max,
+        }
     }
 
     /// Returns the cumulative grant, for the peer.
@@ -58,8 +66,8 @@ impl Reservation {
         self.granted != self.max_granted
     }
 
-    /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C` (S1). Returns whether it did; otherwise
-    /// nothing has changed.
+    /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C`
+    /// (S1). Returns whether it did; otherwise nothing has changed.
     #[inline(always)]
     pub(super) const fn fill_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let has_room = in_flight + GRANT_SLACK <= ring.bytes() - 2 * ring.max_reservation();
@@ -79,11 +87,15 @@ impl Reservation {
         self.unused += more;
     }
 
-    /// Takes a request that asks for `wanted` bytes of internal allowance, of which `max` are legal (T6).
+    /// Takes a request that asks for `wanted` bytes of internal allowance, of which `max` are legal
+    /// (T6).
     #[inline(always)]
     pub(super) fn claim(&mut self, wanted: u64, max: u64) -> Result<(), ProtocolError> {
         if wanted < internal_allowance(0) || wanted > self.unused || wanted > max {
-            return Err(ProtocolError::Allowance { wanted, available: self.unused.min(max) });
+            return Err(ProtocolError::Allowance {
+                wanted,
+                available: self.unused.min(max),
+            });
         }
         self.unused -= wanted;
         Ok(())
@@ -107,7 +119,10 @@ pub(super) struct PeerCredit {
 impl PeerCredit {
     /// Starts after `past` was granted and spent.
     pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
-        Self { granted: past + initial_credit, balance: initial_credit }
+        Self {
+            granted: past + initial_credit,
+            balance: initial_credit,
+        }
     }
 
     /// Returns the cumulative grant that the peer told.
@@ -129,12 +144,17 @@ impl PeerCredit {
         self.balance -= internal_allowance;
     }
 
-    /// Takes the peer's cumulative grant if it is no less than any of the past, and legal. Returns whether it is.
+    /// Takes the peer's cumulative grant if it is no less than any of the past, and legal. Returns
+    /// whether it is.
     #[inline(always)]
     pub(super) const fn raise_further(&mut self, ring: RingSize, told: u64) -> bool {
         let more = told.wrapping_sub(self.granted);
-        // Of a multiple of the alignment, the rotation is the quotient; of another number it is more than any room.
-        let (blocks, room) = (more.rotate_right(ALIGNMENT.trailing_zeros()), (ring.max_reservation() - self.balance) / ALIGNMENT);
+        // Of a multiple of the alignment, the rotation is the quotient; of another number it is
+        // more than any room.
+        let (blocks, room) = (
+            more.rotate_right(ALIGNMENT.trailing_zeros()),
+            (ring.max_reservation() - self.balance) / ALIGNMENT,
+        );
         if blocks > room {
             return false;
         }
@@ -145,11 +165,21 @@ impl PeerCredit {
 
     /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
     ///
-    /// The peer reserves at least the balance here, so a balance above its quarter ring is a lie (T5).
-    pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
+    /// The peer reserves at least the balance here, so a balance above its quarter ring is a lie
+    /// (T5).
+    pub(super) fn raise(
+        &mut self,
+        ring: RingSize,
+        told: u64,
+        floor: u64,
+    ) -> Result<(), ProtocolError> {
         let ceiling = self.granted - self.balance + ring.max_reservation();
         if told < floor || told > ceiling || told % ALIGNMENT != 0 {
-            return Err(ProtocolError::Credit { told, floor, ceiling });
+            return Err(ProtocolError::Credit {
+                told,
+                floor,
+                ceiling,
+            });
         }
         // The other channel may have told a higher grant.
         let more = told.saturating_sub(self.granted);
@@ -179,8 +209,14 @@ mod tests {
                 reservation.top_up(ring(), in_flight);
                 let mut at_once = Reservation::new(ring(), 0, initial.min(C / 4));
                 let is_full = at_once.is_short() && at_once.fill_up(ring(), in_flight);
-                assert!(!is_full || (at_once.granted, at_once.unused) == (reservation.granted, reservation.unused));
-                assert!(is_full || at_once.outstanding() == C / 4 || reservation.outstanding() < C / 4);
+                assert!(
+                    !is_full
+                        || (at_once.granted, at_once.unused)
+                            == (reservation.granted, reservation.unused)
+                );
+                assert!(
+                    is_full || at_once.outstanding() == C / 4 || reservation.outstanding() < C / 4
+                );
                 assert!(in_flight + 2 * reservation.outstanding() <= C);
                 assert!(reservation.outstanding() <= C / 4);
                 assert_eq!(reservation.granted() % 32, 0);
@@ -199,7 +235,10 @@ mod tests {
     fn a_request_cannot_claim_credit_that_was_never_granted() {
         let mut reservation = Reservation::new(ring(), 0, 256);
         assert_eq!(reservation.claim(192, MAX), Ok(()));
-        let overdraft = ProtocolError::Allowance { wanted: 96, available: 64 };
+        let overdraft = ProtocolError::Allowance {
+            wanted: 96,
+            available: 64,
+        };
         assert_eq!(reservation.claim(96, MAX), Err(overdraft));
         assert!(reservation.claim(32, MAX).is_err(), "below the minimum");
         assert_eq!(reservation.claim(64, MAX), Ok(()));
@@ -216,7 +255,10 @@ mod tests {
         assert_eq!(credit.raise(ring(), 544, 0), Ok(()), "stale, other channel");
         assert_eq!(credit.balance(), 512);
         assert!(credit.raise(ring(), 544, 640).is_err(), "backwards");
-        assert!(credit.raise(ring(), 1024 + 128 + 32, 0).is_err(), "thin air");
+        assert!(
+            credit.raise(ring(), 1024 + 128 + 32, 0).is_err(),
+            "thin air"
+        );
         assert!(credit.raise(ring(), 650, 0).is_err(), "unaligned");
     }
 }

@@ -1,4 +1,5 @@
-//! The exit of the send ring, and the words for the peer: batches to post, and the words of the published record.
+//! The exit of the send ring, and the words for the peer: batches to post, and the words of the
+//! published record.
 
 use mlx5::PostError;
 
@@ -20,8 +21,9 @@ pub(crate) trait Poster {
 }
 
 impl<U> Link<U> {
-    /// Does the work of [`Link::flush_any`] and of [`Link::publish`] if that is one batch, and nothing prevents it. Returns whether it did.
-    /// Otherwise, or after an error, nothing has changed but that more credit may be granted.
+    /// Does the work of [`Link::flush_any`] and of [`Link::publish`] if that is one batch, and
+    /// nothing prevents it. Returns whether it did. Otherwise, or after an error, nothing has
+    /// changed but that more credit may be granted.
     ///
     /// # Errors
     /// The error of `poster`.
@@ -47,7 +49,10 @@ impl<U> Link<U> {
     #[inline(always)]
     const fn tell_by_batch(&mut self, words: FlowWords) {
         self.rx.note_told(words);
-        self.told_by_batch = News { consumer_pos: words.consumer_pos, credit: words.credit };
+        self.told_by_batch = News {
+            consumer_pos: words.consumer_pos,
+            credit: words.credit,
+        };
     }
 
     #[inline(always)]
@@ -57,8 +62,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Gives each batch that may be sent to `poster`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only
-    /// when the post succeeds. After an error the next flush offers everything not posted again (F2).
+    /// Gives each batch that may be sent to `poster`, oldest first: B1 and the window (W1) hold
+    /// batches back. A batch counts as sent only when the post succeeds. After an error the next
+    /// flush offers everything not posted again (F2).
     ///
     /// # Errors
     /// The first error of `poster`.
@@ -72,8 +78,13 @@ impl<U> Link<U> {
         self.post_waiting(words, poster)
     }
 
-    pub(super) fn post_waiting(&mut self, words: FlowWords, poster: &mut dyn Poster) -> Result<(), PostError> {
-        // Posting changes none of the words here: the bytes were in flight before. The window holds nothing back at the end (W3).
+    pub(super) fn post_waiting(
+        &mut self,
+        words: FlowWords,
+        poster: &mut dyn Poster,
+    ) -> Result<(), PostError> {
+        // Posting changes none of the words here: the bytes were in flight before. The window holds
+        // nothing back at the end (W3).
         if self.window.begin(self.tx.unposted()) && self.ending.is_none() {
             return self.flush_windowed(words, poster);
         }
@@ -95,7 +106,13 @@ impl<U> Link<U> {
         Some(batch)
     }
 
-    fn post_batch(&mut self, batch: &Batch, words: FlowWords, signal: bool, poster: &mut dyn Poster) -> Result<(), PostError> {
+    fn post_batch(
+        &mut self,
+        batch: &Batch,
+        words: FlowWords,
+        signal: bool,
+        poster: &mut dyn Poster,
+    ) -> Result<(), PostError> {
         self.tell_by_batch(words);
         self.is_unpublished = true;
         poster.post(self.tx.fill(batch, words, signal))?;
@@ -103,14 +120,21 @@ impl<U> Link<U> {
         self.note_posted(self.tx.free());
         if batch.is_marker() {
             self.stats.wraps += 1;
-            self.stats.bytes_sent = self.stats.bytes_sent.wrapping_sub(batch.span() - batch.bytes());
+            self.stats.bytes_sent = self
+                .stats
+                .bytes_sent
+                .wrapping_sub(batch.span() - batch.bytes());
         }
         Ok(())
     }
 
     /// Flushes a batch that the window applies to: it waits for a place, or takes one (W1).
     #[inline(never)]
-    fn flush_windowed(&mut self, words: FlowWords, poster: &mut dyn Poster) -> Result<(), PostError> {
+    fn flush_windowed(
+        &mut self,
+        words: FlowWords,
+        poster: &mut dyn Poster,
+    ) -> Result<(), PostError> {
         if self.window.is_full(self.tx.batches_received()) {
             // As after a refused call, the peer's words would help (L5).
             self.starved |= !self.window.is_by_completion;
@@ -120,7 +144,12 @@ impl<U> Link<U> {
         while let Some(batch) = self.next_to_post() {
             // A batch that a wrap divided takes one place, with its last part (W2).
             let takes_place = batch.span() == self.tx.unposted();
-            self.post_batch(&batch, words, takes_place && self.window.is_by_completion, poster)?;
+            self.post_batch(
+                &batch,
+                words,
+                takes_place && self.window.is_by_completion,
+                poster,
+            )?;
             if takes_place {
                 self.window.posted(self.tx.batches_sent());
             }
@@ -128,16 +157,16 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins a batch without messages if the peer should hear enough news and no data will carry it: 1/8 ring consumed or 1/16 ring
-    /// granted, one such batch in flight (L4).
+    /// Begins a batch without messages if the peer should hear enough news and no data will carry
+    /// it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
     #[inline]
     fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
             return;
         }
         let ring = self.tx.size().bytes();
-        let news =
-            words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8 || words.credit - self.told_by_batch.credit >= ring / 16;
+        let news = words.consumer_pos - self.told_by_batch.consumer_pos >= ring / 8
+            || words.credit - self.told_by_batch.credit >= ring / 16;
         let reserved = 2 * self.reservation.outstanding();
         if news && self.tx.in_flight() + METADATA_SPAN + reserved <= ring {
             self.tx.append_metadata_only();
@@ -161,7 +190,8 @@ impl<U> Link<U> {
         let ring = self.tx.size();
         if self.reservation.is_short() {
             if self.reservation.fill_up(ring, self.tx.in_flight()) {
-                self.tx.open_to_calls(2 * ring.max_reservation() + CALL_SLACK);
+                self.tx
+                    .open_to_calls(2 * ring.max_reservation() + CALL_SLACK);
             } else {
                 self.grant_in_part();
             }
@@ -172,16 +202,23 @@ impl<U> Link<U> {
     #[inline(never)]
     fn grant_in_part(&mut self) {
         self.reservation.top_up(self.tx.size(), self.tx.in_flight());
-        self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
+        self.tx
+            .open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
     }
 
     #[inline(always)]
     fn current_words(&self) -> FlowWords {
-        FlowWords { consumer_pos: self.rx.consumer_pos(), credit: self.reservation.granted(), batches_received: self.rx.batches_received() }
+        FlowWords {
+            consumer_pos: self.rx.consumer_pos(),
+            credit: self.reservation.granted(),
+            batches_received: self.rx.batches_received(),
+        }
     }
 
-    /// Returns the words to store in the published record, if they changed. Call it after every round of arrivals, replies and flushes,
-    /// but not after [`Link::flush_easy`] posted, and only when the receive queue has been refilled: the peer may send as many batches as it is told were received (B1).
+    /// Returns the words to store in the published record, if they changed. Call it after every
+    /// round of arrivals, replies and flushes, but not after [`Link::flush_easy`] posted, and only
+    /// when the receive queue has been refilled: the peer may send as many batches as it is told
+    /// were received (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
@@ -199,7 +236,8 @@ impl<U> Link<U> {
         self.stats.blueflame_batches += 1;
     }
 
-    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor [`Link::poll_read`] at this time.
+    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor
+    /// [`Link::poll_read`] at this time.
     #[inline(always)]
     pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {
         !self.watch.is_new_time(now_ns) && !self.idle.probe_is_due && !self.starved
@@ -208,13 +246,21 @@ impl<U> Link<U> {
 
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Calls [`Link::flush_easy`], or [`Link::flush_any`]. An error of `post` is one of a full send queue.
+    /// Calls [`Link::flush_easy`], or [`Link::flush_any`]. An error of `post` is one of a full send
+    /// queue.
     ///
     /// # Errors
     /// The first error of `post`.
-    pub(crate) fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn flush<E>(
+        &mut self,
+        mut post: impl FnMut(Emit) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut first = None;
-        let full = PostError::QueueFull { needed: 1, free: 0, capacity: 1 };
+        let full = PostError::QueueFull {
+            needed: 1,
+            free: 0,
+            capacity: 1,
+        };
         let mut poster = FromFn(|emit| {
             post(emit).map_err(|error| {
                 first.get_or_insert(error);

@@ -1,6 +1,7 @@
-//! Requests from their arrival to their answer. They are numbered in the order of arrival, which is the order in which the application
-//! gets them. They are answered in any order, and their bytes become free in the order of arrival (S3). A request whose bytes the
-//! application has copied leaves that order, and waits for its answer without a place in the ring.
+//! Requests from their arrival to their answer. They are numbered in the order of arrival, which is
+//! the order in which the application gets them. They are answered in any order, and their bytes
+//! become free in the order of arrival (S3). A request whose bytes the application has copied
+//! leaves that order, and waits for its answer without a place in the ring.
 
 #[cfg(test)]
 #[path = "explore/held.rs"]
@@ -42,7 +43,13 @@ pub(super) struct HeldRequests {
 impl HeldRequests {
     /// Makes a ring after `answered` requests, all answered.
     pub(super) const fn new(answered: u64) -> Self {
-        Self { room: Vec::new(), without_bytes: 0, oldest: answered, untaken: answered, next: answered }
+        Self {
+            room: Vec::new(),
+            without_bytes: 0,
+            oldest: answered,
+            untaken: answered,
+            next: answered,
+        }
     }
 
     #[inline(always)]
@@ -64,10 +71,15 @@ impl HeldRequests {
     /// Returns the oldest request whose bytes are needed.
     #[inline(always)]
     pub(super) fn oldest(&self) -> Option<&HeldRequest> {
-        if !self.needs_bytes() { None } else { self.room.get(self.place(self.oldest)) }
+        if !self.needs_bytes() {
+            None
+        } else {
+            self.room.get(self.place(self.oldest))
+        }
     }
 
-    /// Adds an arrived request. Allocates only while the number of held requests reaches a new maximum.
+    /// Adds an arrived request. Allocates only while the number of held requests reaches a new
+    /// maximum.
     #[inline(always)]
     pub(super) fn push(&mut self, request: HeldRequest) {
         if self.next - self.oldest == self.room.len() as u64 {
@@ -78,10 +90,16 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// Holds a request that the application has, and that was to be answered in place. Returns its number.
+    /// Holds a request that the application has, and that was to be answered in place. Returns its
+    /// number.
     pub(super) fn hold(&mut self, payload: Payload, internal_allowance: u32, call_id: u32) -> u32 {
         debug_assert!(!self.has_untaken());
-        self.push(HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance });
+        self.push(HeldRequest {
+            position: payload.message(),
+            call_id,
+            len: payload.len() as u32,
+            internal_allowance,
+        });
         self.untaken = self.next;
         (self.next - 1) as u32
     }
@@ -117,11 +135,22 @@ impl HeldRequests {
     #[inline(always)]
     pub(super) fn get(&self, number: u32) -> Request {
         let place = self.place(u64::from(number));
-        let HeldRequest { position, call_id, len, internal_allowance } = self.room.get(place).copied().unwrap_or_default();
-        Request { hold: Hold::Held(number), payload: Payload::of_message(position, len), internal_allowance, call_id }
+        let HeldRequest {
+            position,
+            call_id,
+            len,
+            internal_allowance,
+        } = self.room.get(place).copied().unwrap_or_default();
+        Request {
+            hold: Hold::Held(number),
+            payload: Payload::of_message(position, len),
+            internal_allowance,
+            call_id,
+        }
     }
 
-    /// Returns whether the application has a request that is not answered, and whose bytes it did not release.
+    /// Returns whether the application has a request that is not answered, and whose bytes it did
+    /// not release.
     pub(super) const fn has_taken_bytes(&self) -> bool {
         // The oldest is not answered, unless there is none.
         self.oldest != self.untaken
@@ -144,7 +173,10 @@ impl HeldRequests {
             Hold::WithoutBytes => self.without_bytes -= 1,
             Hold::Held(number) if number == self.oldest as u32 => {
                 self.oldest += 1;
-                while self.oldest().is_some_and(|request| request.internal_allowance == 0) {
+                while self
+                    .oldest()
+                    .is_some_and(|request| request.internal_allowance == 0)
+                {
                     self.oldest += 1;
                 }
             }
@@ -161,7 +193,12 @@ mod tests {
     use super::*;
 
     fn request(position: u64) -> HeldRequest {
-        HeldRequest { position, call_id: position as u32, len: 8, internal_allowance: 64 }
+        HeldRequest {
+            position,
+            call_id: position as u32,
+            len: 8,
+            internal_allowance: 64,
+        }
     }
 
     #[test]
@@ -180,7 +217,10 @@ mod tests {
                 }
                 2 => match held.take().map(|number| held.get(number)) {
                     Some(request) => {
-                        assert_eq!((request.hold, request.payload.message()), (Hold::Held(taken as u32), taken));
+                        assert_eq!(
+                            (request.hold, request.payload.message()),
+                            (Hold::Held(taken as u32), taken)
+                        );
                         open.push(request);
                         taken += 1;
                     }
@@ -193,17 +233,32 @@ mod tests {
                     } else {
                         held.release_bytes(&mut request);
                         held.release_bytes(&mut request);
-                        assert_eq!((request.hold, request.payload), (Hold::WithoutBytes, Payload::default()));
+                        assert_eq!(
+                            (request.hold, request.payload),
+                            (Hold::WithoutBytes, Payload::default())
+                        );
                         copied.push(request);
                     }
                 }
-                4 if !copied.is_empty() => held.answer(copied.swap_remove(rng.usize(..copied.len())).hold),
+                4 if !copied.is_empty() => {
+                    held.answer(copied.swap_remove(rng.usize(..copied.len())).hold)
+                }
                 _ => {}
             }
             assert_eq!(held.has_taken_bytes(), !open.is_empty());
-            assert_eq!(held.is_empty(), arrived == taken && open.is_empty() && copied.is_empty());
-            let oldest = open.iter().map(|request| request.payload.message()).min().unwrap_or(taken);
-            assert_eq!(held.oldest().map(|request| request.position), (oldest < arrived).then_some(oldest));
+            assert_eq!(
+                held.is_empty(),
+                arrived == taken && open.is_empty() && copied.is_empty()
+            );
+            let oldest = open
+                .iter()
+                .map(|request| request.payload.message())
+                .min()
+                .unwrap_or(taken);
+            assert_eq!(
+                held.oldest().map(|request| request.position),
+                (oldest < arrived).then_some(oldest)
+            );
         }
     }
 }

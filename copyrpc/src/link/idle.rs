@@ -1,4 +1,5 @@
-//! An end on which nothing happens: the check whether its peer still exists (K4), and the limit of its idleness (K5).
+//! An end on which nothing happens: the check whether its peer still exists (K4), and the limit of
+//! its idleness (K5).
 
 use super::Link;
 use crate::error::CloseReason;
@@ -11,7 +12,8 @@ pub(super) struct Idle {
     timeout_ns: u64,
     /// Batches sent and received at the last check; before the first, an impossible number.
     batches: u64,
-    /// Time of the last check that found something outstanding, or more batches than the one before, in ns.
+    /// Time of the last check that found something outstanding, or more batches than the one
+    /// before, in ns.
     since_ns: u64,
     /// The peer is known to have connected its end.
     has_met_peer: bool,
@@ -21,19 +23,28 @@ pub(super) struct Idle {
 
 impl Idle {
     pub(super) const fn new(keepalive_ns: u64, timeout_ns: u64) -> Self {
-        Self { keepalive_ns, timeout_ns, batches: NEVER, since_ns: 0, has_met_peer: false, probe_is_due: false }
+        Self {
+            keepalive_ns,
+            timeout_ns,
+            batches: NEVER,
+            since_ns: 0,
+            has_met_peer: false,
+            probe_is_due: false,
+        }
     }
 }
 
 impl<U> Link<U> {
-    /// Notes that the peer has connected its end, so that a READ finds it even before the first message.
+    /// Notes that the peer has connected its end, so that a READ finds it even before the first
+    /// message.
     pub(crate) fn note_peer_connected(&mut self) {
         self.idle.has_met_peer = true;
     }
 
-    /// Checks whether anything happened since the last check. Called when the connection was made, and at the times that
-    /// [`Link::next_idle_check`] returns. If not, asks for a READ (K4), and ends the connection when its limit has passed (K5). Returns
-    /// whether a flush has work for that.
+    /// Checks whether anything happened since the last check. Called when the connection was made,
+    /// and at the times that [`Link::next_idle_check`] returns. If not, asks for a READ (K4), and
+    /// ends the connection when its limit has passed (K5). Returns whether a flush has work for
+    /// that.
     pub(crate) fn check_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
@@ -43,17 +54,24 @@ impl<U> Link<U> {
         if !is_still || self.is_timed() {
             self.idle.since_ns = now_ns;
         }
-        if self.ending.is_none() && now_ns.saturating_sub(self.idle.since_ns) >= self.idle.timeout_ns {
+        if self.ending.is_none()
+            && now_ns.saturating_sub(self.idle.since_ns) >= self.idle.timeout_ns
+        {
             self.begin_closing(CloseReason::IdleTimeout);
             return true;
         }
         let has_met_peer = batches > 0 || self.idle.has_met_peer;
         // K1 watches the peer if something is waited for.
-        self.idle.probe_is_due = self.idle.keepalive_ns != NEVER && is_still && has_met_peer && !self.is_watching() && !self.read_in_flight;
+        self.idle.probe_is_due = self.idle.keepalive_ns != NEVER
+            && is_still
+            && has_met_peer
+            && !self.is_watching()
+            && !self.read_in_flight;
         self.idle.probe_is_due
     }
 
-    /// Asks for a READ now: there is a sign that the peer is gone (K4). Returns whether a flush has work for that.
+    /// Asks for a READ now: there is a sign that the peer is gone (K4). Returns whether a flush has
+    /// work for that.
     pub(crate) fn want_probe(&mut self) -> bool {
         self.idle.probe_is_due |= self.closed.is_none() && !self.read_in_flight;
         self.idle.probe_is_due
@@ -62,8 +80,17 @@ impl<U> Link<U> {
     /// Returns the time of the next check, in ns, after a check at `now_ns`; `None` for never.
     #[must_use]
     pub(crate) fn next_idle_check(&self, now_ns: u64) -> Option<u64> {
-        let Idle { keepalive_ns, timeout_ns, since_ns, .. } = self.idle;
-        let timeout_at_ns = if self.ending.is_some() { NEVER } else { since_ns.saturating_add(timeout_ns) };
+        let Idle {
+            keepalive_ns,
+            timeout_ns,
+            since_ns,
+            ..
+        } = self.idle;
+        let timeout_at_ns = if self.ending.is_some() {
+            NEVER
+        } else {
+            since_ns.saturating_add(timeout_ns)
+        };
         let at_ns = now_ns.saturating_add(keepalive_ns).min(timeout_at_ns);
         (self.closed.is_none() && at_ns != NEVER).then_some(at_ns)
     }

@@ -6,17 +6,26 @@ use super::watch::Verdict;
 use super::{Event, Held, Hold, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
-use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, response_capacity};
+use crate::wire::{
+    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG,
+    Status, response_capacity,
+};
 
 impl<U> Link<U> {
-    /// Returns whether to READ the peer's published record now (L5): a call was refused, space is low, the batch limit holds data back,
-    /// or requests wait in silence (K1). After READs without new words a wanted one comes at one of the next 65 calls. If the peer did nothing for
-    /// too long (K2), the READ is of another word: see [`Link::asks_activity`]. After posting it, call [`Link::read_posted`].
+    /// Returns whether to READ the peer's published record now (L5): a call was refused, space is
+    /// low, the batch limit holds data back, or requests wait in silence (K1). After READs without
+    /// new words a wanted one comes at one of the next 65 calls. If the peer did nothing for too
+    /// long (K2), the READ is of another word: see [`Link::asks_activity`]. After posting it, call
+    /// [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
         // The peer's silence was judged at the first check at this time.
         let is_new_time = self.watch.is_new_time(now_ns) && self.is_watching();
-        if is_new_time || self.idle.probe_is_due || self.wants_read() { self.decide_read(now_ns) } else { false }
+        if is_new_time || self.idle.probe_is_due || self.wants_read() {
+            self.decide_read(now_ns)
+        } else {
+            false
+        }
     }
 
     #[inline(never)]
@@ -24,7 +33,11 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return false;
         }
-        let verdict = if self.is_watching() { self.watch.check(now_ns) } else { Verdict::Wait };
+        let verdict = if self.is_watching() {
+            self.watch.check(now_ns)
+        } else {
+            Verdict::Wait
+        };
         if self.read_in_flight {
             // A starved caller may have one at every check.
             self.is_suspicious |= verdict == Verdict::Stalled;
@@ -35,10 +48,14 @@ impl<U> Link<U> {
         self.asks_activity
             || verdict == Verdict::Probe
             || self.idle.probe_is_due
-            || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received(), now_ns))
+            || (self.wants_read()
+                && self
+                    .backoff
+                    .ends_at_this_poll(self.rx.batches_received(), now_ns))
     }
 
-    /// Returns whether the READ is of the activity of the peer's context, and not of the published record.
+    /// Returns whether the READ is of the activity of the peer's context, and not of the published
+    /// record.
     pub(crate) const fn asks_activity(&self) -> bool {
         self.asks_activity
     }
@@ -59,8 +76,8 @@ impl<U> Link<U> {
         self.starved = false;
     }
 
-    /// Takes the completed READ of the activity of the peer's context. Ends the connection if the peer runs no handler, and ran none since
-    /// the last such READ (K7).
+    /// Takes the completed READ of the activity of the peer's context. Ends the connection if the
+    /// peer runs no handler, and ran none since the last such READ (K7).
     pub(crate) fn on_activity_read(&mut self, activity: u64) {
         self.read_in_flight = false;
         let is_same = std::mem::replace(&mut self.heard_activity, activity) == activity;
@@ -79,9 +96,17 @@ impl<U> Link<U> {
         if self.closed.is_some() {
             return false;
         }
-        let PublishedRecord { words, heartbeat, batches_taken } = PublishedRecord::decode(record);
+        let PublishedRecord {
+            words,
+            heartbeat,
+            batches_taken,
+        } = PublishedRecord::decode(record);
         let last_read = std::mem::replace(&mut self.last_read, words);
-        let (told, floor) = if self.reads_whole_words { (words, self.heard_by_read) } else { (words.min(last_read), FlowWords::default()) };
+        let (told, floor) = if self.reads_whole_words {
+            (words, self.heard_by_read)
+        } else {
+            (words.min(last_read), FlowWords::default())
+        };
         let has_words = words != last_read || told != self.heard_by_read;
         let mut is_news = has_words || heartbeat != self.heard_heartbeat;
         self.heard_heartbeat = heartbeat;
@@ -109,8 +134,8 @@ impl<U> Link<U> {
         has_words
     }
 
-    /// Takes the completion of the WRITE of a batch with [`Emit::signal`](super::Emit::signal); they complete in posting order. Returns
-    /// whether messages wait that a flush may post now.
+    /// Takes the completion of the WRITE of a batch with [`Emit::signal`](super::Emit::signal);
+    /// they complete in posting order. Returns whether messages wait that a flush may post now.
     pub(crate) fn on_write_done(&mut self) -> bool {
         self.window.completed()
     }
@@ -136,38 +161,76 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests come one by one, and not in the order
-    /// of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
-    /// message is taken.
+    /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests
+    /// come one by one, and not in the order of [`Link::take_request`], unless older ones wait
+    /// there. Such a request is answered, or held with [`Link::hold`], before the next message is
+    /// taken.
     #[inline(always)]
     pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
         // A connection that has ended is between batches, too.
         if self.rx.is_between_batches() {
-            return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
+            return if self.closed.is_none() && self.rx.is_done() {
+                Message::Done
+            } else {
+                Message::Other
+            };
         }
-        let Ok(Received { header, position, message, payload_at }) = self.rx.next_message() else { return Message::Other };
+        let Ok(Received {
+            header,
+            position,
+            message,
+            payload_at,
+        }) = self.rx.next_message()
+        else {
+            return Message::Other;
+        };
         let payload = Payload::of_message(position, header.len);
         if header.call_id & RESPONSE_FLAG != 0 {
             if header.piggyback == Status::Ok.to_wire() {
-                if let Some(user_data) = self.calls.complete_waiting(CallId::from_wire(header.call_id), header.len) {
+                if let Some(user_data) = self
+                    .calls
+                    .complete_waiting(CallId::from_wire(header.call_id), header.len)
+                {
                     self.rx.advance(message);
-                    return Message::Reply { user_data, payload, payload_at };
+                    return Message::Reply {
+                        user_data,
+                        payload,
+                        payload_at,
+                    };
                 }
             }
             return Message::Other;
         }
-        let is_other = !takes_requests || self.rx.requests.has_untaken() || message > self.limits.message;
-        if is_other || self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, self.limits.internal_allowance).is_err() {
+        let is_other =
+            !takes_requests || self.rx.requests.has_untaken() || message > self.limits.message;
+        if is_other
+            || self
+                .reservation
+                .claim(
+                    u64::from(header.piggyback) * ALIGNMENT,
+                    self.limits.internal_allowance,
+                )
+                .is_err()
+        {
             return Message::Other;
         }
         self.rx.advance(message);
         let internal_allowance = header.piggyback * ALIGNMENT as u32;
-        let request = Request { hold: Hold::InPlace, payload, internal_allowance, call_id: header.call_id };
-        Message::Request { request, payload_at }
+        let request = Request {
+            hold: Hold::InPlace,
+            payload,
+            internal_allowance,
+            call_id: header.call_id,
+        };
+        Message::Request {
+            request,
+            payload_at,
+        }
     }
 
-    /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed connection it ends the pending calls, one
-    /// by one, and after the peer's mark those that it refuses.
+    /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed
+    /// connection it ends the pending calls, one by one, and after the peer's mark those that it
+    /// refuses.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {
@@ -180,7 +243,12 @@ impl<U> Link<U> {
                 }
                 continue;
             }
-            let Received { header, position, message, .. } = match self.rx.next_message() {
+            let Received {
+                header,
+                position,
+                message,
+                ..
+            } = match self.rx.next_message() {
                 Ok(next) => next,
                 Err(error) => {
                     self.close(error.into());
@@ -206,7 +274,12 @@ impl<U> Link<U> {
             let call_id = header.call_id;
             let len = header.len;
             let internal_allowance = header.piggyback * ALIGNMENT as u32;
-            self.rx.requests.push(HeldRequest { position, call_id, len, internal_allowance });
+            self.rx.requests.push(HeldRequest {
+                position,
+                call_id,
+                len,
+                internal_allowance,
+            });
             requests += 1;
         }
     }
@@ -216,7 +289,9 @@ impl<U> Link<U> {
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
         let words = metadata.words;
-        if !self.tx.acknowledge_all(words) || !self.credit.raise_further(self.tx.size(), words.credit) {
+        if !self.tx.acknowledge_all(words)
+            || !self.credit.raise_further(self.tx.size(), words.credit)
+        {
             self.hear_by_batch(words.consumer_pos, words.credit, words.batches_received)?;
         }
         self.heard_by_batch = words;
@@ -246,37 +321,69 @@ impl<U> Link<U> {
 
     /// Returns a call that ends by the peer's mark, or with its closed connection.
     fn end_any(&mut self) -> Option<Event<U>> {
-        let refused = self.end_refused().map(|user_data| (user_data, CloseReason::ClosedByPeer));
-        let (user_data, reason) = refused.or_else(|| self.closed.and_then(|reason| Some((self.calls.take_any()?, reason))))?;
-        Some(Event::Ended { user_data, outcome: Err(reason.into()) })
+        let refused = self
+            .end_refused()
+            .map(|user_data| (user_data, CloseReason::ClosedByPeer));
+        let (user_data, reason) = refused.or_else(|| {
+            self.closed
+                .and_then(|reason| Some((self.calls.take_any()?, reason)))
+        })?;
+        Some(Event::Ended {
+            user_data,
+            outcome: Err(reason.into()),
+        })
     }
 
-    /// Takes the words of a batch, if not all is as usual. They come one by one, so that the usual case needs none in memory.
+    /// Takes the words of a batch, if not all is as usual. They come one by one, so that the usual
+    /// case needs none in memory.
     #[inline(never)]
-    fn hear_by_batch(&mut self, consumer_pos: u64, credit: u64, batches_received: u64) -> Result<(), ProtocolError> {
-        self.hear(FlowWords { consumer_pos, credit, batches_received }, self.heard_by_batch)
+    fn hear_by_batch(
+        &mut self,
+        consumer_pos: u64,
+        credit: u64,
+        batches_received: u64,
+    ) -> Result<(), ProtocolError> {
+        self.hear(
+            FlowWords {
+                consumer_pos,
+                credit,
+                batches_received,
+            },
+            self.heard_by_batch,
+        )
     }
 
     /// Takes the peer's words; `floor` has the earlier words of the same channel (F1, T5).
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
-        self.credit.raise(self.tx.size(), words.credit, floor.credit)
+        self.credit
+            .raise(self.tx.size(), words.credit, floor.credit)
     }
 
     /// Takes the credit of an arrived request with this header and this padded length.
     fn claim(&mut self, header: &Header, message: u64) -> Result<(), ProtocolError> {
         let (ring, padded) = (self.rx.size(), message);
         if padded > ring.max_message() {
-            return Err(ProtocolError::RequestTooLarge { padded, max: ring.max_message() });
+            return Err(ProtocolError::RequestTooLarge {
+                padded,
+                max: ring.max_message(),
+            });
         }
-        self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, ring.max_internal_allowance())
+        self.reservation.claim(
+            u64::from(header.piggyback) * ALIGNMENT,
+            ring.max_internal_allowance(),
+        )
     }
 
-    /// Takes the next request that arrived, in the order of the calls. There are as many as [`Event::Requests`] said, and none once the
-    /// mark is posted (G5).
+    /// Takes the next request that arrived, in the order of the calls. There are as many as
+    /// [`Event::Requests`] said, and none once the mark is posted (G5).
     #[inline]
     pub(crate) fn take_request(&mut self) -> Option<Held> {
-        if self.has_marked() { None } else { self.take_any_request() }
+        if self.has_marked() {
+            None
+        } else {
+            self.take_any_request()
+        }
     }
 
     #[inline]

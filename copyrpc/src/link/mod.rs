@@ -1,15 +1,20 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
-//! Inputs: [`try_call`](Link::try_call), [`cancel`](Link::cancel), [`respond`](Link::respond), [`on_imm`](Link::on_imm),
-//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
-//! and the time. Outputs are values that a driver executes: WRITEs ([`flush_any`](Link::flush_any)), a READ ([`poll_read`](Link::poll_read)), the
-//! published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls ([`next_event`](Link::next_event),
-//! [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
+//! Inputs: [`try_call`](Link::try_call), [`cancel`](Link::cancel), [`respond`](Link::respond),
+//! [`on_imm`](Link::on_imm), [`on_write_done`](Link::on_write_done),
+//! [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
+//! and the time. Outputs are values that a driver executes: WRITEs
+//! ([`flush_any`](Link::flush_any)), a READ ([`poll_read`](Link::poll_read)), the published record
+//! ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
+//! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a
+//! callback of the driver may call and reply.
 //!
-//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers, `calls` the pending calls,
-//! `watch` the time since the last sign of the peer, `idle` the time since the last event, `window` the batches under way,
-//! `backoff` the READs, `closing` the graceful end. Three files join them and make every decision that needs two of them: `outgoing`
-//! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
+//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
+//! `calls` the pending calls, `watch` the time since the last sign of the peer, `idle` the time
+//! since the last event, `window` the batches under way, `backoff` the READs, `closing` the
+//! graceful end. Three files join them and make every decision that needs two of them: `outgoing`
+//! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their
+//! numbers in `docs/copyrpc-protocol.md`.
 
 mod backoff;
 mod calls;
@@ -74,7 +79,8 @@ enum Hold {
     WithoutBytes,
 }
 
-/// The name of a request that the application holds: the part of a [`Request`] that the link does not keep. Small, because applications keep many.
+/// The name of a request that the application holds: the part of a [`Request`] that the link does
+/// not keep. Small, because applications keep many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     /// Its number among the held requests, modulo 2^32.
@@ -89,14 +95,27 @@ pub(crate) enum Held {
 
 impl Request {
     /// A request that allows no reply.
-    const NONE: Self = Self { hold: Hold::WithoutBytes, payload: Payload::EMPTY, internal_allowance: 0, call_id: 0 };
+    const NONE: Self = Self {
+        hold: Hold::WithoutBytes,
+        payload: Payload::EMPTY,
+        internal_allowance: 0,
+        call_id: 0,
+    };
 
     /// Returns the name of a request that is held.
     pub(crate) const fn name(&self) -> Held {
-        let Self { hold, internal_allowance, call_id, .. } = *self;
+        let Self {
+            hold,
+            internal_allowance,
+            call_id,
+            ..
+        } = *self;
         match hold {
             Hold::Held(number) => Held::WithBytes(number),
-            Hold::InPlace | Hold::WithoutBytes => Held::WithoutBytes { internal_allowance, call_id },
+            Hold::InPlace | Hold::WithoutBytes => Held::WithoutBytes {
+                internal_allowance,
+                call_id,
+            },
         }
     }
 
@@ -122,7 +141,8 @@ pub(crate) enum Event<U> {
     Ended {
         /// User data of [`Link::try_call`].
         user_data: U,
-        /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the reason why there is none.
+        /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the
+        /// reason why there is none.
         outcome: Result<Payload, CallFailure>,
     },
 }
@@ -152,8 +172,8 @@ pub(crate) enum Message<U> {
     Other,
 }
 
-/// Maximum bytes of messages that are taken without a further check: as much as the size of the rings permits, and nothing once no
-/// request may reach the application any more (G5).
+/// Maximum bytes of messages that are taken without a further check: as much as the size of the
+/// rings permits, and nothing once no request may reach the application any more (G5).
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Maximum padded message (L1).
@@ -163,7 +183,10 @@ struct Limits {
 }
 
 impl Limits {
-    const NONE: Self = Self { message: 0, internal_allowance: 0 };
+    const NONE: Self = Self {
+        message: 0,
+        internal_allowance: 0,
+    };
 
     /// Returns whether a message and its allowance are within the limits (L1, L2).
     #[inline(always)]
@@ -195,12 +218,14 @@ pub(crate) struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
-    /// Why no more calls are taken: the connection has ended, or will end with this reason when everything is done.
+    /// Why no more calls are taken: the connection has ended, or will end with this reason when
+    /// everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
     /// Last words of a batch, which decide when a metadata-only batch pays off.
     told_by_batch: News,
-    /// The published record has older words than the last batch. Otherwise it has the last that were told.
+    /// The published record has older words than the last batch. Otherwise it has the last that
+    /// were told.
     is_unpublished: bool,
     /// Last words heard in a batch; minimum of the next (T5).
     heard_by_batch: FlowWords,
@@ -212,8 +237,8 @@ pub(crate) struct Link<U> {
     read_in_flight: bool,
     /// Only the clock asked for that READ.
     read_is_probe: bool,
-    /// A call was refused, or little space was left after a batch, or the window held a batch back that the peer's words release; and
-    /// nothing was heard since, neither a batch nor a READ.
+    /// A call was refused, or little space was left after a batch, or the window held a batch back
+    /// that the peer's words release; and nothing was heard since, neither a batch nor a READ.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
@@ -229,28 +254,57 @@ pub(crate) struct Link<U> {
     asks_activity: bool,
     /// Last activity heard by READ.
     heard_activity: u64,
-    /// Counts of positions and other counters are not kept again, see [`Link::stats`]: for these, the number here is to be added, modulo
-    /// 2^64.
+    /// Counts of positions and other counters are not kept again, see [`Link::stats`]: for these,
+    /// the number here is to be added, modulo 2^64.
     stats: Stats,
 }
 
 impl<U> Link<U> {
-    /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv` ring.
+    /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv`
+    /// ring.
     pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Self {
         Self::with_past(send, recv, config, &Past::default())
     }
 
     /// Like [`Link::new`], with a past.
-    pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Self {
+    pub(crate) fn with_past(
+        send: RingView,
+        recv: RingView,
+        config: &LinkConfig,
+        past: &Past,
+    ) -> Self {
         debug_assert!(config.is_covered(send.size(), recv.size()), "{config:?}");
-        let Past { sent, received, slots, generation, heartbeat } = *past;
+        let Past {
+            sent,
+            received,
+            slots,
+            generation,
+            heartbeat,
+        } = *past;
         let reservation = Reservation::new(recv.size(), received.credit, config.local_credit);
         let credit = PeerCredit::new(sent.credit, config.peer_credit);
-        let told = FlowWords { consumer_pos: config.recv_start, credit: reservation.granted(), batches_received: received.batches };
-        let heard = FlowWords { consumer_pos: config.send_start, credit: credit.granted(), batches_received: sent.batches };
+        let told = FlowWords {
+            consumer_pos: config.recv_start,
+            credit: reservation.granted(),
+            batches_received: received.batches,
+        };
+        let heard = FlowWords {
+            consumer_pos: config.send_start,
+            credit: credit.granted(),
+            batches_received: sent.batches,
+        };
         Self {
-            limits: Limits { message: send.size().max_message(), internal_allowance: send.size().max_internal_allowance() },
-            tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches, config.window != Window::Off),
+            limits: Limits {
+                message: send.size().max_message(),
+                internal_allowance: send.size().max_internal_allowance(),
+            },
+            tx: SendRing::new(
+                send,
+                config.send_start,
+                sent.batches,
+                config.peer_batches,
+                config.window != Window::Off,
+            ),
             rx: RecvRing::new(recv, told, received.requests, config.local_batches),
             reservation,
             credit,
@@ -258,7 +312,10 @@ impl<U> Link<U> {
             closed: None,
             ending: None,
             closing: Closing::default(),
-            told_by_batch: News { consumer_pos: told.consumer_pos, credit: told.credit },
+            told_by_batch: News {
+                consumer_pos: told.consumer_pos,
+                credit: told.credit,
+            },
             is_unpublished: false,
             heard_by_batch: heard,
             heard_by_read: heard,
@@ -290,7 +347,8 @@ impl<U> Link<U> {
         self.starved || (self.tx.has_unposted() && !self.tx.may_post())
     }
 
-    /// Ends the connection; the first reason stays. [`Link::next_event`] returns all pending calls as failed.
+    /// Ends the connection; the first reason stays. [`Link::next_event`] returns all pending calls
+    /// as failed.
     pub(crate) fn close(&mut self, reason: CloseReason) {
         if self.closed.is_none() {
             let reason = self.final_reason(reason);
@@ -317,8 +375,9 @@ impl<U> Link<U> {
         self.rx.has_work() || self.tx.has_unposted() || self.owes_mark()
     }
 
-    /// Returns a new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it
-    /// has not parsed, batches it has not posted (K3). Called every few milliseconds.
+    /// Returns a new heartbeat for the published record, if this side owes the peer anything:
+    /// requests it has not answered, arrivals it has not parsed, batches it has not posted (K3).
+    /// Called every few milliseconds.
     pub(crate) fn beat(&mut self) -> Option<u32> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
@@ -332,30 +391,36 @@ impl<U> Link<U> {
         self.window.suspend(is_suspended);
     }
 
-    /// Returns the heartbeat that tells the peer that no call of this end waits, if this end gave up calls (K6).
-    /// Asked for whenever a call has ended.
+    /// Returns the heartbeat that tells the peer that no call of this end waits, if this end gave
+    /// up calls (K6). Asked for whenever a call has ended.
     #[inline(always)]
     pub(crate) const fn rest(&self) -> Option<u32> {
-        if self.calls.unanswered() > 0 && self.calls.waiting() == 0 { Some(rest_after(self.credit.spent())) } else { None }
+        if self.calls.unanswered() > 0 && self.calls.waiting() == 0 {
+            Some(rest_after(self.credit.spent()))
+        } else {
+            None
+        }
     }
 
-    /// Returns whether no call of the peer waits for the requests that have arrived, as far as the peer told (K6).
+    /// Returns whether no call of the peer waits for the requests that have arrived, as far as the
+    /// peer told (K6).
     pub(super) const fn peer_rests(&self) -> bool {
         self.heard_heartbeat == rest_after(self.reservation.claimed())
     }
 
-    /// Returns whether there is nothing to flush and no READ wanted: until the next input only the keep-alive of [`Link::poll_read`] can
-    /// ask for work.
+    /// Returns whether there is nothing to flush and no READ wanted: until the next input only the
+    /// keep-alive of [`Link::poll_read`] can ask for work.
     #[must_use]
     pub(crate) fn is_quiet(&self) -> bool {
         let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
-    /// Returns the rest of the pause before a READ that is wanted and put off, in ns: polls then, or further polls before, post it (L5).
-    /// Nothing wakes a thread that rests.
+    /// Returns the rest of the pause before a READ that is wanted and put off, in ns: polls then,
+    /// or further polls before, post it (L5). Nothing wakes a thread that rests.
     pub(crate) fn read_pause_ns(&self, now_ns: u64) -> Option<u64> {
-        (self.closed.is_none() && !self.read_in_flight && self.wants_read()).then(|| self.backoff.rest_ns(now_ns))
+        (self.closed.is_none() && !self.read_in_flight && self.wants_read())
+            .then(|| self.backoff.rest_ns(now_ns))
     }
 
     /// Returns the number of calls that wait for their end.
@@ -364,19 +429,22 @@ impl<U> Link<U> {
         self.calls.waiting()
     }
 
-    /// Returns the number of requests that the peer has not answered: calls that wait, and calls that were cancelled or ran out of time.
+    /// Returns the number of requests that the peer has not answered: calls that wait, and calls
+    /// that were cancelled or ran out of time.
     #[must_use]
     pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }
 
-    /// Returns the number of receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
+    /// Returns the number of receive completions taken since the connection was made, modulo 2^32,
+    /// for the published record (K2).
     #[must_use]
     pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }
 
-    /// Returns whether the application has requests that it has not answered, and whose bytes it did not release.
+    /// Returns whether the application has requests that it has not answered, and whose bytes it
+    /// did not release.
     pub(crate) const fn has_taken_bytes(&self) -> bool {
         self.rx.requests.has_taken_bytes()
     }
@@ -386,7 +454,14 @@ impl<U> Link<U> {
     pub(crate) fn held(&self, name: Held) -> Request {
         match name {
             Held::WithBytes(number) => self.rx.requests.get(number),
-            Held::WithoutBytes { internal_allowance, call_id } => Request { internal_allowance, call_id, ..Request::NONE },
+            Held::WithoutBytes {
+                internal_allowance,
+                call_id,
+            } => Request {
+                internal_allowance,
+                call_id,
+                ..Request::NONE
+            },
             Held::Answered => Request::NONE,
         }
     }
@@ -401,13 +476,15 @@ impl<U> Link<U> {
         self.rx.requests.answer(request.hold);
     }
 
-    /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
+    /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`]
+    /// must be called every few milliseconds.
     #[must_use]
     pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
-    /// Returns the response bytes that calls of this end have paid for, and those that replies of this end have given back.
+    /// Returns the response bytes that calls of this end have paid for, and those that replies of
+    /// this end have given back.
     #[must_use]
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
         (self.credit.spent(), self.reservation.released())
@@ -419,8 +496,11 @@ impl<U> Link<U> {
         let mut stats = self.stats;
         stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
         stats.bytes_sent = stats.bytes_sent.wrapping_add(self.tx.posted());
-        stats.messages_sent = (stats.calls + stats.replies).wrapping_sub(self.tx.unposted_messages());
-        stats.batches_received = stats.batches_received.wrapping_add(self.rx.batches_received());
+        stats.messages_sent =
+            (stats.calls + stats.replies).wrapping_sub(self.tx.unposted_messages());
+        stats.batches_received = stats
+            .batches_received
+            .wrapping_add(self.rx.batches_received());
         stats.messages_received = self.rx.messages_parsed();
         stats
     }

@@ -7,29 +7,48 @@ use crate::error::{CallError, CloseReason, ReplyError};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
-/// Ring bytes that calls leave free. Twice the bytes that grants leave (64), so that under load grants to the peer win over own calls and
-/// neither side starves (invariant L3).
+/// Ring bytes that calls leave free. Twice the bytes that grants leave (64), so that under load
+/// grants to the peer win over own calls and neither side starves (invariant L3).
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush_any`]. A refused
-    /// call changes nothing but the wish to READ.
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is
+    /// posted before [`Link::flush_any`]. A refused call changes nothing but the wish to READ.
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
-    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
+    pub(crate) fn call(
+        &mut self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+    ) -> Result<CallKey, CallError<U>> {
         let user_data = self.make_call_room(payload.len(), user_data, response_allowance)?;
-        self.try_call(payload, user_data, response_allowance).map_err(CallError::InsufficientCredit)
+        self.try_call(payload, user_data, response_allowance)
+            .map_err(CallError::InsufficientCredit)
     }
 
-    /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns its user data and changes nothing:
-    /// [`Link::call`] decides.
+    /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns
+    /// its user data and changes nothing: [`Link::call`] decides.
     #[inline(always)]
-    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
+    pub(crate) fn try_call(
+        &mut self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+    ) -> Result<CallKey, U> {
         let allowance = internal_allowance(response_allowance as u64);
-        let Self { tx, limits, credit, calls, .. } = self;
+        let Self {
+            tx,
+            limits,
+            credit,
+            calls,
+            ..
+        } = self;
         let batches_before = tx.batches_sent();
-        let Some(place) = tx.place_of_call(payload) else { return Err(user_data) };
+        let Some(place) = tx.place_of_call(payload) else {
+            return Err(user_data);
+        };
         if !limits.allow(place.message(), allowance) {
             return Err(user_data);
         }
@@ -46,19 +65,33 @@ impl<U> Link<U> {
         Ok(key)
     }
 
-    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot. Returns the user data.
-    fn make_call_room(&mut self, len: usize, user_data: U, response_allowance: usize) -> Result<U, CallError<U>> {
+    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot. Returns the
+    /// user data.
+    fn make_call_room(
+        &mut self,
+        len: usize,
+        user_data: U,
+        response_allowance: usize,
+    ) -> Result<U, CallError<U>> {
         if let Some(reason) = self.ending {
             return Err(CallError::Closed { user_data, reason });
         }
         let ring = self.tx.size();
         let message = padded(len as u64);
         if message > ring.max_message() {
-            return Err(CallError::PayloadTooLarge { user_data, len, max: ring.max_payload() as usize });
+            return Err(CallError::PayloadTooLarge {
+                user_data,
+                len,
+                max: ring.max_payload() as usize,
+            });
         }
         let allowance = internal_allowance(response_allowance as u64);
         if allowance > ring.max_internal_allowance() {
-            return Err(CallError::AllowanceTooLarge { user_data, len: response_allowance, max: ring.max_response_allowance() as usize });
+            return Err(CallError::AllowanceTooLarge {
+                user_data,
+                len: response_allowance,
+                max: ring.max_response_allowance() as usize,
+            });
         }
         if allowance > self.credit.balance() || !self.calls.make_room() {
             self.starved = true;
@@ -77,20 +110,23 @@ impl<U> Link<U> {
         Ok(user_data)
     }
 
-    /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return. `None` if the call has ended already. The
-    /// peer is not told; its response will be dropped (C3).
+    /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
+    /// `None` if the call has ended already. The peer is not told; its response will be dropped
+    /// (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;
         Some(user_data)
     }
 
-    /// Ends a call that has not ended once `deadline_ns` has passed, in the clock of [`Link::expire`].
+    /// Ends a call that has not ended once `deadline_ns` has passed, in the clock of
+    /// [`Link::expire`].
     pub(crate) fn end_at(&mut self, call: CallKey, deadline_ns: u64) {
         self.calls.end_at(call, deadline_ns);
     }
 
-    /// Ends one call whose deadline is before `now_ns`, with [`TimedOut`](crate::CallFailure::TimedOut) (C4). Repeat it until `None`.
+    /// Ends one call whose deadline is before `now_ns`, with
+    /// [`TimedOut`](crate::CallFailure::TimedOut) (C4). Repeat it until `None`.
     pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
         if self.closed.is_some() {
             return None;
@@ -102,16 +138,29 @@ impl<U> Link<U> {
 
     /// Returns the earliest deadline of the calls that have not ended.
     pub(crate) fn next_deadline(&mut self) -> Option<u64> {
-        if self.closed.is_some() { None } else { self.calls.next_deadline() }
+        if self.closed.is_some() {
+            None
+        } else {
+            self.calls.next_deadline()
+        }
     }
 
-    /// Answers a request in place, if nothing prevents it. Otherwise changes nothing, and [`Link::respond`] decides.
+    /// Answers a request in place, if nothing prevents it. Otherwise changes nothing, and
+    /// [`Link::respond`] decides.
     #[inline(always)]
     pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
-        let Self { tx, reservation, stats, .. } = self;
+        let Self {
+            tx,
+            reservation,
+            stats,
+            ..
+        } = self;
         // A closed link has no place.
-        let Some(place) = tx.place(payload) else { return false };
-        let is_easy = request.hold == Hold::InPlace && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
+        let Some(place) = tx.place(payload) else {
+            return false;
+        };
+        let is_easy = request.hold == Hold::InPlace
+            && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
         if is_easy {
             fill_response(place, reservation, stats, request, Status::Ok);
         }
@@ -120,18 +169,34 @@ impl<U> Link<U> {
 
     /// Answers a request.
     #[inline(always)]
-    pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    pub(crate) fn respond(
+        &mut self,
+        request: &Request,
+        status: Status,
+        payload: &[u8],
+    ) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
         let message = padded(payload.len() as u64);
         if message + METADATA_SPAN > u64::from(request.internal_allowance) {
-            return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
+            return Err(ReplyError::TooLarge {
+                len: payload.len(),
+                max: request.max_reply(),
+                request: (),
+            });
         }
-        let Self { tx, reservation, stats, .. } = self;
+        let Self {
+            tx,
+            reservation,
+            stats,
+            ..
+        } = self;
         tx.make_place(message);
         // Every lap has room for the maximum reply (L2).
-        let Some(place) = tx.place(payload) else { return Err(ReplyError::Closed(CloseReason::Disconnected)) };
+        let Some(place) = tx.place(payload) else {
+            return Err(ReplyError::Closed(CloseReason::Disconnected));
+        };
         fill_response(place, reservation, stats, request, status);
         self.rx.requests.answer(request.hold);
         Ok(())
@@ -140,14 +205,32 @@ impl<U> Link<U> {
     /// Holds a request that is answered later. Returns its name.
     #[inline(always)]
     pub(crate) fn hold(&mut self, request: &Request) -> Held {
-        let Request { hold, payload, internal_allowance, call_id } = *request;
-        if hold == Hold::InPlace { Held::WithBytes(self.rx.requests.hold(payload, internal_allowance, call_id)) } else { request.name() }
+        let Request {
+            hold,
+            payload,
+            internal_allowance,
+            call_id,
+        } = *request;
+        if hold == Hold::InPlace {
+            Held::WithBytes(self.rx.requests.hold(payload, internal_allowance, call_id))
+        } else {
+            request.name()
+        }
     }
 }
 
 #[inline(always)]
-fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut Stats, request: &Request, status: Status) {
-    place.fill(CallId::from_wire(request.call_id).to_response(), status.to_wire());
+fn fill_response(
+    place: Place<'_>,
+    reservation: &mut Reservation,
+    stats: &mut Stats,
+    request: &Request,
+    status: Status,
+) {
+    place.fill(
+        CallId::from_wire(request.call_id).to_response(),
+        status.to_wire(),
+    );
     reservation.release(u64::from(request.internal_allowance));
     stats.replies += 1;
 }
@@ -174,8 +257,13 @@ impl<U> Link<U> {
     ///
     /// # Errors
     /// [`ReplyError`]; for a payload above [`Request::max_reply`] it returns the request.
-    pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
+    pub(crate) fn reply(
+        &mut self,
+        request: Request,
+        payload: &[u8],
+    ) -> Result<(), ReplyError<Request>> {
+        self.respond(&request, Status::Ok, payload)
+            .map_err(|error| error.map_request(|()| request))
     }
 
     /// Takes the next request that arrived.
@@ -195,7 +283,8 @@ impl<U> Link<U> {
     /// # Errors
     /// [`ReplyError`] if the connection has ended.
     pub(crate) fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
+        self.respond(&request, Status::Refused, &[])
+            .map_err(|error| error.map_request(|()| request))
     }
 
     /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
@@ -203,6 +292,7 @@ impl<U> Link<U> {
     /// # Errors
     /// [`ReplyError`] if the connection has ended.
     pub(crate) fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
-        self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
+        self.respond(&request, Status::Dropped, &[])
+            .map_err(|error| error.map_request(|()| request))
     }
 }

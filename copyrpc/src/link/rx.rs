@@ -1,7 +1,7 @@
 //! Receive side: announced batches become messages, requests are held until answered.
 //!
-//! Nothing in a batch is used before it is checked against the span in its immediate and the capacity of the ring (T1..T4). Headers and
-//! metadata are copied out once and the copy is checked.
+//! Nothing in a batch is used before it is checked against the span in its immediate and the
+//! capacity of the ring (T1..T4). Headers and metadata are copied out once and the copy is checked.
 
 #[cfg(test)]
 #[path = "explore/rx.rs"]
@@ -16,14 +16,14 @@ use super::held::HeldRequests;
 use crate::error::ProtocolError;
 use crate::ring::{Lap, RingSize, RingView};
 use crate::wire::{
-    FLOW_METADATA_SIZE, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN, ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm,
-    padded,
+    FLOW_METADATA_SIZE, FlowMetadata, FlowWords, HEADER_SIZE, Header, METADATA_SPAN,
+    ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
 };
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them; fetched one line at a time they cost
-/// more than everything else.
+/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them;
+/// fetched one line at a time they cost more than everything else.
 const PREFETCH_BYTES: u64 = 1024;
 
 /// The next message of a batch.
@@ -44,7 +44,8 @@ pub(super) struct RecvRing {
     producer: u64,
     /// Everything before this position is delivered: start of the message being delivered.
     delivered: u64,
-    /// Next byte of the batch being parsed, and its end. After it there is room for a header on its lap, in the batch or not.
+    /// Next byte of the batch being parsed, and its end. After it there is room for a header on its
+    /// lap, in the batch or not.
     next: u64,
     end: u64,
     /// Lap of both, and the position of its end.
@@ -65,13 +66,19 @@ pub(super) struct RecvRing {
     heard_closing: bool,
     /// Batches that the peer may have sent without confirmation of their receipt (B1).
     batch_limit: u32,
-    /// The most recent words of this side that the peer can know. They bound the bytes that it may send.
+    /// The most recent words of this side that the peer can know. They bound the bytes that it may
+    /// send.
     told: FlowWords,
 }
 
 impl RecvRing {
     /// Makes the receive side after `requests`, all answered, and the words that were `told`.
-    pub(super) const fn new(view: RingView, told: FlowWords, requests: u64, batch_limit: u32) -> Self {
+    pub(super) const fn new(
+        view: RingView,
+        told: FlowWords,
+        requests: u64,
+        batch_limit: u32,
+    ) -> Self {
         let start = told.consumer_pos;
         Self {
             lap: view.lap(start),
@@ -97,15 +104,22 @@ impl RecvRing {
         self.view.size()
     }
 
-    /// Returns the position of the oldest byte still needed: of a request, or of the message being delivered (S3).
+    /// Returns the position of the oldest byte still needed: of a request, or of the message being
+    /// delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
-        if self.requests.needs_bytes() { self.oldest_held() } else { self.delivered }
+        if self.requests.needs_bytes() {
+            self.oldest_held()
+        } else {
+            self.delivered
+        }
     }
 
     #[inline(never)]
     fn oldest_held(&self) -> u64 {
-        self.requests.oldest().map_or(self.delivered, |request| request.position)
+        self.requests
+            .oldest()
+            .map_or(self.delivered, |request| request.position)
     }
 
     /// Returns whether requests wait for an answer, or batches to be parsed.
@@ -132,7 +146,8 @@ impl RecvRing {
         self.told
     }
 
-    /// Takes a receive completion. Returns the bytes of its batch, which the caller [begins](Self::begin) or [postpones](Self::put_off).
+    /// Takes a receive completion. Returns the bytes of its batch, which the caller
+    /// [begins](Self::begin) or [postpones](Self::put_off).
     #[inline(always)]
     pub(super) fn announce(&mut self, imm: u32) -> Result<u64, ProtocolError> {
         let span = decode_imm(imm);
@@ -142,7 +157,9 @@ impl RecvRing {
             return Err(ProtocolError::Overrun { span, free });
         }
         if self.batches_received - self.told.batches_received >= u64::from(self.batch_limit) {
-            return Err(ProtocolError::TooManyBatches { granted: self.batch_limit });
+            return Err(ProtocolError::TooManyBatches {
+                granted: self.batch_limit,
+            });
         }
         self.batches_received += 1;
         self.producer += span;
@@ -182,7 +199,8 @@ impl RecvRing {
         self.messages_left == 0
     }
 
-    /// Returns whether it is [between batches](Self::is_between_batches) and there are no more: all is delivered.
+    /// Returns whether it is [between batches](Self::is_between_batches) and there are no more: all
+    /// is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);
@@ -192,11 +210,13 @@ impl RecvRing {
         is_done
     }
 
-    /// Returns the bytes of the next postponed batch, which the caller [begins](Self::begin); `None` if there is none. Called between
-    /// batches; the last message counts as delivered.
+    /// Returns the bytes of the next postponed batch, which the caller [begins](Self::begin);
+    /// `None` if there is none. Called between batches; the last message counts as delivered.
     pub(super) fn next_put_off(&mut self) -> Result<Option<u64>, ProtocolError> {
         if self.next != self.end {
-            return Err(ProtocolError::TrailingBytes { left: self.end - self.next });
+            return Err(ProtocolError::TrailingBytes {
+                left: self.end - self.next,
+            });
         }
         self.delivered = self.end;
         let span = self.announced;
@@ -204,7 +224,8 @@ impl RecvRing {
         Ok((span != 0).then_some(span))
     }
 
-    /// Begins the next announced batch, of that many bytes: its metadata comes before its messages. Everything before it is parsed.
+    /// Begins the next announced batch, of that many bytes: its metadata comes before its messages.
+    /// Everything before it is parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
         // The first message, or the end, comes next, and moves `delivered`.
@@ -217,10 +238,17 @@ impl RecvRing {
                 line += LINE;
             }
         }
-        // SAFETY: positions of batches are multiples of 32, so a block of 32 bytes at the start is on its lap: no data batch ends at the
-        // end of a lap (P2), and a marker leads to the next lap. The metadata is copied out once: the copy is validated.
-        let bytes = unsafe { self.lap.at(start).cast::<[u8; FLOW_METADATA_SIZE]>().read_unaligned() };
-        let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
+        // SAFETY: positions of batches are multiples of 32, so a block of 32 bytes at the start is
+        // on its lap: no data batch ends at the end of a lap (P2), and a marker leads to the next
+        // lap. The metadata is copied out once: the copy is validated.
+        let bytes = unsafe {
+            self.lap
+                .at(start)
+                .cast::<[u8; FLOW_METADATA_SIZE]>()
+                .read_unaligned()
+        };
+        let metadata = FlowMetadata::decode(&bytes)
+            .map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         let count = metadata.message_count;
         // A marker has a higher count than any batch.
         if u64::from(count) > (span - METADATA_SPAN) / padded(0) || span >= self.lap_end - start {
@@ -241,9 +269,16 @@ impl RecvRing {
         let start = self.end;
         let is_marker = count == WRAP_MESSAGE_COUNT;
         let to_end = self.lap_end - start;
-        let well_placed = if is_marker { span == to_end } else { span < to_end };
+        let well_placed = if is_marker {
+            span == to_end
+        } else {
+            span < to_end
+        };
         if !well_placed {
-            return Err(ProtocolError::Misplaced { offset: self.size().offset(start), span });
+            return Err(ProtocolError::Misplaced {
+                offset: self.size().offset(start),
+                span,
+            });
         }
         if !is_marker {
             return Err(ProtocolError::MessageCount { count, span });
@@ -260,18 +295,21 @@ impl RecvRing {
         self.heard_closing = true;
     }
 
-    /// Returns the next message of the batch; its length is checked, its meaning is not. The one before counts as delivered. The message
-    /// stays the next one until [`RecvRing::advance`].
+    /// Returns the next message of the batch; its length is checked, its meaning is not. The one
+    /// before counts as delivered. The message stays the next one until [`RecvRing::advance`].
     #[inline(always)]
     pub(super) fn next_message(&mut self) -> Result<Received, ProtocolError> {
         debug_assert!(self.messages_left > 0);
         let position = self.next;
         self.delivered = position;
-        // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next` is in it or its end. The header is
-        // copied out once: the copy is validated.
+        // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next`
+        // is in it or its end. The header is copied out once: the copy is validated.
         let (start, header) = unsafe {
             let start = self.lap.at(position);
-            (start, Header::decode(&start.cast::<[u8; HEADER_SIZE]>().read_unaligned()))
+            (
+                start,
+                Header::decode(&start.cast::<[u8; HEADER_SIZE]>().read_unaligned()),
+            )
         };
         prefetch(start.addr().get() + PREFETCH_BYTES as usize);
         // Even if the batch has ended, and these bytes are not a header.
@@ -281,14 +319,22 @@ impl RecvRing {
         }
         // SAFETY: the message is inside of the batch.
         let payload_at = unsafe { start.add(HEADER_SIZE) };
-        Ok(Received { header, position, message, payload_at })
+        Ok(Received {
+            header,
+            position,
+            message,
+            payload_at,
+        })
     }
 
     #[cold]
     #[inline(never)]
     fn too_long(&self, len: u32) -> ProtocolError {
         let left = self.end - self.next;
-        ProtocolError::MessageTooLong { len: if left == 0 { 0 } else { len }, left }
+        ProtocolError::MessageTooLong {
+            len: if left == 0 { 0 } else { len },
+            left,
+        }
     }
 
     /// Advances past the message of this padded length, which [`RecvRing::next_message`] returned.

@@ -5,8 +5,8 @@
 //! peer_consumer .. posted            posted .. wrap.marker   marker .. ring end   .. producer
 //! with the NIC or unread at the peer  closed batch            wrap marker          open batch
 //! ```
-//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so "closed but not posted" needs no queue
-//! and a reply always has its place.
+//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so
+//! "closed but not posted" needs no queue and a reply always has its place.
 
 #[cfg(test)]
 #[path = "explore/tx.rs"]
@@ -16,7 +16,10 @@ use std::ptr::NonNull;
 
 use crate::error::ProtocolError;
 use crate::ring::{Lap, RingSize, RingView};
-use crate::wire::{ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm, padded};
+use crate::wire::{
+    ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN,
+    WRAP_MESSAGE_COUNT, encode_imm, padded,
+};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
@@ -30,7 +33,8 @@ pub(crate) struct Emit {
     pub(crate) imm: u32,
     /// No message waits after it.
     pub(crate) is_last: bool,
-    /// Its completion is requested, and is to be reported to [`Link::on_write_done`](super::Link::on_write_done).
+    /// Its completion is requested, and is to be reported to
+    /// [`Link::on_write_done`](super::Link::on_write_done).
     pub(crate) signal: bool,
 }
 
@@ -70,14 +74,25 @@ impl EasyBatch<'_> {
     #[inline(always)]
     pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
         // No end that closes has an easy batch.
-        FlowMetadata { words: self.words, message_count: self.ring.open_count, is_closing: false }.encode()
+        FlowMetadata {
+            words: self.words,
+            message_count: self.ring.open_count,
+            is_closing: false,
+        }
+        .encode()
     }
 
     /// Writes the metadata into the ring.
     pub(crate) fn write_out(&self) -> Emit {
         let SendRing { view, posted, .. } = self.ring;
         view.write_block(*posted, &self.metadata());
-        Emit { offset: view.size().offset(*posted), bytes: self.bytes(), imm: self.imm(), is_last: true, signal: false }
+        Emit {
+            offset: view.size().offset(*posted),
+            bytes: self.bytes(),
+            imm: self.imm(),
+            is_last: true,
+            signal: false,
+        }
     }
 }
 
@@ -103,7 +118,11 @@ impl Batch {
 
     /// Returns the bytes on the wire: a marker writes its metadata only.
     pub(super) const fn bytes(&self) -> u64 {
-        if self.is_marker() { METADATA_SPAN } else { self.span }
+        if self.is_marker() {
+            METADATA_SPAN
+        } else {
+            self.span
+        }
     }
 }
 
@@ -126,7 +145,8 @@ pub(super) struct SendRing {
     view: RingView,
     /// The lap of the open batch.
     lap: Lap,
-    /// Position of the next message: after the last of the open batch, or after the metadata of the batch that it opens.
+    /// Position of the next message: after the last of the open batch, or after the metadata of the
+    /// batch that it opens.
     next: u64,
     /// Everything before this position was posted.
     posted: u64,
@@ -137,19 +157,22 @@ pub(super) struct SendRing {
     open_count: u32,
     /// The open batch exists, possibly without messages.
     is_metadata_only: bool,
-    /// Only messages wait, of one batch, and a flush posts them all: no wrap, no batch without messages, and nothing that hinders.
+    /// Only messages wait, of one batch, and a flush posts them all: no wrap, no batch without
+    /// messages, and nothing that hinders.
     is_easy: bool,
     /// A window holds batches back, or this end is closing.
     is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
-    /// A call whose message ends here or before is admitted (S4), without a wrap: at most `lap_end`. The current limit of S4 is at least
-    /// as high: only a grant takes room from calls, and sets this anew.
+    /// A call whose message ends here or before is admitted (S4), without a wrap: at most
+    /// `lap_end`. The current limit of S4 is at least as high: only a grant takes room from calls,
+    /// and sets this anew.
     calls_end: u64,
     batches_sent: u64,
     /// Batches that the peer took, as far as known here; lags (F1).
     batches_received: u64,
-    /// Batches that the peer's process took, as far as READs told; lags, and is only a hint of the peer's (K2).
+    /// Batches that the peer's process took, as far as READs told; lags, and is only a hint of the
+    /// peer's (K2).
     batches_taken: u64,
     /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
@@ -179,9 +202,19 @@ impl Place<'_> {
     /// Writes the message. The caller has checked S1.
     #[inline(always)]
     pub(super) fn fill(self, call_id: u32, piggyback: u32) {
-        let Self { ring, at, end, payload } = self;
-        let header = Header { call_id, piggyback, len: payload.len() as u32 };
-        // SAFETY: the message is on the lap, which nothing has changed since: the place borrows the ring.
+        let Self {
+            ring,
+            at,
+            end,
+            payload,
+        } = self;
+        let header = Header {
+            call_id,
+            piggyback,
+            len: payload.len() as u32,
+        };
+        // SAFETY: the message is on the lap, which nothing has changed since: the place borrows the
+        // ring.
         unsafe { ring.lap.write_message(at, &header.encode(), payload) };
         ring.next = end;
         ring.open_count += 1;
@@ -191,7 +224,13 @@ impl Place<'_> {
 
 impl SendRing {
     /// Makes the send side after `batches`, all of which the peer took.
-    pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32, has_window: bool) -> Self {
+    pub(super) const fn new(
+        view: RingView,
+        start: u64,
+        batches: u64,
+        batch_limit: u32,
+        has_window: bool,
+    ) -> Self {
         Self {
             view,
             lap: view.lap(start),
@@ -218,10 +257,15 @@ impl SendRing {
         self.view.size()
     }
 
-    /// Returns the end of the written bytes: from here the next message takes its own bytes, and 32 if it opens a batch.
+    /// Returns the end of the written bytes: from here the next message takes its own bytes, and 32
+    /// if it opens a batch.
     #[inline(always)]
     const fn producer(&self) -> u64 {
-        if self.open_count == 0 && !self.is_metadata_only { self.next - METADATA_SPAN } else { self.next }
+        if self.open_count == 0 && !self.is_metadata_only {
+            self.next - METADATA_SPAN
+        } else {
+            self.next
+        }
     }
 
     pub(super) const fn in_flight(&self) -> u64 {
@@ -302,32 +346,37 @@ impl SendRing {
         self.last_metadata_only > self.batches_received
     }
 
-    /// Returns whether messages were posted that the peer's process has not taken, as far as known here. A batch without messages may
-    /// wait for any time.
+    /// Returns whether messages were posted that the peer's process has not taken, as far as known
+    /// here. A batch without messages may wait for any time.
     #[inline]
     pub(super) fn has_untaken_messages(&self) -> bool {
         let taken = self.batches_taken.max(self.batches_received);
         taken + u64::from(self.last_metadata_only == self.batches_sent) < self.batches_sent
     }
 
-    /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether they are more than before. An impossible
-    /// number is ignored.
+    /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether they
+    /// are more than before. An impossible number is ignored.
     pub(super) fn note_taken(&mut self, batches: u32) -> bool {
         let untaken = u64::from((self.batches_sent as u32).wrapping_sub(batches));
         let taken = self.batches_sent.saturating_sub(untaken);
-        let is_more = taken > self.batches_taken && untaken <= self.batches_sent - self.batches_received;
+        let is_more =
+            taken > self.batches_taken && untaken <= self.batches_sent - self.batches_received;
         if is_more {
             self.batches_taken = taken;
         }
         is_more
     }
 
-    /// Returns the ring bytes that a message of `message` padded bytes takes: itself, the metadata of the batch that it opens, and the
-    /// bytes that a wrap skips. The check is strict, so no data batch ends at the ring end (P2), and covers the message and the metadata
-    /// it may need.
+    /// Returns the ring bytes that a message of `message` padded bytes takes: itself, the metadata
+    /// of the batch that it opens, and the bytes that a wrap skips. The check is strict, so no data
+    /// batch ends at the ring end (P2), and covers the message and the metadata it may need.
     pub(super) const fn span_of(&self, message: u64) -> u64 {
         let producer = self.producer();
-        if self.fits_lap(message) { self.next + message - producer } else { self.size().to_end(producer) + METADATA_SPAN + message }
+        if self.fits_lap(message) {
+            self.next + message - producer
+        } else {
+            self.size().to_end(producer) + METADATA_SPAN + message
+        }
     }
 
     /// Returns whether a message fits after the others without a wrap.
@@ -336,13 +385,23 @@ impl SendRing {
         self.next + message <= self.lap_end
     }
 
-    /// Returns a place for a message with this payload that ends at `limit` or before, which is at most the end of the lap.
+    /// Returns a place for a message with this payload that ends at `limit` or before, which is at
+    /// most the end of the lap.
     #[inline(always)]
     fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
         debug_assert!(limit <= self.lap_end, "P2");
         let at = self.next;
         let end = at + padded(payload.len() as u64);
-        if end <= limit { Some(Place { ring: self, at, end, payload }) } else { None }
+        if end <= limit {
+            Some(Place {
+                ring: self,
+                at,
+                end,
+                payload,
+            })
+        } else {
+            None
+        }
     }
 
     /// Returns the place of a message, unless it has to wrap.
@@ -361,7 +420,9 @@ impl SendRing {
     #[inline(always)]
     pub(super) fn open_to_calls(&mut self, reserved: u64) {
         debug_assert!(reserved < self.size().bytes(), "R1");
-        self.calls_end = self.lap_end.min(self.peer_consumer + self.size().bytes() - reserved);
+        self.calls_end = self
+            .lap_end
+            .min(self.peer_consumer + self.size().bytes() - reserved);
     }
 
     /// Makes the next call check S4.
@@ -376,7 +437,8 @@ impl SendRing {
         self.hinder();
     }
 
-    /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole span.
+    /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole
+    /// span.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {
         if !self.fits_lap(message) {
@@ -401,7 +463,10 @@ impl SendRing {
     pub(super) fn begin_wrap(&mut self) {
         debug_assert!(self.wrap.is_none(), "P4");
         let marker = self.producer();
-        self.wrap = Some(Wrap { marker, count: self.open_count });
+        self.wrap = Some(Wrap {
+            marker,
+            count: self.open_count,
+        });
         let start = marker + self.size().to_end(marker);
         self.lap = self.view.lap(start);
         self.lap_end = lap_end(self.size(), start);
@@ -422,7 +487,8 @@ impl SendRing {
         self.open_count != 0
     }
 
-    /// Returns whether everything that is not posted is one batch of messages, and nothing prevents that it is posted as it is.
+    /// Returns whether everything that is not posted is one batch of messages, and nothing prevents
+    /// that it is posted as it is.
     #[inline(always)]
     pub(super) const fn has_easy_batch(&self) -> bool {
         self.is_easy && self.open_count != 0 && self.may_post()
@@ -448,9 +514,21 @@ impl SendRing {
     pub(super) fn next_batch(&self) -> Option<Batch> {
         let start = self.posted;
         match self.wrap {
-            Some(wrap) if start < wrap.marker => Some(Batch { start, span: wrap.marker - start, count: wrap.count }),
-            Some(_) => Some(Batch { start, span: self.size().to_end(start), count: WRAP_MESSAGE_COUNT }),
-            None if self.has_unposted() => Some(Batch { start, span: self.unposted(), count: self.open_count }),
+            Some(wrap) if start < wrap.marker => Some(Batch {
+                start,
+                span: wrap.marker - start,
+                count: wrap.count,
+            }),
+            Some(_) => Some(Batch {
+                start,
+                span: self.size().to_end(start),
+                count: WRAP_MESSAGE_COUNT,
+            }),
+            None if self.has_unposted() => Some(Batch {
+                start,
+                span: self.unposted(),
+                count: self.open_count,
+            }),
             None => None,
         }
     }
@@ -461,9 +539,19 @@ impl SendRing {
         // No calls are appended any more, but waiting messages may include calls after this batch.
         let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
-        let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
+        let metadata = FlowMetadata {
+            words,
+            message_count: batch.count,
+            is_closing,
+        };
         self.view.write_block(batch.start, &metadata.encode());
-        Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), is_last, signal }
+        Emit {
+            offset: self.size().offset(batch.start),
+            bytes: batch.bytes(),
+            imm: encode_imm(batch.span),
+            is_last,
+            signal,
+        }
     }
 
     /// Notes that the batch has been posted (F2: nothing moves before that).
@@ -482,11 +570,12 @@ impl SendRing {
         }
     }
 
-    /// Takes the peer's position if the peer took everything that was posted, the common case of one batch at a time. Returns whether it
-    /// did. No word of the past says more.
+    /// Takes the peer's position if the peer took everything that was posted, the common case of
+    /// one batch at a time. Returns whether it did. No word of the past says more.
     #[inline(always)]
     pub(super) const fn acknowledge_all(&mut self, told: FlowWords) -> bool {
-        let has_all = told.consumer_pos == self.posted && told.batches_received == self.batches_sent;
+        let has_all =
+            told.consumer_pos == self.posted && told.batches_received == self.batches_sent;
         if has_all {
             self.peer_consumer = told.consumer_pos;
             self.batches_received = told.batches_received;
@@ -495,14 +584,26 @@ impl SendRing {
     }
 
     /// Takes the peer's position; `floor` has its earlier words of the same channel (T5).
-    pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
+    pub(super) fn acknowledge(
+        &mut self,
+        told: FlowWords,
+        floor: FlowWords,
+    ) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
         if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {
-            return Err(ProtocolError::ConsumerPosition { told: position, floor: floor.consumer_pos, ceiling: self.posted });
+            return Err(ProtocolError::ConsumerPosition {
+                told: position,
+                floor: floor.consumer_pos,
+                ceiling: self.posted,
+            });
         }
         let received = told.batches_received;
         if received < floor.batches_received || received > self.batches_sent {
-            return Err(ProtocolError::BatchesReceived { told: received, floor: floor.batches_received, ceiling: self.batches_sent });
+            return Err(ProtocolError::BatchesReceived {
+                told: received,
+                floor: floor.batches_received,
+                ceiling: self.batches_sent,
+            });
         }
         self.peer_consumer = self.peer_consumer.max(position);
         self.batches_received = self.batches_received.max(received);

@@ -1,4 +1,5 @@
-//! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it answers (K2).
+//! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it
+//! answers (K2).
 
 /// Number of READs without news before a peer counts as stalled.
 const IDLE_PROBES: u32 = 3;
@@ -53,7 +54,8 @@ impl Watch {
         self.idle_probes = self.idle_probes.saturating_add(1);
     }
 
-    /// Notes that the peer has been active since the last time that it was stalled: it is given another quarter of the time (K7).
+    /// Notes that the peer has been active since the last time that it was stalled: it is given
+    /// another quarter of the time (K7).
     pub(super) const fn doubt(&mut self) {
         self.is_answering = true;
         self.idle_probes = 0;
@@ -102,17 +104,19 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Checks every `step`; each probe is answered at once, without news. Returns the time at which the peer counts as stalled, if before
-    /// `end`.
+    /// Checks every `step`; each probe is answered at once, without news. Returns the time at which
+    /// the peer counts as stalled, if before `end`.
     fn stalled_at(watch: &mut Watch, from: u64, end: u64, step: u64) -> Option<u64> {
-        (from..end).step_by(step as usize).find(|now| match watch.check(*now) {
-            Verdict::Stalled => true,
-            Verdict::Wait => false,
-            Verdict::Probe => {
-                watch.idle_probe();
-                false
-            }
-        })
+        (from..end)
+            .step_by(step as usize)
+            .find(|now| match watch.check(*now) {
+                Verdict::Stalled => true,
+                Verdict::Wait => false,
+                Verdict::Probe => {
+                    watch.idle_probe();
+                    false
+                }
+            })
     }
 
     #[test]
@@ -130,7 +134,11 @@ mod tests {
             assert_ne!(watch.check(now), Verdict::Stalled, "no probe was answered");
         }
         let mut watch = Watch::new(3_000, 5_000);
-        assert_eq!(stalled_at(&mut watch, 0, 20_000, 10), Some(9_030), "three probes");
+        assert_eq!(
+            stalled_at(&mut watch, 0, 20_000, 10),
+            Some(9_030),
+            "three probes"
+        );
     }
 
     #[test]

@@ -4,21 +4,26 @@ use std::collections::VecDeque;
 
 /// The number of small batches that may be under way before further messages wait and gather.
 ///
-/// The receiver's NIC takes a bounded number of WRITEs per second; a sender of single messages gets that rate in messages too. A window
-/// makes batches as large as the NIC is slow. It concerns the sender only: the peer is not told of it.
+/// The receiver's NIC takes a bounded number of WRITEs per second; a sender of single messages gets
+/// that rate in messages too. A window makes batches as large as the NIC is slow. It concerns the
+/// sender only: the peer is not told of it.
 ///
-/// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues that take 1.9 million WRITEs per second
-/// each, daemons with [`Window::Completion`] of one batch do 3.1 times the operations of daemons without a window. Without that limit it
-/// costs up to 12 %. [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own messages. No NIC has been
-/// measured, so [`Window::Off`] is the default; on a NIC, compare it with one batch of `Completion`.
+/// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues
+/// that take 1.9 million WRITEs per second each, daemons with [`Window::Completion`] of one batch
+/// do 3.1 times the operations of daemons without a window. Without that limit it costs up to 12 %.
+/// [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own
+/// messages. No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with
+/// one batch of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
     /// Each flush posts all messages.
     #[default]
     Off,
-    /// A batch is under way until its WRITE completes: the peer's NIC has it. Costs a completion per batch.
+    /// A batch is under way until its WRITE completes: the peer's NIC has it. Costs a completion
+    /// per batch.
     Completion {
-        /// Maximum number of batches under way, at least 1. Each takes one more entry of the context's send CQ.
+        /// Maximum number of batches under way, at least 1. Each takes one more entry of the
+        /// context's send CQ.
         batches: u32,
         /// Nothing is held back while more than this number of bytes waits.
         exempt_bytes: u64,
@@ -36,8 +41,8 @@ impl Window {
     /// Default number of bytes above which a batch is not held back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
-    /// Returns the number of send completions beside those of B2: of batches that arrived and still count as under way, since their
-    /// completions were not taken.
+    /// Returns the number of send completions beside those of B2: of batches that arrived and still
+    /// count as under way, since their completions were not taken.
     pub(crate) const fn completions(self) -> u32 {
         match self {
             Self::Completion { batches, .. } => batches,
@@ -56,7 +61,8 @@ pub(super) struct WindowState {
     is_suspended: bool,
     /// Number of batches whose completion counts and has not come.
     completing: usize,
-    /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the sent ones.
+    /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the
+    /// sent ones.
     untaken: VecDeque<u64>,
     /// The last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
@@ -66,8 +72,14 @@ impl WindowState {
     pub(super) const fn new(window: Window) -> Self {
         let (is_by_completion, batches, exempt_bytes) = match window {
             Window::Off => (false, 0, 0),
-            Window::Completion { batches, exempt_bytes } => (true, batches, exempt_bytes),
-            Window::Consumption { batches, exempt_bytes } => (false, batches, exempt_bytes),
+            Window::Completion {
+                batches,
+                exempt_bytes,
+            } => (true, batches, exempt_bytes),
+            Window::Consumption {
+                batches,
+                exempt_bytes,
+            } => (false, batches, exempt_bytes),
         };
         Self {
             is_by_completion,
@@ -92,9 +104,14 @@ impl WindowState {
         !self.is_suspended && waiting.wrapping_sub(1) < self.exempt_bytes
     }
 
-    /// Returns whether a flush that the window applies to has to wait (W1); the peer took `received` batches.
+    /// Returns whether a flush that the window applies to has to wait (W1); the peer took
+    /// `received` batches.
     pub(super) fn is_full(&mut self, received: u64) -> bool {
-        while self.untaken.front().is_some_and(|number| *number <= received) {
+        while self
+            .untaken
+            .front()
+            .is_some_and(|number| *number <= received)
+        {
             self.untaken.pop_front();
         }
         let is_full = self.completing + self.untaken.len() >= self.limit;
@@ -117,7 +134,8 @@ impl WindowState {
         self.awaits_completion
     }
 
-    /// Returns whether waiting messages are sent when a completion arrives: there is nothing to do before (W3).
+    /// Returns whether waiting messages are sent when a completion arrives: there is nothing to do
+    /// before (W3).
     pub(super) const fn awaits_completion(&self) -> bool {
         self.awaits_completion
     }

@@ -9,29 +9,37 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 
 impl<U> Context<U> {
-    /// Allocates `bytes` of zeroed, page-aligned memory for one-sided operations: the local end of this context's operations, and the
-    /// remote end of the peers'.
+    /// Allocates `bytes` of zeroed, page-aligned memory for one-sided operations: the local end of
+    /// this context's operations, and the remote end of the peers'.
     ///
     /// # Errors
     /// [`RegisterError`]: `bytes` is 0, or no memory is left.
     pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
-        let mr = self.inner.pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let mr = self.inner.pd.alloc(
+            bytes,
+            Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+        )?;
         Ok(Memory { mr: Rc::new(mr) })
     }
 }
 
-/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no bytes, or with the reason of their
-/// failure. After a failure it is not known whether the peer's memory was written. An operation is posted at once and sent with the next
-/// flush, so an operation posted before a call is done when the call arrives: a WRITE needs no waiting before the message that refers to
-/// it. That holds on one endpoint. It does not hold for READs, whose bytes are valid only from their end on.
+/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no
+/// bytes, or with the reason of their failure. After a failure it is not known whether the peer's
+/// memory was written. An operation is posted at once and sent with the next flush, so an operation
+/// posted before a call is done when the call arrives: a WRITE needs no waiting before the message
+/// that refers to it. That holds on one endpoint. It does not hold for READs, whose bytes are valid
+/// only from their end on.
 ///
-/// READs of the peer's published record, which the protocol does when it is short of something, share the connection's `max_rd_atomic`
-/// with these: a READ above that number waits in the send queue, and delays the operations after it.
+/// READs of the peer's published record, which the protocol does when it is short of something,
+/// share the connection's `max_rd_atomic` with these: a READ above that number waits in the send
+/// queue, and delays the operations after it.
 impl<U> Endpoint<U> {
-    /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0 to 2^30.
+    /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0
+    /// to 2^30.
     ///
     /// # Errors
-    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and
+    /// retry.
     #[doc(alias = "post_rdma_read")]
     pub fn rdma_read(
         &self,
@@ -42,15 +50,24 @@ impl<U> Endpoint<U> {
         len: usize,
         user_data: U,
     ) -> Result<(), RdmaError<U>> {
-        let (addr, into, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
-        let read = Read { addr, rkey: remote.rkey, into };
-        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&read, Signal::Always, user))
+        let (addr, into, user_data) =
+            ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let read = Read {
+            addr,
+            rkey: remote.rkey,
+            into,
+        };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| {
+            qp.post(&read, Signal::Always, user)
+        })
     }
 
-    /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0 to 2^30.
+    /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0
+    /// to 2^30.
     ///
     /// # Errors
-    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and
+    /// retry.
     #[doc(alias = "post_rdma_write")]
     pub fn rdma_write(
         &self,
@@ -61,9 +78,16 @@ impl<U> Endpoint<U> {
         len: usize,
         user_data: U,
     ) -> Result<(), RdmaError<U>> {
-        let (addr, payload, user_data) = ends(local, local_offset, remote, remote_offset, len, user_data)?;
-        let write = Write { addr, rkey: remote.rkey, payload };
-        self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&write, Signal::Always, user))
+        let (addr, payload, user_data) =
+            ends(local, local_offset, remote, remote_offset, len, user_data)?;
+        let write = Write {
+            addr,
+            rkey: remote.rkey,
+            payload,
+        };
+        self.connection.post_raw(&local.mr, user_data, |qp, user| {
+            qp.post(&write, Signal::Always, user)
+        })
     }
 
     /// Returns the number of one-sided operations that have not ended.
@@ -83,10 +107,16 @@ fn ends<U>(
     len: usize,
     user_data: U,
 ) -> Result<(u64, Sge, U), RdmaError<U>> {
-    let Some(bytes) = u32::try_from(len).ok().filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES) else {
+    let Some(bytes) = u32::try_from(len)
+        .ok()
+        .filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES)
+    else {
         return Err(RdmaError::TooLong { user_data, len });
     };
-    match (local.mr.sge(local_offset, bytes), remote.at(remote_offset, len)) {
+    match (
+        local.mr.sge(local_offset, bytes),
+        remote.at(remote_offset, len),
+    ) {
         (Ok(sge), Ok(addr)) => Ok((addr, sge, user_data)),
         (Err(range), _) => Err(RdmaError::LocalRange { user_data, range }),
         (_, Err(range)) => Err(RdmaError::RemoteRange { user_data, range }),

@@ -1,4 +1,5 @@
-//! The client whose calls are futures. A thread of its own has the connection, and sleeps while no call is under way.
+//! The client whose calls are futures. A thread of its own has the connection, and sleeps while no
+//! call is under way.
 
 use std::fmt;
 use std::io;
@@ -20,13 +21,15 @@ use crate::stats::Stats;
 /// Number of polls after which a busy thread publishes its counters.
 const POLLS_PER_STATS: u32 = 1024;
 
-/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
-/// connection, and therefore its WRITEs. Dropping the last clone closes the connection, and waits until the server knows, at most 20 ms.
-/// A call that an [`AsyncServer`](crate::AsyncServer) holds for long stops no other; it keeps its
+/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from
+/// any thread. Clones share the connection, and therefore its WRITEs. Dropping the last clone
+/// closes the connection, and waits until the server knows, at most 20 ms. A call that an
+/// [`AsyncServer`](crate::AsyncServer) holds for long stops no other; it keeps its
 /// [`max_reply`](ClientOptions::max_reply) from the credit of the connection.
 ///
-/// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do; calls and replies wake
-/// it. A call after the end of the connection connects again; calls made meanwhile wait for the new connection.
+/// A thread of its own has the device. The thread sleeps on the completion channel while there is
+/// nothing to do; calls and replies wake it. A call after the end of the connection connects again;
+/// calls made meanwhile wait for the new connection.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), copyrpc::ClientError> {
@@ -56,17 +59,22 @@ pub(super) struct Properties {
 
 impl fmt::Debug for AsyncClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncClient").field("device", &self.properties.device.name).finish_non_exhaustive()
+        f.debug_struct("AsyncClient")
+            .field("device", &self.properties.device.name)
+            .finish_non_exhaustive()
     }
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet. The client's thread keeps the
-    /// address, so one that is borrowed has to be made an owned one: `address.to_owned()`.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not
+    /// there yet. The client's thread keeps the address, so one that is borrowed has to be made an
+    /// owned one: `address.to_owned()`.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
-    pub async fn connect(address: impl ToSocketAddrs + fmt::Debug + Send + 'static) -> Result<Self, ClientError> {
+    pub async fn connect(
+        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
+    ) -> Result<Self, ClientError> {
         Self::with_options(address, &ClientOptions::default()).await
     }
 
@@ -79,13 +87,20 @@ impl AsyncClient {
         options: &ClientOptions,
     ) -> Result<Self, ClientError> {
         let options = options.clone();
-        let connect = move |is_wanted: &dyn Fn() -> bool| Caller::connect(address, &options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("copyrpc-client", ClientError::Thread, connect).await?;
-        Ok(Self { calls, properties: Arc::new(properties) })
+        let connect = move |is_wanted: &dyn Fn() -> bool| {
+            Caller::connect(address, &options, is_wanted).map(AsyncConnection::new)
+        };
+        let (calls, properties) =
+            Calls::start("copyrpc-client", ClientError::Thread, connect).await?;
+        Ok(Self {
+            calls,
+            properties: Arc::new(properties),
+        })
     }
 
-    /// Sends a request with the first poll of the future, and waits for its reply, as long as the options allow. Dropping the future
-    /// gives the call up. Calls of one client reach the server in the order of their first polls.
+    /// Sends a request with the first poll of the future, and waits for its reply, as long as the
+    /// options allow. Dropping the future gives the call up. Calls of one client reach the server
+    /// in the order of their first polls.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -93,7 +108,8 @@ impl AsyncClient {
         self.calls.call(request.into(), self.properties.timeout)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
+    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first
+    /// poll, and includes a new connection.
     ///
     /// # Errors
     /// As of [`Client::call_within`](crate::Client::call_within).
@@ -113,7 +129,8 @@ impl AsyncClient {
         self.properties.max_reply
     }
 
-    /// Returns the counters of all connections ever made, as they were when the thread last slept, or at most 1,024 polls ago.
+    /// Returns the counters of all connections ever made, as they were when the thread last slept,
+    /// or at most 1,024 polls ago.
     #[must_use]
     pub fn stats(&self) -> Stats {
         *lock(&self.properties.stats)
@@ -133,7 +150,11 @@ impl methods::AsyncCaller for AsyncClient {
         self.properties.timeout
     }
 
-    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
+    fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
         self.calls.call(request, timeout)
     }
 }
@@ -165,14 +186,22 @@ impl AsyncConnection {
             max_reply: caller.max_reply,
             timeout: caller.options.timeout,
         };
-        (Self { caller, stats, polls: 0 }, properties)
+        (
+            Self {
+                caller,
+                stats,
+                polls: 0,
+            },
+            properties,
+        )
     }
 
     fn publish(&self) {
         *lock(&self.stats) = self.caller.stats();
     }
 
-    /// Returns the error of a call that waits for credit or room which given up calls keep. Later calls are made on another connection.
+    /// Returns the error of a call that waits for credit or room which given up calls keep. Later
+    /// calls are made on another connection.
     fn starved(&self, is_late: bool) -> Option<ClientError> {
         let starved = self.caller.starved(is_late);
         if starved.is_some() {
@@ -188,7 +217,12 @@ impl Connection for AsyncConnection {
     type Error = ClientError;
     type Call = CallToken;
 
-    fn call(&mut self, number: u64, request: &Vec<u8>, left: Option<Duration>) -> Result<CallToken, Refusal<ClientError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Vec<u8>,
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<ClientError>> {
         if let Some(error) = self.starved(false) {
             return Err(Refusal::Failed(error));
         }
@@ -198,9 +232,15 @@ impl Connection for AsyncConnection {
         };
         let endpoint = &self.caller.endpoint;
         match refused {
-            CallError::PayloadTooLarge { len, max, .. } => Err(Refusal::Failed(ClientError::TooLarge { len, max })),
+            CallError::PayloadTooLarge { len, max, .. } => {
+                Err(Refusal::Failed(ClientError::TooLarge { len, max }))
+            }
             // Its calls end before those of the next one begin.
-            CallError::Closed { .. } if endpoint.closed().is_some() && endpoint.outstanding_calls() > 0 => Err(Refusal::NoRoom),
+            CallError::Closed { .. }
+                if endpoint.closed().is_some() && endpoint.outstanding_calls() > 0 =>
+            {
+                Err(Refusal::NoRoom)
+            }
             _ if endpoint.closed().is_some() || endpoint.is_closing() => Err(Refusal::Ended),
             _ => Err(Refusal::NoRoom),
         }
@@ -216,7 +256,9 @@ impl Connection for AsyncConnection {
             self.publish();
         }
         let max_reply = self.caller.max_reply;
-        self.caller.poll(|number, outcome| replies.push((number, ended(outcome, max_reply)))) > 0
+        self.caller
+            .poll(|number, outcome| replies.push((number, ended(outcome, max_reply))))
+            > 0
     }
 
     /// The server was leaving. There may be another server by now.
@@ -235,14 +277,19 @@ impl Connection for AsyncConnection {
     fn sleep(&mut self, limit: Option<Duration>) {
         self.publish();
         // The context knows the deadlines of the calls that the endpoint has taken.
-        self.caller.sleep(limit.into_iter().chain(self.caller.starves_for()).min());
+        self.caller
+            .sleep(limit.into_iter().chain(self.caller.starves_for()).min());
     }
 
     fn waker(&self) -> Waker {
         self.caller.context.waker()
     }
 
-    fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), ClientError> {
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ClientError> {
         self.caller.reconnect(within, is_wanted)
     }
 
@@ -251,7 +298,10 @@ impl Connection for AsyncConnection {
     }
 
     fn unreachable(&self, reason: &str) -> ClientError {
-        ClientError::Unreachable { address: self.caller.address.clone(), source: io::Error::other(reason) }
+        ClientError::Unreachable {
+            address: self.caller.address.clone(),
+            source: io::Error::other(reason),
+        }
     }
 }
 
@@ -276,13 +326,24 @@ mod tests {
     fn the_calls_of_a_connection_that_has_ended_end_before_another_one_is_made() {
         limits::watchdog(Duration::from_secs(60));
         let fabric = FabricSpec::Local(LocalFabric::new());
-        let device = DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() });
-        let options = ServerOptions { device: device.clone(), ..ServerOptions::default() };
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric,
+            ..SoftOptions::default()
+        });
+        let options = ServerOptions {
+            device: device.clone(),
+            ..ServerOptions::default()
+        };
         let server = block_on(AsyncServer::with_options(limits::any_port(), &options)).unwrap();
-        let options = ClientOptions { device, connect_timeout: Duration::from_secs(3600), ..ClientOptions::default() };
+        let options = ClientOptions {
+            device,
+            connect_timeout: Duration::from_secs(3600),
+            ..ClientOptions::default()
+        };
         let caller = Caller::connect(server.local_addr(), &options, || true).unwrap();
         let (mut worker, calls) = Worker::new(AsyncConnection::new(caller).0);
-        let poll = |call: &mut AsyncCall| Pin::new(call).poll(&mut TaskContext::from_waker(Waker::noop()));
+        let poll =
+            |call: &mut AsyncCall| Pin::new(call).poll(&mut TaskContext::from_waker(Waker::noop()));
         let (mut first, mut second) = (calls.call(vec![1], None), calls.call(vec![2], None));
         assert!(poll(&mut first).is_pending());
         assert_eq!(worker.turn(), Some(true));

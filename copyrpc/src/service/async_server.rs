@@ -1,4 +1,5 @@
-//! The server whose requests are futures. A thread of its own has the device, and sleeps while no request arrives.
+//! The server whose requests are futures. A thread of its own has the device, and sleeps while no
+//! request arrives.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,10 +25,12 @@ use crate::wire::Status;
 
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
-/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it.
-/// Dropping the server ends it, and waits until the answers given have arrived, at most for [`stop_timeout`](ServerOptions::stop_timeout);
-/// [`drain`](Self::drain) waits for answers too. Received requests that are not answered by then end as
-/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
+/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to
+/// do; requests and answers wake it. Dropping the server ends it, and waits until the answers given
+/// have arrived, at most for [`stop_timeout`](ServerOptions::stop_timeout); [`drain`](Self::drain)
+/// waits for answers too. Received requests that are not answered by then end as
+/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go
+/// to another server.
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -75,7 +78,8 @@ struct Queues {
     clients: usize,
     /// Requests whose callers are watched, or have gone.
     watches: FxHashMap<u64, Watch>,
-    /// Since when, and for how long, the thread ends: until all received requests are answered, at most.
+    /// Since when, and for how long, the thread ends: until all received requests are answered, at
+    /// most.
     ending: Option<(Instant, Duration)>,
     /// Gets the number of received requests that were not answered.
     tell_end: Vec<Sender<usize>>,
@@ -115,7 +119,9 @@ enum Answer {
 
 impl fmt::Debug for AsyncServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncServer").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("AsyncServer")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 
@@ -124,7 +130,9 @@ impl AsyncServer {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub async fn bind(address: impl ToSocketAddrs + fmt::Debug + Send + 'static) -> Result<Self, ServerError> {
+    pub async fn bind(
+        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
+    ) -> Result<Self, ServerError> {
         Self::with_options(address, &ServerOptions::default()).await
     }
 
@@ -138,8 +146,13 @@ impl AsyncServer {
     ) -> Result<Self, ServerError> {
         let (options, (tell, told)) = (options.clone(), oneshot());
         let run = move || serve(address, &options, tell);
-        let thread = thread::Builder::new().name("copyrpc-server".to_owned()).spawn(run).map_err(ServerError::Thread)?;
-        let bound: Result<Self, _> = told.await.unwrap_or_else(|| Err(ServerError::Thread(io::Error::other("it ended at once"))));
+        let thread = thread::Builder::new()
+            .name("copyrpc-server".to_owned())
+            .spawn(run)
+            .map_err(ServerError::Thread)?;
+        let bound: Result<Self, _> = told
+            .await
+            .unwrap_or_else(|| Err(ServerError::Thread(io::Error::other("it ended at once"))));
         let mut server = bound?;
         server.thread = Some(thread);
         Ok(server)
@@ -163,22 +176,25 @@ impl AsyncServer {
         lock(&self.shared.queues).clients
     }
 
-    /// Returns the counters of all clients since the server was made, as they were at most 10 ms or 1,024 polls ago.
+    /// Returns the counters of all clients since the server was made, as they were at most 10 ms or
+    /// 1,024 polls ago.
     #[must_use]
     pub fn stats(&self) -> Stats {
         lock(&self.shared.queues).stats
     }
 
-    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server listens no more then, so another one can take
-    /// its address, and tells its clients to go: their next calls are for another server, and so are the calls whose requests were not
+    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server
+    /// listens no more then, so another one can take its address, and tells its clients to go:
+    /// their next calls are for another server, and so are the calls whose requests were not
     /// received. Received requests can still be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
-    /// Waits for a request, and returns the oldest one; returns `None` once the server is stopped. Several tasks may wait; each request
-    /// reaches one of them. A future that is dropped has taken no request, so `recv` may be a branch of `tokio::select!`.
+    /// Waits for a request, and returns the oldest one; returns `None` once the server is stopped.
+    /// Several tasks may wait; each request reaches one of them. A future that is dropped has taken
+    /// no request, so `recv` may be a branch of `tokio::select!`.
     ///
     /// # Errors
     /// [`ServerError::Broken`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.
@@ -186,19 +202,30 @@ impl AsyncServer {
         poll_fn(|task| {
             let mut queues = lock(&self.shared.queues);
             let is_stopped = self.stop.is_stopped();
-            let next = if is_stopped { None } else { queues.requests.pop_front() };
+            let next = if is_stopped {
+                None
+            } else {
+                queues.requests.pop_front()
+            };
             if let Some(arrival) = next {
                 let was_full = queues.buffered > self.shared.max_buffered;
                 queues.buffered -= arrival.data.len();
                 if was_full && queues.buffered <= self.shared.max_buffered {
                     self.shared.waker.wake_by_ref();
                 }
-                return Poll::Ready(Ok(Some(ServerRequest { arrival, shared: Some(Arc::clone(&self.shared)) })));
+                return Poll::Ready(Ok(Some(ServerRequest {
+                    arrival,
+                    shared: Some(Arc::clone(&self.shared)),
+                })));
             }
             if is_stopped || queues.is_over {
                 return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
             }
-            if !queues.wakers.iter().any(|waker| waker.will_wake(task.waker())) {
+            if !queues
+                .wakers
+                .iter()
+                .any(|waker| waker.will_wake(task.waker()))
+            {
                 queues.wakers.push(task.waker().clone());
             }
             Poll::Pending
@@ -206,8 +233,9 @@ impl AsyncServer {
         .await
     }
 
-    /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all received requests are answered and their
-    /// answers have arrived. Returns the number of requests that were not answered within `limit`; they end as
+    /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all
+    /// received requests are answered and their answers have arrived. Returns the number of
+    /// requests that were not answered within `limit`; they end as
     /// [`ClientError::Dropped`](crate::ClientError::Dropped).
     ///
     /// The server drains on if the future is dropped.
@@ -223,19 +251,24 @@ impl AsyncServer {
 impl Drop for AsyncServer {
     fn drop(&mut self) {
         self.shared.end_within(Duration::ZERO, None);
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id()) {
+        if let Some(thread) = self
+            .thread
+            .take()
+            .filter(|thread| thread.thread().id() != thread::current().id())
+        {
             // The result would only report a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// A request, to be answered at any time, in any order and from any thread. Dropping it without an answer tells the caller:
-/// [`ClientError::Dropped`](crate::ClientError::Dropped).
+/// A request, to be answered at any time, in any order and from any thread. Dropping it without an
+/// answer tells the caller: [`ClientError::Dropped`](crate::ClientError::Dropped).
 ///
 /// A request that waits for long stops no other. Until it is answered, it keeps its client's
-/// [`max_reply`](crate::ClientOptions::max_reply) from the credit of the client's connection, which is a quarter of the ring: a client that
-/// makes many calls that wait for an event needs a small one.
+/// [`max_reply`](crate::ClientOptions::max_reply) from the credit of the client's connection, which
+/// is a quarter of the ring: a client that makes many calls that wait for an event needs a small
+/// one.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest {
     arrival: Arrival,
@@ -245,7 +278,9 @@ pub struct ServerRequest {
 
 impl fmt::Debug for ServerRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerRequest").field("bytes", &self.arrival.data.len()).finish_non_exhaustive()
+        f.debug_struct("ServerRequest")
+            .field("bytes", &self.arrival.data.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -262,24 +297,34 @@ impl ServerRequest {
         self.arrival.peer
     }
 
-    /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
-    /// It is counted from the arrival of the request, so the caller's time is over by then. The bytes of another request may look like the
-    /// header of a method: ask only in a server of methods.
+    /// Returns the end of the caller's time, if this is the request of a method
+    /// ([`service!`](crate::service!)) and its caller has a limit. It is counted from the arrival
+    /// of the request, so the caller's time is over by then. The bytes of another request may look
+    /// like the header of a method: ask only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.arrival.at.checked_add(Header::read(&self.arrival.data)?.0.left?)
+        self.arrival
+            .at
+            .checked_add(Header::read(&self.arrival.data)?.0.left?)
     }
 
-    /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A client that gave up a single call does not
-    /// say so.
+    /// Returns whether the client is connected, as it was at most 10 ms or 1,024 polls ago. A
+    /// client that gave up a single call does not say so.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| lock(&shared.queues).watches.get(&self.arrival.number).is_none_or(|watch| !watch.is_gone))
+        self.shared.as_ref().is_some_and(|shared| {
+            lock(&shared.queues)
+                .watches
+                .get(&self.arrival.number)
+                .is_none_or(|watch| !watch.is_gone)
+        })
     }
 
-    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after `deadline`, or after the client's end. The
-    /// drop of the request returns the credit that it keeps. A caller that was suspended until then ends as
-    /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as [`TimedOut`](crate::ClientError::TimedOut).
+    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after
+    /// `deadline`, or after the client's end. The drop of the request returns the credit that it
+    /// keeps. A caller that was suspended until then ends as
+    /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as
+    /// [`TimedOut`](crate::ClientError::TimedOut).
     ///
     /// ```no_run
     /// # async fn run(request: copyrpc::ServerRequest, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
@@ -289,7 +334,11 @@ impl ServerRequest {
     /// }
     /// # }
     /// ```
-    pub async fn while_wanted<T>(&self, deadline: Option<Instant>, handler: impl Future<Output = T>) -> Option<T> {
+    pub async fn while_wanted<T>(
+        &self,
+        deadline: Option<Instant>,
+        handler: impl Future<Output = T>,
+    ) -> Option<T> {
         let mut handler = pin!(handler);
         poll_fn(|task| match (handler.as_mut().poll(task), &self.shared) {
             (Poll::Pending, Some(shared)) => {
@@ -297,15 +346,19 @@ impl ServerRequest {
                 let watch = queues.watches.entry(self.arrival.number).or_default();
                 watch.deadline = deadline;
                 watch.waker = Some(task.waker().clone());
-                if watch.is_over(Instant::now()) { Poll::Ready(None) } else { Poll::Pending }
+                if watch.is_over(Instant::now()) {
+                    Poll::Ready(None)
+                } else {
+                    Poll::Pending
+                }
             }
             (outcome, _) => outcome.map(Some),
         })
         .await
     }
 
-    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts becomes a
-    /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
+    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts
+    /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
     pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
         self.answer(Answer::Reply(reply.into()));
     }
@@ -337,9 +390,16 @@ impl Drop for ServerRequest {
 }
 
 /// Runs the thread: makes the server, tells `tell` of it, and serves until its end.
-fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
+fn serve(
+    address: impl ToSocketAddrs + fmt::Debug,
+    options: &ServerOptions,
+    tell: Sender<Result<AsyncServer, ServerError>>,
+) {
     let bound = Server::with_options(&address, options).and_then(|server| {
-        let address = server.local_addr().map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
+        let address = server.local_addr().map_err(|source| ServerError::Listen {
+            address: rendezvous::name_of(&address),
+            source,
+        })?;
         Ok((server, address))
     });
     let (mut server, address) = match bound {
@@ -347,14 +407,25 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         Err(error) => return tell.send(Err(error)),
     };
     let (stop, device) = (server.stop_handle(), server.device_info());
-    let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker(), max_buffered: options.max_buffered });
+    let shared = Arc::new(Shared {
+        queues: Mutex::default(),
+        waker: server.waker(),
+        max_buffered: options.max_buffered,
+    });
     // Its drop marks the end, in a panic too.
     let over = Over(&shared);
     if !tell.is_wanted() {
         return;
     }
-    tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
-    // A number is not used again: that of a client that has gone is forgotten before its answer comes.
+    tell.send(Ok(AsyncServer {
+        shared: Arc::clone(&shared),
+        address,
+        device,
+        stop,
+        thread: None,
+    }));
+    // A number is not used again: that of a client that has gone is forgotten before its answer
+    // comes.
     let mut held = FxHashMap::<u64, RecvHandle<()>>::default();
     let mut last = 0;
     let mut arrived = Vec::new();
@@ -367,11 +438,17 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
                 unwanted = queues.watch(&mut held);
             }
-            (std::mem::take(&mut queues.answers), queues.ending, queues.buffered)
+            (
+                std::mem::take(&mut queues.answers),
+                queues.ending,
+                queues.buffered,
+            )
         };
         unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
-            let Some(request) = held.remove(&number) else { continue };
+            let Some(request) = held.remove(&number) else {
+                continue;
+            };
             match answer {
                 Answer::Reply(reply) => request.answer(&reply),
                 Answer::Refusal => drop(request.refuse()),
@@ -380,7 +457,11 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         }
         if (ending.is_some() || server.is_stopped()) && !is_leaving {
             is_leaving = true;
-            shared.end(None).iter().filter_map(|number| held.remove(number)).for_each(send_back);
+            shared
+                .end(None)
+                .iter()
+                .filter_map(|number| held.remove(number))
+                .for_each(send_back);
             server.close();
         }
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
@@ -388,14 +469,21 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         }
         let mut now = None;
         while !is_leaving && buffered <= shared.max_buffered {
-            let Some(mut request) = server.recv() else { break };
+            let Some(mut request) = server.recv() else {
+                break;
+            };
             // A server has admitted every client.
             let Some(peer) = request.peer() else { continue };
             let data = request.data().to_vec();
             buffered += data.len();
             request.release_data();
             last += 1;
-            arrived.push(Arrival { number: last, data, peer, at: *now.get_or_insert_with(Instant::now) });
+            arrived.push(Arrival {
+                number: last,
+                data,
+                peer,
+                at: *now.get_or_insert_with(Instant::now),
+            });
             held.insert(last, request);
         }
         server.holds_back = buffered > shared.max_buffered;
@@ -420,9 +508,12 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
 }
 
 impl Queues {
-    /// Forgets the held requests of clients that have gone. Returns the wakers of the tasks whose replies are not wanted any more.
+    /// Forgets the held requests of clients that have gone. Returns the wakers of the tasks whose
+    /// replies are not wanted any more.
     fn watch(&mut self, held: &mut FxHashMap<u64, RecvHandle<()>>) -> Vec<Waker> {
-        let Self { answers, watches, .. } = self;
+        let Self {
+            answers, watches, ..
+        } = self;
         held.retain(|number, request| {
             // The answer to a request removes its watch.
             if !request.is_wanted() && !answers.iter().any(|(answered, _)| answered == number) {
@@ -431,12 +522,17 @@ impl Queues {
             request.is_wanted()
         });
         let now = Instant::now();
-        watches.values_mut().filter(|watch| watch.is_over(now)).filter_map(|watch| watch.waker.take()).collect()
+        watches
+            .values_mut()
+            .filter(|watch| watch.is_over(now))
+            .filter_map(|watch| watch.waker.take())
+            .collect()
     }
 }
 
 impl Shared {
-    /// Makes the thread end when all received requests are answered, or after `limit`. `tell` hears of its end.
+    /// Makes the thread end when all received requests are answered, or after `limit`. `tell` hears
+    /// of its end.
     fn end_within(&self, limit: Duration, tell: Option<Sender<usize>>) {
         let mut queues = lock(&self.queues);
         queues.ending = Some((Instant::now(), limit));
@@ -450,21 +546,28 @@ impl Shared {
     fn offer(&self, requests: &mut Vec<Arrival>) {
         let wakers = {
             let mut queues = lock(&self.queues);
-            queues.buffered += requests.iter().map(|request| request.data.len()).sum::<usize>();
+            queues.buffered += requests
+                .iter()
+                .map(|request| request.data.len())
+                .sum::<usize>();
             queues.requests.extend(requests.drain(..));
             std::mem::take(&mut queues.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Marks that there are no more requests. Returns the numbers of the requests that were not received.
+    /// Marks that there are no more requests. Returns the numbers of the requests that were not
+    /// received.
     fn end(&self, error: Option<ServerError>) -> Vec<u64> {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
             queues.is_over = true;
             queues.buffered = 0;
             queues.error = queues.error.take().or(error);
-            (std::mem::take(&mut queues.requests), std::mem::take(&mut queues.wakers))
+            (
+                std::mem::take(&mut queues.requests),
+                std::mem::take(&mut queues.wakers),
+            )
         };
         wakers.into_iter().for_each(Waker::wake);
         requests.into_iter().map(|request| request.number).collect()

@@ -12,10 +12,12 @@ use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 
-/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread. It
-/// cannot be called: it refuses each request of a server, while it has a call under way.
+/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects
+/// again. A client belongs to one thread. It cannot be called: it refuses each request of a server,
+/// while it has a call under way.
 ///
-/// For many calls at once there are [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this type uses.
+/// For many calls at once there are [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint),
+/// which this type uses.
 ///
 /// ```no_run
 /// let mut client = copyrpc::Client::connect("127.0.0.1:7479")?;
@@ -24,19 +26,24 @@ use crate::stats::Stats;
 /// ```
 pub struct Client {
     pub(super) caller: Caller,
-    /// Numbers the calls: a reply that arrives after its call was given up does not belong to the next call.
+    /// Numbers the calls: a reply that arrives after its call was given up does not belong to the
+    /// next call.
     calls: u64,
     patience: Patience,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("address", &self.caller.address).field("endpoint", &self.caller.endpoint).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("address", &self.caller.address)
+            .field("endpoint", &self.caller.endpoint)
+            .finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not
+    /// there yet.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -48,11 +55,19 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
-    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0, patience: Patience::new() })
+    pub fn with_options(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: &ClientOptions,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            caller: Caller::connect(address, options, || true)?,
+            calls: 0,
+            patience: Patience::new(),
+        })
     }
 
-    /// Sends a request and waits for its reply, as long as the options allow. If the connection has ended, connects again first.
+    /// Sends a request and waits for its reply, as long as the options allow. If the connection has
+    /// ended, connects again first.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -60,18 +75,25 @@ impl Client {
         self.call_for(request, self.caller.options.timeout, Self::idle)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection. It begins with a new connection, a wait for
-    /// room, or the 64th poll for the reply, whichever is first: a call that is answered by then does not read the clock.
+    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection. It
+    /// begins with a new connection, a wait for room, or the 64th poll for the reply, whichever is
+    /// first: a call that is answered by then does not read the clock.
     ///
     /// # Errors
     /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was sent, so that the call can be made again;
     /// [`TimedOut`](ClientError::TimedOut) if it ended later.
     ///
-    /// The server is not told that a call ran out of time, and its [`max_reply`](ClientOptions::max_reply) stays taken from the credit of the
-    /// connection until the server answers it. So after some calls that a server never answers, 63 by default, the next one is not sent:
-    /// it ends in its time, or without a time after [`connect_timeout`](ClientOptions::connect_timeout), as
-    /// [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
-    pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    /// The server is not told that a call ran out of time, and its
+    /// [`max_reply`](ClientOptions::max_reply) stays taken from the credit of the connection until
+    /// the server answers it. So after some calls that a server never answers, 63 by default, the
+    /// next one is not sent: it ends in its time, or without a time after
+    /// [`connect_timeout`](ClientOptions::connect_timeout), as [`NoCredit`](ClientError::NoCredit),
+    /// and the call after it connects again.
+    pub fn call_within(
+        &mut self,
+        request: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, Some(timeout), Self::idle)
     }
 
@@ -99,14 +121,20 @@ impl Client {
         self.caller.stats()
     }
 
-    /// Like [`call`](Self::call), with another wait than its own: `idle` runs after each poll without the reply. For counts of
-    /// instructions.
+    /// Like [`call`](Self::call), with another wait than its own: `idle` runs after each poll
+    /// without the reply. For counts of instructions.
     #[doc(hidden)]
-    pub fn call_with_idle(&mut self, request: &[u8], timeout: Option<Duration>, mut idle: impl FnMut()) -> Result<Vec<u8>, ClientError> {
+    pub fn call_with_idle(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+        mut idle: impl FnMut(),
+    ) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, timeout, |_, _| idle())
     }
 
-    /// Makes a call. `idle` runs after each poll without the reply, and gets the end of a call that could not be made yet.
+    /// Makes a call. `idle` runs after each poll without the reply, and gets the end of a call that
+    /// could not be made yet.
     fn call_for(
         &mut self,
         request: &[u8],
@@ -120,7 +148,9 @@ impl Client {
         }
         match self.attempt(request, &mut limit, &mut idle) {
             // No handler got the call: the server was leaving. There may be another server by now.
-            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => self.call_again(request, limit, idle),
+            Err(ClientError::Closed(CloseReason::ClosedByPeer)) => {
+                self.call_again(request, limit, idle)
+            }
             outcome => outcome,
         }
     }
@@ -145,7 +175,13 @@ impl Client {
         let patience = self.caller.options.connect_timeout;
         let longest = left(limit.end()).map_or(patience, |left| left.min(patience));
         let outcome = self.caller.reconnect(longest, || true);
-        outcome.map_err(|error| if left(limit.end()) == Some(Duration::ZERO) { ClientError::NotSent } else { error })
+        outcome.map_err(|error| {
+            if left(limit.end()) == Some(Duration::ZERO) {
+                ClientError::NotSent
+            } else {
+                error
+            }
+        })
     }
 
     #[inline(always)]
@@ -175,21 +211,32 @@ impl Client {
                 continue;
             };
             if limit.end.is_none() && self.patience.is_clock_due() {
-                left(limit.end()).into_iter().for_each(|left| self.caller.endpoint.end_within(made, left));
+                left(limit.end())
+                    .into_iter()
+                    .for_each(|left| self.caller.endpoint.end_within(made, left));
             }
         }
     }
 
-    /// Notes a poll without the reply. Sleeps after enough of them: until `end` at most, or until a call that waits for credit has to.
+    /// Notes a poll without the reply. Sleeps after enough of them: until `end` at most, or until a
+    /// call that waits for credit has to.
     fn idle(&mut self, end: Option<Instant>) {
-        let Some(start) = self.patience.idle() else { return };
-        self.caller.sleep(left(end).into_iter().chain(self.caller.starves_for()).min());
+        let Some(start) = self.patience.idle() else {
+            return;
+        };
+        self.caller
+            .sleep(left(end).into_iter().chain(self.caller.starves_for()).min());
         self.patience.slept(start);
     }
 
-    /// Makes the present call and sends it. Returns it if there was room; ends the call if its time has ended, or given up calls keep the credit.
+    /// Makes the present call and sends it. Returns it if there was room; ends the call if its time
+    /// has ended, or given up calls keep the credit.
     #[inline(always)]
-    fn make(&mut self, request: &[u8], left: Option<Duration>) -> Result<Option<CallToken>, ClientError> {
+    fn make(
+        &mut self,
+        request: &[u8],
+        left: Option<Duration>,
+    ) -> Result<Option<CallToken>, ClientError> {
         match self.caller.call(request, self.calls, left) {
             Ok(call) => {
                 // Before a poll, which would look for arrivals first.
@@ -198,14 +245,20 @@ impl Client {
                 Ok(Some(call))
             }
             Err(CallError::Closed { reason, .. }) => Err(ClientError::Closed(reason)),
-            Err(CallError::PayloadTooLarge { len, max, .. }) => Err(ClientError::TooLarge { len, max }),
+            Err(CallError::PayloadTooLarge { len, max, .. }) => {
+                Err(ClientError::TooLarge { len, max })
+            }
             Err(_) => {
                 let is_late = left == Some(Duration::ZERO);
                 if let Some(error) = self.caller.starved(is_late) {
                     self.caller.endpoint.abort();
                     return Err(error);
                 }
-                if is_late { Err(ClientError::NotSent) } else { Ok(None) }
+                if is_late {
+                    Err(ClientError::NotSent)
+                } else {
+                    Ok(None)
+                }
             }
         }
     }
@@ -233,7 +286,10 @@ struct Limit {
 impl Limit {
     /// Returns the time of its end. The first time, reads the clock.
     fn end(&mut self) -> Option<Instant> {
-        self.end = self.end.or_else(|| self.timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        self.end = self.end.or_else(|| {
+            self.timeout
+                .and_then(|timeout| Instant::now().checked_add(timeout))
+        });
         self.end
     }
 }

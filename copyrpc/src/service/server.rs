@@ -28,7 +28,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// Number of turns between two polls of the sockets, for a server that always has something to do.
 const TURNS_PER_SOCKETS: u32 = 1024;
-/// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no endpoint until its record has arrived.
+/// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no
+/// endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// Default of [`ServerOptions::stop_timeout`].
@@ -39,27 +40,34 @@ const MAX_BUFFERED: usize = 64 << 20;
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the
-    /// software HCA.
+    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names
+    /// (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Maximum number of clients at once; a further client waits for a place, at most for its
-    /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and gets a refusal that says so. Default: [`DEFAULT_ENDPOINTS`]. Each
-    /// client takes a descriptor, for the socket over which it connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings by
-    /// default. Devices have receives for about 680 with the default [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more
-    /// with fewer of them.
+    /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and gets a refusal that says so.
+    /// Default: [`DEFAULT_ENDPOINTS`]. Each client takes a descriptor, for the socket over which it
+    /// connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings by default. Devices
+    /// have receives for about 680 with the default
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more with fewer of them.
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
-    /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
+    /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which
+    /// an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose
+    /// calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
-    /// Maximum time for which the drop of the server waits: for clients that have begun to call while they connect, and then until its
-    /// answers, and the message that it goes, have arrived at all clients' devices. Time in which its thread is suspended does not count.
-    /// Default: 1 s, of which it needs all only if a client's host is gone.
+    /// Maximum time for which the drop of the server waits: for clients that have begun to call
+    /// while they connect, and then until its answers, and the message that it goes, have arrived
+    /// at all clients' devices. Time in which its thread is suspended does not count. Default: 1 s,
+    /// of which it needs all only if a client's host is gone.
     pub stop_timeout: Duration,
-    /// Hears of clients that connect, leave or are refused, in the server's thread. Default: nothing does.
+    /// Hears of clients that connect, leave or are refused, in the server's thread. Default:
+    /// nothing does.
     pub events: Events,
-    /// A secret that clients have to prove ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them, before
-    /// any key of memory is told. Messages are not encrypted. Default: none; every process that reaches the address may call.
+    /// A secret that clients have to prove
+    /// ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them,
+    /// before any key of memory is told. Messages are not encrypted. Default: none; every process
+    /// that reaches the address may call.
     pub secret: Option<Secret>,
 }
 
@@ -71,7 +79,15 @@ impl Default for ServerOptions {
         let clients = DEFAULT_ENDPOINTS;
         let max_buffered = MAX_BUFFERED;
         let stop_timeout = STOP_TIMEOUT;
-        Self { device, clients, endpoint, max_buffered, stop_timeout, events, secret: None }
+        Self {
+            device,
+            clients,
+            endpoint,
+            max_buffered,
+            stop_timeout,
+            events,
+            secret: None,
+        }
     }
 }
 
@@ -106,9 +122,11 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for
-    /// [`ServerOptions::stop_timeout`] at most; later ones are for another server: no handler gets them ([`Server::close`]). For its effect on an
-    /// [`AsyncServer`](crate::AsyncServer), see [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
+    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have
+    /// arrived by then are answered, for [`ServerOptions::stop_timeout`] at most; later ones are
+    /// for another server: no handler gets them ([`Server::close`]). For its effect on an
+    /// [`AsyncServer`](crate::AsyncServer), see
+    /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.waker.wake_by_ref();
@@ -121,13 +139,15 @@ impl StopHandle {
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// A client that leaves, in any way, or takes its time to connect delays no other client. One process or thread may have several servers,
-/// each with its own address and device. The socket over which a client connected stays open as long as the client lives: its end makes
-/// the server ask the client's device at once whether the client still exists, and free the place of a client that died. It is no more
-/// than a hint: a client whose socket is cut stays connected.
+/// A client that leaves, in any way, or takes its time to connect delays no other client. One
+/// process or thread may have several servers, each with its own address and device. The socket
+/// over which a client connected stays open as long as the client lives: its end makes the server
+/// ask the client's device at once whether the client still exists, and free the place of a client
+/// that died. It is no more than a hint: a client whose socket is cut stays connected.
 ///
-/// While no client calls, the server sleeps, and wakes 100 times a second to poll for new clients. It cannot be sent to another thread, so bind
-/// it in the thread that serves, and send out what others need:
+/// While no client calls, the server sleeps, and wakes 100 times a second to poll for new clients.
+/// It cannot be sent to another thread, so bind it in the thread that serves, and send out what
+/// others need:
 ///
 /// ```
 /// let (tell, told) = std::sync::mpsc::channel();
@@ -151,7 +171,8 @@ impl StopHandle {
 /// # Ok::<(), copyrpc::ServerError>(())
 /// ```
 pub struct Server {
-    /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
+    /// Declared before the context, whose drop waits until the endpoints' last answers have
+    /// arrived.
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
     gate: Option<Gate<Handshake<()>>>,
@@ -176,7 +197,10 @@ struct Member {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("gate", &self.gate).field("clients", &self.clients.len()).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("gate", &self.gate)
+            .field("clients", &self.clients.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -185,16 +209,20 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.close();
         for Member { endpoint, peer } in &self.clients {
-            let reason = endpoint.closed().map_or_else(|| "the server stopped".to_owned(), |reason| reason.to_string());
+            let reason = endpoint.closed().map_or_else(
+                || "the server stopped".to_owned(),
+                |reason| reason.to_string(),
+            );
             self.events.tell(Event::Disconnected(*peer, &reason));
         }
     }
 }
 
 impl Server {
-    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server at that TCP address; what they send takes
-    /// the device. So `0.0.0.0:7479` lets clients of other hosts connect if the device is a NIC, or `soft:roce=ADDRESS` at both ends; the software HCA `soft`
-    /// reaches processes of its user on this host only, at whatever address.
+    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server
+    /// at that TCP address; what they send takes the device. So `0.0.0.0:7479` lets clients of
+    /// other hosts connect if the device is a NIC, or `soft:roce=ADDRESS` at both ends; the
+    /// software HCA `soft` reaches processes of its user on this host only, at whatever address.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -206,15 +234,32 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
+    pub fn with_options(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: &ServerOptions,
+    ) -> Result<Self, ServerError> {
         let events = options.events.clone();
         let secret = options.secret.clone();
         let refusal = ExchangeRecord::refuse(Refusal::Secret).to_vec();
-        let gate = GateOptions { patience: CONNECT_TIME, events: events.clone(), secret, refusal };
-        let listening = Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
-        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
-        let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
-        let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
+        let gate = GateOptions {
+            patience: CONNECT_TIME,
+            events: events.clone(),
+            secret,
+            refusal,
+        };
+        let listening =
+            Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
+        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen {
+            address: rendezvous::name_of(&address),
+            source,
+        })?;
+        let context = ContextBuilder::new(options.device.clone())
+            .endpoints_with(options.clients, &options.endpoint)
+            .build()?;
+        let stop = StopHandle {
+            is_stopped: Arc::default(),
+            waker: context.waker(),
+        };
         context.inner.linger.set(options.stop_timeout);
         let gate = Some(gate);
         let endpoint = options.endpoint.clone();
@@ -242,7 +287,10 @@ impl Server {
     /// # Errors
     /// The system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.as_ref().ok_or_else(|| io::Error::from(ErrorKind::NotConnected))?.local_addr()
+        self.gate
+            .as_ref()
+            .ok_or_else(|| io::Error::from(ErrorKind::NotConnected))?
+            .local_addr()
     }
 
     /// Returns the number of connected clients.
@@ -269,17 +317,21 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Answers each request with the return value of `handler`, until the server is stopped. A reply longer than the client accepts
-    /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer later, or answer only some
-    /// requests, see [`step`](Self::step) and [`recv`](Self::recv).
+    /// Answers each request with the return value of `handler`, until the server is stopped. A
+    /// reply longer than the client accepts becomes a
+    /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer
+    /// later, or answer only some requests, see [`step`](Self::step) and [`recv`](Self::recv).
     ///
-    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`) 2 s, after which clients take the server for
-    /// dead. Long work belongs into other threads: [`recv`](Self::recv), or an
-    /// [`AsyncServer`](crate::AsyncServer).
+    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`) 2
+    /// s, after which clients take the server for dead. Long work belongs into other threads:
+    /// [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
     /// [`ServerError::Broken`].
-    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
+    pub fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        mut handler: impl FnMut(RecvBytes<'_>) -> R,
+    ) -> Result<(), ServerError> {
         let mut grace = None;
         loop {
             if self.is_stopped() {
@@ -287,7 +339,10 @@ impl Server {
             }
             let moved = self.serve_turn(&mut handler)?;
             // A turn is bounded, so there may be more.
-            if grace.as_mut().is_some_and(|grace| moved == 0 || grace.is_over(Instant::now())) {
+            if grace
+                .as_mut()
+                .is_some_and(|grace| moved == 0 || grace.is_over(Instant::now()))
+            {
                 self.close();
                 self.context.inner.flush();
                 return Ok(());
@@ -295,11 +350,16 @@ impl Server {
         }
     }
 
-    /// One turn of [`serve`](Self::serve). Returns the number of completions and of requests that it took. For counts of instructions.
+    /// One turn of [`serve`](Self::serve). Returns the number of completions and of requests that
+    /// it took. For counts of instructions.
     #[doc(hidden)]
     #[inline(always)]
-    pub fn serve_turn<R: AsRef<[u8]>>(&mut self, handler: &mut impl FnMut(RecvBytes<'_>) -> R) -> Result<usize, ServerError> {
-        let answer = |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
+    pub fn serve_turn<R: AsRef<[u8]>>(
+        &mut self,
+        handler: &mut impl FnMut(RecvBytes<'_>) -> R,
+    ) -> Result<usize, ServerError> {
+        let answer =
+            |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
         self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
@@ -307,14 +367,16 @@ impl Server {
         self.stop.is_stopped()
     }
 
-    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one, from any thread.
+    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one,
+    /// from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.stop.waker.clone()
     }
 
-    /// One bounded step: connects clients, sends answers, and takes requests for [`recv`](Self::recv). If there was nothing to do for a
-    /// while, it sleeps for at most 10 ms, then polls for new clients; [`waker`](Self::waker) ends the sleep.
+    /// One bounded step: connects clients, sends answers, and takes requests for
+    /// [`recv`](Self::recv). If there was nothing to do for a while, it sleeps for at most 10 ms,
+    /// then polls for new clients; [`waker`](Self::waker) ends the sleep.
     ///
     /// # Errors
     /// [`ServerError::Broken`].
@@ -323,7 +385,10 @@ impl Server {
     }
 
     /// Returns the number of completions and of requests that `take` moved.
-    fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<usize, ServerError> {
+    fn turn(
+        &mut self,
+        take: impl FnOnce(&Context<()>) -> Result<usize, PollError>,
+    ) -> Result<usize, ServerError> {
         // The polls of a server do not nest.
         let moved = take(&self.context).unwrap_or(0);
         if self.turns_to_sockets == 0 {
@@ -339,22 +404,31 @@ impl Server {
             }
             let is_quiet = self.gate.iter().flat_map(Gate::connecting).next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
-            let _woken = self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests());
+            let _woken = self.context.inner.wait(Some(longest), || {
+                !self.holds_back && self.context.inner.has_requests()
+            });
             self.patience.slept(start);
             self.turns_to_sockets = 0;
         }
         Ok(moved)
     }
 
-    /// Takes no more clients, and tells the connected ones to go with the next [`step`](Self::step): their next calls are for another
-    /// server. Requests that were received can still be answered: drop the server after the last one. Others, and those that arrive later,
-    /// reach no handler, and their callers are told so: a `Client` makes the call again at the next server of its addresses, or ends it as
-    /// [`Closed`](crate::ClientError::Closed) with [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client that
-    /// connects and may call already is waited for (G6), at most for [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve)
-    /// closes the server at its end, and so does the drop.
+    /// Takes no more clients, and tells the connected ones to go with the next
+    /// [`step`](Self::step): their next calls are for another server. Requests that were received
+    /// can still be answered: drop the server after the last one. Others, and those that arrive
+    /// later, reach no handler, and their callers are told so: a `Client` makes the call again at
+    /// the next server of its addresses, or ends it as [`Closed`](crate::ClientError::Closed) with
+    /// [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client that
+    /// connects and may call already is waited for (G6), at most for
+    /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve) closes the server at
+    /// its end, and so does the drop.
     pub fn close(&mut self) {
         let mut grace = GracePeriod::new(self.context.inner.linger.get(), Instant::now());
-        while let Some(gate) = self.gate.as_mut().filter(|gate| gate.connecting().any(Handshake::has_told)) {
+        while let Some(gate) = self
+            .gate
+            .as_mut()
+            .filter(|gate| gate.connecting().any(Handshake::has_told))
+        {
             gate.accept_at_most(0);
             self.poll_sockets();
             if grace.is_over(Instant::now()) {
@@ -363,7 +437,9 @@ impl Server {
             std::thread::yield_now();
         }
         self.gate = None;
-        self.clients.iter().for_each(|client| client.endpoint.close());
+        self.clients
+            .iter()
+            .for_each(|client| client.endpoint.close());
     }
 
     /// Returns whether the next step polls the sockets.
@@ -371,7 +447,8 @@ impl Server {
         self.turns_to_sockets == 0
     }
 
-    /// Returns the oldest request that arrived. Its answer is sent with the next [`step`](Self::step).
+    /// Returns the oldest request that arrived. Its answer is sent with the next
+    /// [`step`](Self::step).
     #[must_use]
     pub fn recv(&self) -> Option<RecvHandle<()>> {
         self.context.recv()
@@ -383,18 +460,33 @@ impl Server {
             let closed = client.endpoint.closed();
             if let Some(reason) = closed {
                 self.lifelines.remove(client.peer);
-                self.events.tell(Event::Disconnected(client.peer, &reason.to_string()));
+                self.events
+                    .tell(Event::Disconnected(client.peer, &reason.to_string()));
             }
             closed.is_none()
         });
-        let Self { clients, gate, lifelines, context, endpoint, max_clients, .. } = self;
+        let Self {
+            clients,
+            gate,
+            lifelines,
+            context,
+            endpoint,
+            max_clients,
+            ..
+        } = self;
         let mut is_full = false;
         let Some(gate) = gate else { return };
         gate.poll(
             Handshake::awaited,
             |handshake, stream, peer| {
                 // The queues may have room for more, as devices round up.
-                let begin = || if context.shares() < *max_clients { Handshake::of(context, endpoint) } else { Handshake::full() };
+                let begin = || {
+                    if context.shares() < *max_clients {
+                        Handshake::of(context, endpoint)
+                    } else {
+                        Handshake::full()
+                    }
+                };
                 let outcome = handshake.serve(stream, peer, begin);
                 is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
                 outcome
@@ -405,11 +497,18 @@ impl Server {
             },
         );
         for number in lifelines.ended() {
-            clients.iter().filter(|client| client.peer.number == number).for_each(|client| client.endpoint.probe());
+            clients
+                .iter()
+                .filter(|client| client.peer.number == number)
+                .for_each(|client| client.endpoint.probe());
         }
-        // A client that lived when its socket was cut may have died since, and another one needs its place.
+        // A client that lived when its socket was cut may have died since, and another one needs
+        // its place.
         if is_full {
-            clients.iter().filter(|client| !lifelines.has(client.peer)).for_each(|client| client.endpoint.probe());
+            clients
+                .iter()
+                .filter(|client| !lifelines.has(client.peer))
+                .for_each(|client| client.endpoint.probe());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Devices that break down under servers and clients. From outside, their devices cannot be reached.
+//! Devices that break down under servers and clients. From outside, their devices cannot be
+//! reached.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -23,23 +24,37 @@ use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 fn device(fabric: &LocalFabric) -> DeviceSpec {
-    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() })
+    DeviceSpec::Soft(SoftOptions {
+        fabric: FabricSpec::Local(fabric.clone()),
+        ..SoftOptions::default()
+    })
 }
 
 fn client_options(fabric: &LocalFabric) -> ClientOptions {
-    ClientOptions { device: device(fabric), ..ClientOptions::default() }
+    ClientOptions {
+        device: device(fabric),
+        ..ClientOptions::default()
+    }
 }
 
 fn break_down(device: &Device) {
     device.soft().unwrap().break_down();
 }
 
-/// Serves until it is stopped, or until the request "die" has broken its device. Returns its address, and its end.
+/// Serves until it is stopped, or until the request "die" has broken its device. Returns its
+/// address, and its end.
 fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
-    let (options, (tell, told)) = (ServerOptions { device: device(fabric), ..ServerOptions::default() }, std::sync::mpsc::channel());
+    let (options, (tell, told)) = (
+        ServerOptions {
+            device: device(fabric),
+            ..ServerOptions::default()
+        },
+        std::sync::mpsc::channel(),
+    );
     let serving = thread::spawn(move || {
         let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
-        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle()))
+            .unwrap();
         let device = server.context.device().clone();
         server.serve(|request| {
             if request.to_vec() == b"die" {
@@ -60,9 +75,15 @@ fn a_server_whose_device_breaks_down_ends_and_says_why() {
     let mut client = Client::with_options(address, &client_options(&fabric)).unwrap();
     assert_eq!(client.call(b"?").unwrap(), b"alive");
     let error = client.call_within(b"die", WATCHDOG).unwrap_err();
-    assert!(matches!(error, ClientError::Closed(_)) && error.may_have_executed(), "{error}");
+    assert!(
+        matches!(error, ClientError::Closed(_)) && error.may_have_executed(),
+        "{error}"
+    );
     let error = serving.join().unwrap().unwrap_err();
-    assert!(matches!(error, ServerError::Broken(AsyncEvent::DeviceFatal)), "{error}");
+    assert!(
+        matches!(error, ServerError::Broken(AsyncEvent::DeviceFatal)),
+        "{error}"
+    );
 }
 
 #[test]
@@ -76,9 +97,21 @@ fn a_client_whose_device_breaks_down_opens_it_again() {
         break_down(client.caller.context.device());
         // The device tells within 10 ms.
         let broken = client.call(b"?");
-        assert!(matches!(broken, Ok(_) | Err(ClientError::Closed(CloseReason::Device(AsyncEvent::DeviceFatal)))), "{broken:?}");
+        assert!(
+            matches!(
+                broken,
+                Ok(_)
+                    | Err(ClientError::Closed(CloseReason::Device(
+                        AsyncEvent::DeviceFatal
+                    )))
+            ),
+            "{broken:?}"
+        );
         assert_eq!(client.call(b"?").unwrap(), b"alive");
-        assert!(client.stats().calls > 2 * round, "also those of the devices before");
+        assert!(
+            client.stats().calls > 2 * round,
+            "also those of the devices before"
+        );
     }
     stop.stop();
     serving.join().unwrap().unwrap();
@@ -89,15 +122,26 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
     limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let (address, stop, serving) = serve(&fabric);
-    let options =
-        ClientOptions { endpoint: crate::EndpointConfig { idle_keepalive: None, ..Default::default() }, ..client_options(&fabric) };
-    let (connection, properties) = AsyncConnection::new(Caller::connect(address, &options, || true).unwrap());
+    let options = ClientOptions {
+        endpoint: crate::EndpointConfig {
+            idle_keepalive: None,
+            ..Default::default()
+        },
+        ..client_options(&fabric)
+    };
+    let (connection, properties) =
+        AsyncConnection::new(Caller::connect(address, &options, || true).unwrap());
     let (mut worker, calls) = Worker::new(connection);
-    let client = AsyncClient { calls, properties: Arc::new(properties) };
+    let client = AsyncClient {
+        calls,
+        properties: Arc::new(properties),
+    };
     let call = |worker: &mut Worker<AsyncConnection>| {
         let mut call = client.call(b"?");
         loop {
-            if let Poll::Ready(reply) = Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop())) {
+            if let Poll::Ready(reply) =
+                Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop()))
+            {
                 break reply;
             }
             worker.turn();
@@ -107,7 +151,16 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         assert_eq!(call(&mut worker).unwrap(), b"alive");
         break_down(worker.connection.caller.context.device());
         let broken = call(&mut worker);
-        assert!(matches!(broken, Ok(_) | Err(ClientError::Closed(CloseReason::Device(AsyncEvent::DeviceFatal)))), "{broken:?}");
+        assert!(
+            matches!(
+                broken,
+                Ok(_)
+                    | Err(ClientError::Closed(CloseReason::Device(
+                        AsyncEvent::DeviceFatal
+                    )))
+            ),
+            "{broken:?}"
+        );
         assert_eq!(call(&mut worker).unwrap(), b"alive");
     }
     // The call is the only event.
@@ -115,12 +168,21 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         let mut call = client.call(b"?");
         move || {
             thread::sleep(Duration::from_millis(50));
-            assert!(Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop())).is_pending());
+            assert!(
+                Pin::new(&mut call)
+                    .poll(&mut TaskContext::from_waker(Waker::noop()))
+                    .is_pending()
+            );
             call
         }
     });
     let start = Instant::now();
-    worker.connection.caller.context.wait(Some(WATCHDOG / 2)).unwrap();
+    worker
+        .connection
+        .caller
+        .context
+        .wait(Some(WATCHDOG / 2))
+        .unwrap();
     assert!(start.elapsed() < WATCHDOG / 2, "the call woke it");
     drop((sleeper.join().unwrap(), worker));
     stop.stop();
@@ -137,7 +199,10 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     let event = AsyncEvent::DeviceFatal;
     let reasons = [
         CloseReason::Disconnected,
-        CloseReason::Transport { syndrome: 1, vendor: 2 },
+        CloseReason::Transport {
+            syndrome: 1,
+            vendor: 2,
+        },
         CloseReason::Device(event),
         CloseReason::Protocol(ProtocolError::ReservedNotZero),
         CloseReason::PeerStalled,
@@ -146,28 +211,92 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         CloseReason::ClosedByPeer,
     ];
     for reason in reasons {
-        let expected = if reason == CloseReason::ClosedByPeer { later } else { made };
+        let expected = if reason == CloseReason::ClosedByPeer {
+            later
+        } else {
+            made
+        };
         let (failure, error) = (CallFailure::Closed(reason), ClientError::Closed(reason));
-        assert_eq!((failure.is_retryable(), failure.may_have_executed()), expected, "{failure}");
-        assert_eq!((error.is_retryable(), error.may_have_executed()), expected, "{error}");
+        assert_eq!(
+            (failure.is_retryable(), failure.may_have_executed()),
+            expected,
+            "{failure}"
+        );
+        assert_eq!(
+            (error.is_retryable(), error.may_have_executed()),
+            expected,
+            "{error}"
+        );
     }
-    for failure in [CallFailure::Dropped, CallFailure::Refused, CallFailure::ReplyTooLong { len: 1 }, CallFailure::TimedOut] {
-        assert_eq!((failure.is_retryable(), failure.may_have_executed()), made, "{failure}");
+    for failure in [
+        CallFailure::Dropped,
+        CallFailure::Refused,
+        CallFailure::ReplyTooLong { len: 1 },
+        CallFailure::TimedOut,
+    ] {
+        assert_eq!(
+            (failure.is_retryable(), failure.may_have_executed()),
+            made,
+            "{failure}"
+        );
     }
-    assert_eq!([CallFailure::TimedOut.to_string(), ClientError::TimedOut.to_string()], ["no reply in time"; 2]);
+    assert_eq!(
+        [
+            CallFailure::TimedOut.to_string(),
+            ClientError::TimedOut.to_string()
+        ],
+        ["no reply in time"; 2]
+    );
     let errors = [
         (CallError::RingFull(()), true),
         (CallError::InsufficientCredit(()), true),
-        (CallError::PayloadTooLarge { user_data: (), len: 2, max: 1 }, false),
-        (CallError::AllowanceTooLarge { user_data: (), len: 2, max: 1 }, false),
-        (CallError::Closed { user_data: (), reason: CloseReason::ClosedHere }, false),
+        (
+            CallError::PayloadTooLarge {
+                user_data: (),
+                len: 2,
+                max: 1,
+            },
+            false,
+        ),
+        (
+            CallError::AllowanceTooLarge {
+                user_data: (),
+                len: 2,
+                max: 1,
+            },
+            false,
+        ),
+        (
+            CallError::Closed {
+                user_data: (),
+                reason: CloseReason::ClosedHere,
+            },
+            false,
+        ),
     ];
     for (error, is_retryable) in errors {
-        assert_eq!((error.is_retryable(), error.may_have_executed()), (is_retryable, false), "{error}");
+        assert_eq!(
+            (error.is_retryable(), error.may_have_executed()),
+            (is_retryable, false),
+            "{error}"
+        );
     }
     let errors = [
-        (ClientError::Device(BuildError::TooManyEndpoints { endpoints: 2, batches_in_flight: 1, max: 1 }), later),
-        (ClientError::Unreachable { address: String::new(), source: io() }, later),
+        (
+            ClientError::Device(BuildError::TooManyEndpoints {
+                endpoints: 2,
+                batches_in_flight: 1,
+                max: 1,
+            }),
+            later,
+        ),
+        (
+            ClientError::Unreachable {
+                address: String::new(),
+                source: io(),
+            },
+            later,
+        ),
         (ClientError::MaxReply { wanted: 2, max: 1 }, never),
         (ClientError::Thread(io()), never),
         (ClientError::Connect(ConnectError::Channel(io())), later),
@@ -181,6 +310,10 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     ];
     for (error, expected) in errors {
         let ending: &dyn Ending = &error;
-        assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
+        assert_eq!(
+            (ending.is_retryable(), ending.may_have_executed()),
+            expected,
+            "{ending}"
+        );
     }
 }

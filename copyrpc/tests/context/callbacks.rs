@@ -10,7 +10,9 @@ use crate::support::{Net, Pair, join, small, step_until};
 #[test]
 fn a_callback_may_call_reply_and_receive_but_not_poll() {
     let pair = Pair::small();
-    let mut pending: Vec<_> = (0..10).map(|_| pair.client.create_endpoint(&small()).unwrap()).collect();
+    let mut pending: Vec<_> = (0..10)
+        .map(|_| pair.client.create_endpoint(&small()).unwrap())
+        .collect();
     let record = pair.server.create_endpoint(&small()).unwrap().local_info();
     pair.to_server.call(b"first", 0, 100).unwrap();
     let ended = Cell::new(0);
@@ -21,7 +23,10 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
             assert_eq!(pair.client.poll(|_, _| ()), Err(PollError::Reentrant));
             assert_eq!(pair.client.drain(|_, _| ()), Err(PollError::Reentrant));
             assert_eq!(pair.client.flush_endpoints(), Err(PollError::Reentrant));
-            assert!(matches!(pair.client.create_endpoint(&small()), Err(CreateEndpointError::Reentrant)));
+            assert!(matches!(
+                pair.client.create_endpoint(&small()),
+                Err(CreateEndpointError::Reentrant)
+            ));
             assert!(pair.client.has_work() && pair.client.idle_for().is_none());
             let error = pending.pop().unwrap().connect(&record).unwrap_err();
             assert!(matches!(error, ConnectError::Reentrant));
@@ -36,12 +41,21 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     };
     step_until(|| ended.get() == 10, step);
     assert_eq!(pair.to_server.outstanding_calls(), 0);
-    let texts = [PollError::Reentrant.to_string(), CreateEndpointError::Reentrant.to_string(), ConnectError::Reentrant.to_string()];
-    assert!(texts.iter().all(|text| text.contains("inside a poll's callback")), "{texts:?}");
+    let texts = [
+        PollError::Reentrant.to_string(),
+        CreateEndpointError::Reentrant.to_string(),
+        ConnectError::Reentrant.to_string(),
+    ];
+    assert!(
+        texts
+            .iter()
+            .all(|text| text.contains("inside a poll's callback")),
+        "{texts:?}"
+    );
 }
 
-/// The dead connection is ahead of the living one on the list of those to be served, and has more calls than one panic ends: when it says
-/// goodbye, or when it has ended.
+/// The dead connection is ahead of the living one on the list of those to be served, and has more
+/// calls than one panic ends: when it says goodbye, or when it has ended.
 #[test]
 fn a_callback_that_panics_loses_no_connection_and_no_call() {
     [false, true].into_iter().for_each(a_callback_panics);
@@ -77,11 +91,20 @@ fn a_callback_panics(says_goodbye: bool) {
     };
     step_until(|| !failed.borrow().is_empty(), poll);
     alive.call(b"", 10, 0).unwrap();
-    step_until(|| failed.borrow().len() == 4 && answered.borrow().len() == 1, poll);
+    step_until(
+        || failed.borrow().len() == 4 && answered.borrow().len() == 1,
+        poll,
+    );
     alive.call(b"", 11, 0).unwrap();
-    step_until(|| answered.borrow().len() == 2 && dead.closed().is_some(), poll);
+    step_until(
+        || answered.borrow().len() == 2 && dead.closed().is_some(),
+        poll,
+    );
     failed.borrow_mut().sort_unstable();
-    assert_eq!((failed.take(), answered.take()), (vec![0, 1, 2, 3], vec![10, 11]));
+    assert_eq!(
+        (failed.take(), answered.take()),
+        (vec![0, 1, 2, 3], vec![10, 11])
+    );
     assert_eq!(dead.closed(), Some(CloseReason::Disconnected));
 }
 
@@ -96,7 +119,9 @@ fn a_callback_that_panics_loses_nothing_of_the_batch_it_came_in() {
     let receive = || {
         pair.client.poll_quietly();
         pair.server.drain(|_, _| ()).unwrap();
-        requests.borrow_mut().extend(std::iter::from_fn(|| pair.server.recv()));
+        requests
+            .borrow_mut()
+            .extend(std::iter::from_fn(|| pair.server.recv()));
     };
     step_until(|| requests.borrow().len() == 4, receive);
     for request in requests.take() {
@@ -117,11 +142,15 @@ fn a_callback_that_panics_loses_nothing_of_the_batch_it_came_in() {
         }
     };
     step_until(|| behind.borrow().is_some(), drain);
-    assert_eq!((answered.take(), behind.take()), (vec![0, 1, 2, 3], Some(b"behind".to_vec())));
+    assert_eq!(
+        (answered.take(), behind.take()),
+        (vec![0, 1, 2, 3], Some(b"behind".to_vec()))
+    );
 }
 
-/// B1: what a drain told of arrivals is only true with the receives that replace them, also of one that a callback ended. With room for one
-/// endpoint; each drain takes an answer, in none of them the callback returns.
+/// B1: what a drain told of arrivals is only true with the receives that replace them, also of one
+/// that a callback ended. With room for one endpoint; each drain takes an answer, in none of them
+/// the callback returns.
 #[test]
 fn callbacks_that_panic_in_every_drain_leave_no_receive_queue_empty() {
     let pair = Pair::new(|builder| builder.srq_size(48), &small());
@@ -142,5 +171,8 @@ fn callbacks_that_panic_in_every_drain_leave_no_receive_queue_empty() {
         };
         step_until(|| answered.get() == serial + 1, drain);
     }
-    assert_eq!((pair.to_server.closed(), pair.to_client.closed()), (None, None));
+    assert_eq!(
+        (pair.to_server.closed(), pair.to_client.closed()),
+        (None, None)
+    );
 }

@@ -1,4 +1,5 @@
-//! The end of a connection on purpose: gracefully, by either side or both, and at once. The rules are tested in `protocol`.
+//! The end of a connection on purpose: gracefully, by either side or both, and at once. The rules
+//! are tested in `protocol`.
 
 use std::cell::Cell;
 
@@ -6,7 +7,10 @@ use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, Outcome}
 
 use crate::support::{Ended, Net, Pair, join, payload, small, step_a_while, step_until};
 
-const PARTED: [Option<CloseReason>; 2] = [Some(CloseReason::ClosedHere), Some(CloseReason::ClosedByPeer)];
+const PARTED: [Option<CloseReason>; 2] = [
+    Some(CloseReason::ClosedHere),
+    Some(CloseReason::ClosedByPeer),
+];
 
 /// Why the ends ended: the client's, the server's.
 fn reasons(pair: &Pair) -> [Option<CloseReason>; 2] {
@@ -29,37 +33,75 @@ fn both_ends_part_when_all_is_answered_and_not_before() {
     pair.to_server.call(b"held", 1, 8).unwrap();
     let mut held = pair.receive(1);
     let more = std::cell::RefCell::new(None);
-    step_until(|| more.borrow().is_some(), || pair.poll_and(|| drop(more.replace(pair.client.recv()))));
+    step_until(
+        || more.borrow().is_some(),
+        || pair.poll_and(|| drop(more.replace(pair.client.recv()))),
+    );
     held.extend(more.take());
     pair.to_server.close();
     let refused = |endpoint: &copyrpc::Endpoint<u64>| endpoint.call(b"", 9, 0).unwrap_err();
-    assert_eq!(refused(&pair.to_server), CallError::Closed { user_data: 9, reason: CloseReason::ClosedHere });
-    step_until(|| pair.client.stats().metadata_only > 0 && pair.server.stats().metadata_only > 0, || pair.poll());
+    assert_eq!(
+        refused(&pair.to_server),
+        CallError::Closed {
+            user_data: 9,
+            reason: CloseReason::ClosedHere
+        }
+    );
+    step_until(
+        || pair.client.stats().metadata_only > 0 && pair.server.stats().metadata_only > 0,
+        || pair.poll(),
+    );
     step_a_while(|| pair.poll());
-    assert_eq!((reasons(&pair), pair.ended.borrow().len()), ([None, None], 0));
-    assert_eq!(refused(&pair.to_client), CallError::Closed { user_data: 9, reason: CloseReason::ClosedByPeer });
+    assert_eq!(
+        (reasons(&pair), pair.ended.borrow().len()),
+        ([None, None], 0)
+    );
+    assert_eq!(
+        refused(&pair.to_client),
+        CallError::Closed {
+            user_data: 9,
+            reason: CloseReason::ClosedByPeer
+        }
+    );
     for request in held {
         assert_eq!(request.data().to_vec(), b"held");
         request.reply(b"answer").unwrap();
     }
     step_until(|| reasons(&pair) == PARTED, || pair.poll());
-    assert_eq!(sorted(pair.ended.take()), [(1, Ok(b"answer".to_vec())), (2, Ok(b"answer".to_vec()))]);
+    assert_eq!(
+        sorted(pair.ended.take()),
+        [(1, Ok(b"answer".to_vec())), (2, Ok(b"answer".to_vec()))]
+    );
 }
 
-/// Requests that were received are answered; those that wait to be received, and those on the way, are refused; none is lost.
+/// Requests that were received are answered; those that wait to be received, and those on the way,
+/// are refused; none is lost.
 #[test]
 fn whoever_closes_with_calls_of_both_sides_under_way_every_call_ends_once() {
     for [client_closes, server_closes] in [[true, false], [false, true], [true, true]] {
         let pair = Pair::small();
         let (mut held, mut taken) = (Vec::new(), Vec::new());
         for serial in 0..8 {
-            let [to_server, to_client] = [(2 * serial, &pair.to_server), (2 * serial + 1, &pair.to_client)].map(|(serial, endpoint)| {
-                taken.extend(endpoint.call(&payload(serial, 20), serial, 20).is_ok().then_some(serial));
+            let [to_server, to_client] = [
+                (2 * serial, &pair.to_server),
+                (2 * serial + 1, &pair.to_client),
+            ]
+            .map(|(serial, endpoint)| {
+                taken.extend(
+                    endpoint
+                        .call(&payload(serial, 20), serial, 20)
+                        .is_ok()
+                        .then_some(serial),
+                );
                 endpoint
             });
             pair.poll();
             if serial % 2 == 0 {
-                held.extend([pair.server.recv(), pair.client.recv()].into_iter().flatten());
+                held.extend(
+                    [pair.server.recv(), pair.client.recv()]
+                        .into_iter()
+                        .flatten(),
+                );
             }
             if serial == 5 {
                 [(client_closes, to_server), (server_closes, to_client)]
@@ -73,11 +115,26 @@ fn whoever_closes_with_calls_of_both_sides_under_way_every_call_ends_once() {
             let data = request.data().to_vec();
             request.reply(&data).unwrap();
         }
-        step_until(|| reasons(&pair).iter().all(Option::is_some), || pair.poll());
-        let by = |closes| if closes { CloseReason::ClosedHere } else { CloseReason::ClosedByPeer };
-        assert_eq!(reasons(&pair), [Some(by(client_closes)), Some(by(server_closes))]);
+        step_until(
+            || reasons(&pair).iter().all(Option::is_some),
+            || pair.poll(),
+        );
+        let by = |closes| {
+            if closes {
+                CloseReason::ClosedHere
+            } else {
+                CloseReason::ClosedByPeer
+            }
+        };
+        assert_eq!(
+            reasons(&pair),
+            [Some(by(client_closes)), Some(by(server_closes))]
+        );
         let ended = sorted(pair.ended.take());
-        assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), taken);
+        assert_eq!(
+            ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(),
+            taken
+        );
         let is_answered = |(serial, outcome): &&(u64, Ended)| *outcome == Ok(payload(*serial, 20));
         assert_eq!(ended.iter().filter(is_answered).count(), received);
         let others = ended.iter().filter(|end| !is_answered(end));
@@ -103,14 +160,30 @@ fn a_request_that_nobody_received_is_refused() {
 fn a_call_behind_a_goodbye_ends_when_that_is_heard_and_waits_for_no_answer() {
     let pair = Pair::small();
     pair.to_client.close();
-    step_until(|| pair.server.stats().metadata_only > 0, || pair.server.poll_quietly());
+    step_until(
+        || pair.server.stats().metadata_only > 0,
+        || pair.server.poll_quietly(),
+    );
     step_a_while(|| pair.server.poll_quietly());
     pair.to_server.call(b"", 1, 8).unwrap();
     pair.client.flush_endpoints().unwrap();
-    step_until(|| !pair.ended.borrow().is_empty(), || pair.client.poll_into(&pair.ended));
-    assert_eq!((pair.ended.take(), pair.to_server.closed()), (vec![(1, failed(CloseReason::ClosedByPeer))], None));
+    step_until(
+        || !pair.ended.borrow().is_empty(),
+        || pair.client.poll_into(&pair.ended),
+    );
+    assert_eq!(
+        (pair.ended.take(), pair.to_server.closed()),
+        (vec![(1, failed(CloseReason::ClosedByPeer))], None)
+    );
     step_until(|| reasons(&pair) == [PARTED[1], PARTED[0]], || pair.poll());
-    assert_eq!((pair.ended.take(), pair.client.stats().late_responses, pair.server.recv().is_none()), (vec![], 1, true));
+    assert_eq!(
+        (
+            pair.ended.take(),
+            pair.client.stats().late_responses,
+            pair.server.recv().is_none()
+        ),
+        (vec![], 1, true)
+    );
 }
 
 /// The peer sees an abort as it would see a death.
@@ -130,18 +203,34 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
         }
         pair.to_server.abort();
         assert_eq!(pair.to_server.closed(), Some(CloseReason::ClosedHere));
-        pair.client.drain(|serial, outcome| pair.ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())))).unwrap();
-        assert_eq!(pair.ended.borrow().last(), Some(&(1, failed(CloseReason::ClosedHere))));
+        pair.client
+            .drain(|serial, outcome| {
+                pair.ended
+                    .borrow_mut()
+                    .push((serial, outcome.map(|bytes| bytes.to_vec())))
+            })
+            .unwrap();
+        assert_eq!(
+            pair.ended.borrow().last(),
+            Some(&(1, failed(CloseReason::ClosedHere)))
+        );
         // A request that is held makes nobody look at the peer; its answer does.
         for request in held {
             request.reply(b"").unwrap();
         }
         step_until(|| pair.to_client.closed().is_some(), || pair.poll());
         // Of an end that closes too, and has nothing outstanding then.
-        let reason = if is_closing { CloseReason::ClosedByPeer } else { CloseReason::Disconnected };
+        let reason = if is_closing {
+            CloseReason::ClosedByPeer
+        } else {
+            CloseReason::Disconnected
+        };
         assert_eq!(pair.to_client.closed(), Some(reason));
         step_until(|| pair.ended.borrow().len() == 2, || pair.poll());
-        assert_eq!(sorted(pair.ended.take()), [(1, failed(CloseReason::ClosedHere)), (2, failed(reason))]);
+        assert_eq!(
+            sorted(pair.ended.take()),
+            [(1, failed(CloseReason::ClosedHere)), (2, failed(reason))]
+        );
     }
 }
 
@@ -161,7 +250,11 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
         ended.set(ended.get() + 1);
         if serial < 4 {
             // Any connection's answers may come first: the third's abort this one too.
-            assert_eq!(outcome.is_err(), pair.to_server.closed().is_some(), "{serial}");
+            assert_eq!(
+                outcome.is_err(),
+                pair.to_server.closed().is_some(),
+                "{serial}"
+            );
             pair.to_server.abort();
             second.close();
         } else if serial < 20 {
@@ -171,7 +264,12 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
             pair.to_server.abort();
         }
     };
-    let is_over = || [&second, &third, &second_peer].iter().all(|endpoint| endpoint.closed().is_some()) && ended.get() == 12;
+    let is_over = || {
+        [&second, &third, &second_peer]
+            .iter()
+            .all(|endpoint| endpoint.closed().is_some())
+            && ended.get() == 12
+    };
     step_until(is_over, || {
         pair.client.poll(on_response).unwrap();
         pair.server.poll_quietly();
@@ -180,10 +278,14 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
             let _answered = request.reply(b"");
         }
     });
-    assert_eq!([&pair.to_server, &second, &third].map(|endpoint| endpoint.closed()), [Some(CloseReason::ClosedHere); 3]);
+    assert_eq!(
+        [&pair.to_server, &second, &third].map(|endpoint| endpoint.closed()),
+        [Some(CloseReason::ClosedHere); 3]
+    );
 }
 
-/// Many times, in contexts with room for few: shares of queues come back, and a third connection of the same contexts goes on meanwhile.
+/// Many times, in contexts with room for few: shares of queues come back, and a third connection of
+/// the same contexts goes on meanwhile.
 #[test]
 fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
     let net = Net::new();
@@ -192,12 +294,19 @@ fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
     let answered = Cell::new(0);
     for round in 0..100 {
         let (to_server, to_client) = join(&client, &server, &small());
-        assert!(matches!(client.create_endpoint(&small()), Err(CreateEndpointError::SrqTooSmall { .. })));
+        assert!(matches!(
+            client.create_endpoint(&small()),
+            Err(CreateEndpointError::SrqTooSmall { .. })
+        ));
         to_server.call(b"", round, 0).unwrap();
         other.call(b"", 1_000 + round, 0).unwrap();
         let is_graceful = round % 3 != 0;
         let step = || {
-            client.poll(|serial, outcome| answered.set(answered.get() + u64::from(outcome.is_ok() || serial < 1_000))).unwrap();
+            client
+                .poll(|serial, outcome| {
+                    answered.set(answered.get() + u64::from(outcome.is_ok() || serial < 1_000))
+                })
+                .unwrap();
             server.poll_quietly();
             // One request per step, as a server may; the next step finds that there is no other.
             if let Some(request) = server.recv() {
@@ -209,7 +318,10 @@ fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
         }
         to_server.close();
         let has_ended = || to_server.closed().is_some() && answered.get() == 2 * (round + 1);
-        step_until(|| has_ended() && (to_client.closed().is_some() || !is_graceful), step);
+        step_until(
+            || has_ended() && (to_client.closed().is_some() || !is_graceful),
+            step,
+        );
         to_client.abort();
         step();
         assert_eq!(other.closed(), None);

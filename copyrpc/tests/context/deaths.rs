@@ -3,7 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError};
+use copyrpc::{
+    CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError,
+};
 use mlx5::{AsyncEvent, ConnectOptions};
 
 use crate::support::{Net, Pair, join, small, step_a_while, step_until};
@@ -23,20 +25,45 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
     let held = held.take().unwrap();
     pair.to_server.call(b"never answered", 2, 10).unwrap();
     drop(moved);
-    assert_eq!(held.data().to_vec(), b"hello", "the bytes outlive the context");
-    assert!(matches!(held.reply(b""), Err(ReplyError::Closed(CloseReason::ClosedHere))));
-    let closed = CallError::Closed { user_data: 9, reason: CloseReason::ClosedHere };
+    assert_eq!(
+        held.data().to_vec(),
+        b"hello",
+        "the bytes outlive the context"
+    );
+    assert!(matches!(
+        held.reply(b""),
+        Err(ReplyError::Closed(CloseReason::ClosedHere))
+    ));
+    let closed = CallError::Closed {
+        user_data: 9,
+        reason: CloseReason::ClosedHere,
+    };
     assert_eq!(pair.to_client.call(b"", 9, 0), Err(closed));
     step_until(|| pair.ended.borrow().len() == 2, || pair.poll());
     let ended = pair.ended.take();
-    assert!(ended.iter().all(|(_, outcome)| matches!(outcome, Err(CallFailure::Closed(_)))), "{ended:?}");
+    assert!(
+        ended
+            .iter()
+            .all(|(_, outcome)| matches!(outcome, Err(CallFailure::Closed(_)))),
+        "{ended:?}"
+    );
     assert!(pair.to_server.closed().is_some());
-    assert_eq!(pair.client.stats().calls, 2, "counters of closed connections are kept");
+    assert_eq!(
+        pair.client.stats().calls,
+        2,
+        "counters of closed connections are kept"
+    );
 }
 
 /// With nothing left to post, only the keep-alive READ can notice.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
-    let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_millis(1), ..small() });
+    let pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            keepalive: Duration::from_millis(1),
+            ..small()
+        },
+    );
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     let held = pair.receive(1);
     // An abort tells the peer nothing, as a death.
@@ -44,7 +71,10 @@ fn notice_a_silent_death(step: impl Fn(&Pair)) {
     pair.server.poll_quietly();
     drop(held);
     step_until(|| !pair.ended.borrow().is_empty(), || step(&pair));
-    assert!(matches!(pair.ended.take()[..], [(1, Err(CallFailure::Closed(CloseReason::Disconnected)))]));
+    assert!(matches!(
+        pair.ended.take()[..],
+        [(1, Err(CallFailure::Closed(CloseReason::Disconnected)))]
+    ));
     assert!(pair.client.stats().reads > 0);
 }
 
@@ -56,17 +86,29 @@ fn a_peer_that_dies_silently_is_noticed_by_polls() {
 #[test]
 fn a_peer_that_dies_silently_is_noticed_by_drains_and_flushes() {
     notice_a_silent_death(|pair| {
-        let push = |serial, outcome: Outcome<'_>| pair.ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())));
+        let push = |serial, outcome: Outcome<'_>| {
+            pair.ended
+                .borrow_mut()
+                .push((serial, outcome.map(|bytes| bytes.to_vec())))
+        };
         pair.client.drain(push).unwrap();
         pair.client.flush_endpoints().unwrap();
     });
 }
 
-/// The caller is refused all the time and so has a READ in flight all the time, where a READ takes longer than a poll.
+/// The caller is refused all the time and so has a READ in flight all the time, where a READ takes
+/// longer than a poll.
 #[test]
 fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
     let (keepalive, stall_timeout) = (Duration::from_millis(5), Duration::from_millis(100));
-    let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive, stall_timeout, ..small() });
+    let pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            keepalive,
+            stall_timeout,
+            ..small()
+        },
+    );
     let taken = Cell::new(0);
     let call_and_poll = || {
         while pair.to_server.call(b"never answered", 1, 10).is_ok() {
@@ -76,8 +118,13 @@ fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
     };
     step_until(|| pair.to_server.closed().is_some(), call_and_poll);
     assert_eq!(pair.to_server.closed(), Some(CloseReason::PeerStalled));
-    step_until(|| pair.ended.borrow().len() == taken.get(), || pair.client.poll_into(&pair.ended));
-    let stalled = |(_, outcome): &(u64, crate::support::Ended)| *outcome == Err(CallFailure::Closed(CloseReason::PeerStalled));
+    step_until(
+        || pair.ended.borrow().len() == taken.get(),
+        || pair.client.poll_into(&pair.ended),
+    );
+    let stalled = |(_, outcome): &(u64, crate::support::Ended)| {
+        *outcome == Err(CallFailure::Closed(CloseReason::PeerStalled))
+    };
     assert!(taken.get() > 0 && pair.ended.take().iter().all(stalled));
 }
 
@@ -89,29 +136,41 @@ fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
     let (endpoint, _peer) = join(&client, &server, &small());
     endpoint.call(b"never answered", 1, 0).unwrap();
     client.flush_endpoints().unwrap();
-    assert!(matches!(client.create_endpoint(&small()), Err(CreateEndpointError::SrqTooSmall { .. })));
+    assert!(matches!(
+        client.create_endpoint(&small()),
+        Err(CreateEndpointError::SrqTooSmall { .. })
+    ));
     drop(server);
     endpoint.call(b"never sent", 2, 0).unwrap();
     client.flush_endpoints().unwrap();
     let ended = Cell::new(0);
     let drain = || {
-        client.drain(|_, outcome| ended.set(ended.get() + u32::from(outcome.is_err()))).unwrap();
+        client
+            .drain(|_, outcome| ended.set(ended.get() + u32::from(outcome.is_err())))
+            .unwrap();
     };
     step_until(|| ended.get() == 2, drain);
     drop(endpoint);
     client.create_endpoint(&small()).unwrap();
 }
 
-/// A queue pair that fails gives a completion for everything posted. The peers allow 32 batches in flight, this end's queue only 1 each.
+/// A queue pair that fails gives a completion for everything posted. The peers allow 32 batches in
+/// flight, this end's queue only 1 each.
 #[test]
 fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     let net = Net::new();
     let client = net.build(|builder| builder.srq_size(48).cq_size(64));
     let server = net.context();
     let doomed = net.context();
-    let mine = EndpointConfig { batches_in_flight: 1, ..small() };
+    let mine = EndpointConfig {
+        batches_in_flight: 1,
+        ..small()
+    };
     let to = |peer: &copyrpc::Context<u64>| {
-        crate::support::connect(client.create_endpoint(&mine).unwrap(), peer.create_endpoint(&small()).unwrap())
+        crate::support::connect(
+            client.create_endpoint(&mine).unwrap(),
+            peer.create_endpoint(&small()).unwrap(),
+        )
     };
     let (alive, _peer) = to(&server);
     let (dead, peers): (Vec<_>, Vec<_>) = (0..6).map(|_| to(&doomed)).unzip();
@@ -149,29 +208,68 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
 #[test]
 fn an_idle_peer_that_dies_is_noticed_and_one_that_lives_is_kept() {
     let interval = Duration::from_millis(1);
-    let pair = Pair::new(|builder| builder, &EndpointConfig { idle_keepalive: Some(interval), ..small() });
-    let (other, _other_peer) = join(&pair.client, &pair.server, &EndpointConfig { idle_keepalive: None, ..small() });
+    let pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            idle_keepalive: Some(interval),
+            ..small()
+        },
+    );
+    let (other, _other_peer) = join(
+        &pair.client,
+        &pair.server,
+        &EndpointConfig {
+            idle_keepalive: None,
+            ..small()
+        },
+    );
     pair.to_server.call(b"", 1, 0).unwrap();
     other.call(b"", 2, 0).unwrap();
     assert_eq!(pair.finish(2).len(), 2);
     let reads = pair.to_server.stats().reads;
     step_until(|| pair.to_server.stats().reads >= reads + 3, || pair.poll());
-    assert_eq!((pair.to_server.closed(), pair.client.endpoints()), (None, 2));
+    assert_eq!(
+        (pair.to_server.closed(), pair.client.endpoints()),
+        (None, 2)
+    );
     pair.to_client.abort();
     step_until(|| pair.to_server.closed().is_some(), || pair.poll());
-    assert_eq!((pair.to_server.closed(), pair.client.endpoints()), (Some(CloseReason::Disconnected), 1));
-    assert_eq!((other.closed(), other.stats().reads), (None, 0), "switched off");
+    assert_eq!(
+        (pair.to_server.closed(), pair.client.endpoints()),
+        (Some(CloseReason::Disconnected), 1)
+    );
+    assert_eq!(
+        (other.closed(), other.stats().reads),
+        (None, 0),
+        "switched off"
+    );
 }
 
 #[test]
 fn an_endpoint_that_is_idle_for_too_long_closes() {
     let timeout = Duration::from_millis(1);
-    let pair = Pair::new(|builder| builder, &EndpointConfig { idle_timeout: Some(timeout), idle_keepalive: None, ..small() });
-    let is_over = || [&pair.to_server, &pair.to_client].iter().all(|endpoint| endpoint.closed().is_some());
+    let pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            idle_timeout: Some(timeout),
+            idle_keepalive: None,
+            ..small()
+        },
+    );
+    let is_over = || {
+        [&pair.to_server, &pair.to_client]
+            .iter()
+            .all(|endpoint| endpoint.closed().is_some())
+    };
     step_until(is_over, || pair.poll());
     let reasons = [&pair.to_server, &pair.to_client].map(|endpoint| endpoint.closed().unwrap());
     assert!(reasons.contains(&CloseReason::IdleTimeout), "{reasons:?}");
-    assert!(reasons.iter().all(|reason| matches!(reason, CloseReason::IdleTimeout | CloseReason::ClosedByPeer)), "{reasons:?}");
+    assert!(
+        reasons
+            .iter()
+            .all(|reason| matches!(reason, CloseReason::IdleTimeout | CloseReason::ClosedByPeer)),
+        "{reasons:?}"
+    );
 }
 
 /// Of both ends of the connection nothing is left, though the application keeps the handle.
@@ -195,7 +293,11 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     assert_eq!(server.endpoints(), 0);
     let _next = server.create_endpoint(&small()).unwrap();
     let mut held = held.take().unwrap();
-    assert_eq!(held.data().to_vec(), b"held", "the bytes of a request that the application has stay");
+    assert_eq!(
+        held.data().to_vec(),
+        b"held",
+        "the bytes of a request that the application has stay"
+    );
     held.release_data();
     assert_eq!(held.data().len(), 0);
     drop(held);
@@ -215,13 +317,23 @@ fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     drop(held[0].endpoint());
     drop(to_server);
     crate::support::step_a_while(|| pair.poll());
-    assert_eq!((pair.to_client.closed(), pair.ended.borrow().len()), (None, 0));
+    assert_eq!(
+        (pair.to_client.closed(), pair.ended.borrow().len()),
+        (None, 0)
+    );
     assert!(pair.to_client.call(b"", 9, 0).is_ok(), "it is not closing");
     drop(clone);
     step_until(|| pair.to_client.call(b"", 9, 0).is_err(), || pair.poll());
-    assert_eq!((pair.to_client.closed(), pair.client.endpoints()), (None, 2), "a reply is owed");
+    assert_eq!(
+        (pair.to_client.closed(), pair.client.endpoints()),
+        (None, 2),
+        "a reply is owed"
+    );
     held.remove(0).reply(b"answer").unwrap();
-    step_until(|| pair.to_client.closed().is_some() && pair.client.endpoints() == 1, || pair.poll());
+    step_until(
+        || pair.to_client.closed().is_some() && pair.client.endpoints() == 1,
+        || pair.poll(),
+    );
     assert_eq!(pair.to_client.closed(), Some(CloseReason::ClosedByPeer));
     assert!(pair.ended.borrow().contains(&(1, Ok(b"answer".to_vec()))));
 }
@@ -229,7 +341,13 @@ fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
 /// Its peer polls and hears of it, with nothing outstanding and without a probe.
 #[test]
 fn a_context_that_is_dropped_says_so() {
-    let mut pair = Pair::new(|builder| builder, &EndpointConfig { idle_keepalive: None, ..small() });
+    let mut pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            idle_keepalive: None,
+            ..small()
+        },
+    );
     pair.to_server.call(b"", 1, 0).unwrap();
     assert_eq!(pair.finish(1).len(), 1);
     let _kept = pair.to_client.clone();
@@ -252,7 +370,10 @@ fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
     let reason = CloseReason::Device(AsyncEvent::DeviceFatal);
     assert_eq!(pair.ended.take(), [(1, Err(CallFailure::Closed(reason)))]);
     assert_eq!(pair.to_server.closed(), Some(reason));
-    assert!(matches!(pair.client.create_endpoint(&small()), Err(CreateEndpointError::Device(AsyncEvent::DeviceFatal))));
+    assert!(matches!(
+        pair.client.create_endpoint(&small()),
+        Err(CreateEndpointError::Device(AsyncEvent::DeviceFatal))
+    ));
     drop(held);
     beside.call(b"still there", 2, 20).unwrap();
     let step = || {
@@ -267,12 +388,17 @@ fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
 #[test]
 fn calls_go_on_when_the_port_comes_up_again_soon() {
     // Soon is before the retries are used up: here after half a minute.
-    let connect = ConnectOptions { timeout: 20, ..small().connect };
+    let connect = ConnectOptions {
+        timeout: 20,
+        ..small().connect
+    };
     let pair = Pair::new(|builder| builder, &EndpointConfig { connect, ..small() });
     let soft = pair.client.device().soft().unwrap();
     for serial in 0..10 {
         soft.set_port_up(false);
-        pair.to_server.call(&[serial as u8; 40], serial, 40).unwrap();
+        pair.to_server
+            .call(&[serial as u8; 40], serial, 40)
+            .unwrap();
         // Longer than a queue pair waits for a peer that is gone.
         (0..2).for_each(|_| step_a_while(|| pair.client.poll_quietly()));
         soft.set_port_up(true);

@@ -10,7 +10,8 @@ use crate::support::{Pair, small, step_until};
 #[test]
 fn a_peer_that_talks_garbage_ends_its_own_connection_only() {
     let pair = Pair::small();
-    // Replace the good records by one that points into the middle of the victim's ring, so all that this peer writes is misplaced.
+    // Replace the good records by one that points into the middle of the victim's ring, so all that
+    // this peer writes is misplaced.
     let victim = pair.server.create_endpoint(&small()).unwrap();
     let liar = pair.client.create_endpoint(&small()).unwrap();
     let mut wrong_place = victim.local_info();
@@ -22,18 +23,33 @@ fn a_peer_that_talks_garbage_ends_its_own_connection_only() {
     shifted.recv_ring_addr += 1024;
     let liar = liar.connect(&shifted).unwrap();
     victim.call(b"waiting", 77, 0).unwrap();
-    // The victim finds no batch where it looks: zero bytes, so a batch without messages that is not empty.
+    // The victim finds no batch where it looks: zero bytes, so a batch without messages that is not
+    // empty.
     liar.call(&[0xff; 100], 1, 0).unwrap();
     let failures = RefCell::new(Vec::new());
-    let fail = |serial, outcome: Outcome<'_>| failures.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())));
+    let fail = |serial, outcome: Outcome<'_>| {
+        failures
+            .borrow_mut()
+            .push((serial, outcome.map(|bytes| bytes.to_vec())))
+    };
     let step = || {
         pair.client.poll_into(&pair.ended);
         pair.server.poll(fail).unwrap();
     };
     step_until(|| !failures.borrow().is_empty(), step);
-    assert!(matches!(victim.closed(), Some(CloseReason::Protocol(_))), "{:?}", victim.closed());
+    assert!(
+        matches!(victim.closed(), Some(CloseReason::Protocol(_))),
+        "{:?}",
+        victim.closed()
+    );
     let failures = failures.take();
-    assert!(matches!(failures[..], [(77, Err(CallFailure::Closed(CloseReason::Protocol(_))))]), "{failures:?}");
+    assert!(
+        matches!(
+            failures[..],
+            [(77, Err(CallFailure::Closed(CloseReason::Protocol(_))))]
+        ),
+        "{failures:?}"
+    );
     pair.to_server.call(b"unharmed", 5, 20).unwrap();
     step_until(
         || pair.ended.borrow().iter().any(|(serial, _)| *serial == 5),

@@ -1,9 +1,12 @@
-//! Lifetimes: endpoints, handles and user data of contexts that are gone, and numbers that are used again.
+//! Lifetimes: endpoints, handles and user data of contexts that are gone, and numbers that are used
+//! again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use copyrpc::{CallError, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, RecvHandle};
+use copyrpc::{
+    CallError, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, RecvHandle,
+};
 
 use crate::support::{Net, Pair, join, small, step_until};
 
@@ -12,12 +15,16 @@ fn build<U>(net: &Net) -> Context<U> {
 }
 
 fn connect<U, V>(a: &Context<U>, b: &Context<V>) -> (Endpoint<U>, Endpoint<V>) {
-    let (a, b) = (a.create_endpoint(&small()).unwrap(), b.create_endpoint(&small()).unwrap());
+    let (a, b) = (
+        a.create_endpoint(&small()).unwrap(),
+        b.create_endpoint(&small()).unwrap(),
+    );
     let (record_a, record_b) = (a.local_info(), b.local_info());
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
-/// However the ended endpoint is used: the connection is freed, and with it the memory of two rings and the device.
+/// However the ended endpoint is used: the connection is freed, and with it the memory of two rings
+/// and the device.
 #[test]
 fn an_endpoint_that_is_closed_or_aborted_after_its_context_leaves_nothing_behind() {
     let net = Net::new();
@@ -30,7 +37,13 @@ fn an_endpoint_that_is_closed_or_aborted_after_its_context_leaves_nothing_behind
         drop(client);
         end(&endpoint);
         let refused = endpoint.call(b"", Rc::clone(&data), 0);
-        assert!(matches!(refused, Err(CallError::Closed { reason: CloseReason::ClosedHere, .. })));
+        assert!(matches!(
+            refused,
+            Err(CallError::Closed {
+                reason: CloseReason::ClosedHere,
+                ..
+            })
+        ));
         drop((refused, endpoint));
         assert_eq!(Rc::strong_count(&data), 1);
     }
@@ -47,7 +60,9 @@ fn user_data_goes_with_its_context_though_it_holds_the_endpoint() {
     let net = Net::new();
     let (client, server) = (build::<Rc<Holder>>(&net), build::<u64>(&net));
     let (endpoint, _peer) = connect(&client, &server);
-    let holder = Rc::new(Holder { endpoint: RefCell::new(Some(endpoint.clone())) });
+    let holder = Rc::new(Holder {
+        endpoint: RefCell::new(Some(endpoint.clone())),
+    });
     endpoint.call(b"", Rc::clone(&holder), 0).unwrap();
     client.flush_endpoints().unwrap();
     drop(client);
@@ -68,7 +83,8 @@ impl Drop for Caller {
         let outcome = self.endpoint.call(b"from a drop", None, 0);
         self.endpoint.close();
         self.endpoint.abort();
-        self.outcomes.set(self.outcomes.get() + if outcome.is_ok() { 1 } else { 100 });
+        self.outcomes
+            .set(self.outcomes.get() + if outcome.is_ok() { 1 } else { 100 });
     }
 }
 
@@ -79,7 +95,12 @@ fn user_data_may_call_and_close_when_it_is_dropped() {
     let outcomes = Rc::default();
     for _ in 0..2 {
         let (endpoint, _peer) = connect(&client, &server);
-        let caller = || Some(Caller { endpoint: endpoint.clone(), outcomes: Rc::clone(&outcomes) });
+        let caller = || {
+            Some(Caller {
+                endpoint: endpoint.clone(),
+                outcomes: Rc::clone(&outcomes),
+            })
+        };
         endpoint.call(b"", caller(), 0).unwrap();
         let token = endpoint.call(b"", caller(), 0).unwrap();
         assert!(endpoint.cancel(token).is_some());
@@ -87,20 +108,40 @@ fn user_data_may_call_and_close_when_it_is_dropped() {
     }
     client.poll(|_, _| ()).unwrap();
     let (endpoint, _peer) = connect(&client, &server);
-    endpoint.call(b"", Some(Caller { endpoint: endpoint.clone(), outcomes: Rc::clone(&outcomes) }), 0).unwrap();
+    endpoint
+        .call(
+            b"",
+            Some(Caller {
+                endpoint: endpoint.clone(),
+                outcomes: Rc::clone(&outcomes),
+            }),
+            0,
+        )
+        .unwrap();
     drop((endpoint, client));
-    assert_eq!(outcomes.get(), 2 + 300, "two when cancelled, one when its connection was closed; of one more the context was gone");
+    assert_eq!(
+        outcomes.get(),
+        2 + 300,
+        "two when cancelled, one when its connection was closed; of one more the context was gone"
+    );
 }
 
-/// Endpoints, handles and records that are not connected, dropped from a callback and behind their context.
+/// Endpoints, handles and records that are not connected, dropped from a callback and behind their
+/// context.
 #[test]
 fn anything_may_be_dropped_inside_a_callback() {
     let pair = Pair::small();
     let (other, other_peer) = join(&pair.client, &pair.server, &small());
-    let mut pending = vec![pair.client.create_endpoint(&small()).unwrap(), pair.client.create_endpoint(&small()).unwrap()];
+    let mut pending = vec![
+        pair.client.create_endpoint(&small()).unwrap(),
+        pair.client.create_endpoint(&small()).unwrap(),
+    ];
     other_peer.call(b"held", 5, 8).unwrap();
     let held: RefCell<Vec<RecvHandle<u64>>> = RefCell::default();
-    step_until(|| !held.borrow().is_empty(), || pair.poll_and(|| held.borrow_mut().extend(pair.client.recv())));
+    step_until(
+        || !held.borrow().is_empty(),
+        || pair.poll_and(|| held.borrow_mut().extend(pair.client.recv())),
+    );
     let mut others = vec![other.clone(), other];
     pair.to_server.call(b"", 1, 0).unwrap();
     let ended = Cell::new(false);
@@ -163,19 +204,24 @@ fn an_endpoint_that_ended_harms_no_later_one_with_its_number() {
         }
     }
     let new = new.expect("number reuse");
-    let (new, _new_peer) = crate::support::connect(new, pair.server.create_endpoint(&small()).unwrap());
+    let (new, _new_peer) =
+        crate::support::connect(new, pair.server.create_endpoint(&small()).unwrap());
     new.call(b"new", 1, 8).unwrap();
     old.abort();
     old.close();
     assert_eq!(pair.finish(1), [(1, Ok(b"new".to_vec()))]);
 }
 
-/// The first poll after the abort takes part of what has arrived and destroys the queue pair; the rest is in the completion queue then.
+/// The first poll after the abort takes part of what has arrived and destroys the queue pair; the
+/// rest is in the completion queue then.
 #[test]
 fn what_arrived_for_an_endpoint_that_ended_is_nothing_to_the_next_with_its_number() {
     const LAST: u64 = 1000;
     // Room for more messages than a poll of a software HCA takes from one connection.
-    let config = EndpointConfig { ring_size: 1 << 16, ..small() };
+    let config = EndpointConfig {
+        ring_size: 1 << 16,
+        ..small()
+    };
     let pair = Pair::new(|builder| builder, &config);
     let (old, peer) = join(&pair.client, &pair.server, &config);
     for serial in 0..100 {
@@ -186,10 +232,23 @@ fn what_arrived_for_an_endpoint_that_ended_is_nothing_to_the_next_with_its_numbe
     pair.client.poll_quietly();
     let make = || pair.client.create_endpoint(&config).unwrap();
     // A NIC may not give it again for long.
-    let new = (0..5_000).map(|_| make()).find(|new| new.local_info().address.qpn == old.qpn()).unwrap_or_else(make);
-    let (new, _new_peer) = crate::support::connect(new, pair.server.create_endpoint(&config).unwrap());
+    let new = (0..5_000)
+        .map(|_| make())
+        .find(|new| new.local_info().address.qpn == old.qpn())
+        .unwrap_or_else(make);
+    let (new, _new_peer) =
+        crate::support::connect(new, pair.server.create_endpoint(&config).unwrap());
     new.call(b"new", LAST, 8).unwrap();
-    let is_done = || pair.ended.borrow().iter().any(|(serial, _)| *serial == LAST);
+    let is_done = || {
+        pair.ended
+            .borrow()
+            .iter()
+            .any(|(serial, _)| *serial == LAST)
+    };
     step_until(is_done, || pair.poll_and(|| pair.server.echo_all()));
-    assert!(pair.ended.take().contains(&(LAST, Ok(b"new".to_vec()))), "{:?}", new.closed());
+    assert!(
+        pair.ended.take().contains(&(LAST, Ok(b"new".to_vec()))),
+        "{:?}",
+        new.closed()
+    );
 }

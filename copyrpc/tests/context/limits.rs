@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, CloseReason, ConnectError, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE,
-    EndpointConfig, ExchangeRecord, RecordError, Window,
+    CallError, CallFailure, CloseReason, ConnectError, ContextBuilder, CreateEndpointError,
+    DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, RecordError, Window,
 };
 
 use mlx5::DeviceKind;
@@ -15,28 +15,71 @@ use crate::support::{Net, Pair, connect, small, step_until};
 fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let net = Net::new();
     let context = net.build(|builder| builder.srq_size(100));
-    let config = EndpointConfig { batches_in_flight: 50, ..small() };
+    let config = EndpointConfig {
+        batches_in_flight: 50,
+        ..small()
+    };
     let first = context.create_endpoint(&config).unwrap();
     match context.create_endpoint(&config) {
-        Err(error @ CreateEndpointError::SrqTooSmall { wanted: 50, needed: 150, depth, endpoints: 1 }) => {
+        Err(
+            error @ CreateEndpointError::SrqTooSmall {
+                wanted: 50,
+                needed: 150,
+                depth,
+                endpoints: 1,
+            },
+        ) => {
             assert!((100..150).contains(&depth));
-            assert!(error.to_string().ends_with("ContextBuilder::endpoints of more than 1, or with srq_size(150)"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .ends_with("ContextBuilder::endpoints of more than 1, or with srq_size(150)"),
+                "{error}"
+            );
         }
         other => panic!("{other:?}"),
     }
     drop(first);
     let _again = context.create_endpoint(&config).unwrap();
-    let none = EndpointConfig { batches_in_flight: 0, ..small() };
-    assert!(matches!(context.create_endpoint(&none), Err(CreateEndpointError::SrqTooSmall { wanted: 0, .. })));
+    let none = EndpointConfig {
+        batches_in_flight: 0,
+        ..small()
+    };
+    assert!(matches!(
+        context.create_endpoint(&none),
+        Err(CreateEndpointError::SrqTooSmall { wanted: 0, .. })
+    ));
     // One completion per batch in flight and 8, but never more than the send queue has entries.
     let few = net.build(|builder| builder.srq_size(63).cq_size(64));
-    let config = EndpointConfig { batches_in_flight: 14, ..small() };
-    let (first, _second) = (few.create_endpoint(&config).unwrap(), few.create_endpoint(&config).unwrap());
-    assert!(matches!(few.create_endpoint(&config), Err(CreateEndpointError::CqTooSmall { needed: 66, entries: 64, endpoints: 2 })));
-    let _shallow = few.create_endpoint(&EndpointConfig { max_send_wr: Some(16), ..config.clone() }).unwrap();
+    let config = EndpointConfig {
+        batches_in_flight: 14,
+        ..small()
+    };
+    let (first, _second) = (
+        few.create_endpoint(&config).unwrap(),
+        few.create_endpoint(&config).unwrap(),
+    );
+    assert!(matches!(
+        few.create_endpoint(&config),
+        Err(CreateEndpointError::CqTooSmall {
+            needed: 66,
+            entries: 64,
+            endpoints: 2
+        })
+    ));
+    let _shallow = few
+        .create_endpoint(&EndpointConfig {
+            max_send_wr: Some(16),
+            ..config.clone()
+        })
+        .unwrap();
     drop(first);
     let _again = few.create_endpoint(&config).unwrap();
-    let error = ContextBuilder::new(net.spec()).srq_size(100).cq_size(8).build::<u64>().unwrap_err();
+    let error = ContextBuilder::new(net.spec())
+        .srq_size(100)
+        .cq_size(8)
+        .build::<u64>()
+        .unwrap_err();
     assert!(error.to_string().contains("leave cq_size out"), "{error}");
 }
 
@@ -44,17 +87,33 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
 #[test]
 fn a_context_has_room_for_the_endpoints_it_was_built_for() {
     let net = Net::new();
-    let config = EndpointConfig { raw_operations: EndpointConfig::default().raw_operations, ..small() };
-    let wide = EndpointConfig { batches_in_flight: 96, window: Window::Completion { batches: 3, exempt_bytes: 1024 }, ..config.clone() };
+    let config = EndpointConfig {
+        raw_operations: EndpointConfig::default().raw_operations,
+        ..small()
+    };
+    let wide = EndpointConfig {
+        batches_in_flight: 96,
+        window: Window::Completion {
+            batches: 3,
+            exempt_bytes: 1024,
+        },
+        ..config.clone()
+    };
     let contexts = [
         (net.build(|builder| builder), DEFAULT_ENDPOINTS, &config),
         (net.build(|builder| builder.endpoints(1)), 1, &config),
         (net.build(|builder| builder.endpoints(300)), 300, &config),
-        (net.build(|builder| builder.endpoints_with(40, &wide)), 40, &wide),
+        (
+            net.build(|builder| builder.endpoints_with(40, &wide)),
+            40,
+            &wide,
+        ),
         (net.build(|builder| builder.srq_size(9_600)), 200, &config),
     ];
     for (context, count, config) in contexts {
-        let endpoints: Vec<_> = (0..count).map(|_| context.create_endpoint(config).unwrap()).collect();
+        let endpoints: Vec<_> = (0..count)
+            .map(|_| context.create_endpoint(config).unwrap())
+            .collect();
         assert_eq!(endpoints.len(), count as usize);
     }
 }
@@ -64,7 +123,10 @@ fn illegal_configurations_are_refused() {
     let net = Net::new();
     let context = net.context();
     for ring_size in [0, 2048, 5000, 1 << 40] {
-        let config = EndpointConfig { ring_size, ..small() };
+        let config = EndpointConfig {
+            ring_size,
+            ..small()
+        };
         let error = context.create_endpoint(&config).unwrap_err();
         assert!(matches!(error, CreateEndpointError::RingSize(bytes) if bytes == config.ring_size));
         assert!(error.to_string().contains("4096 to 268435456"), "{error}");
@@ -74,18 +136,42 @@ fn illegal_configurations_are_refused() {
 #[test]
 fn calls_that_no_ring_of_their_size_can_take_are_refused_for_good() {
     let pair = Pair::small();
-    let (payload, allowance) = (pair.to_server.max_payload(), pair.to_server.max_response_allowance());
-    for (len, allowed) in [(payload + 1, 0), (1 << 20, 0), (0, allowance + 1), (0, usize::MAX)] {
+    let (payload, allowance) = (
+        pair.to_server.max_payload(),
+        pair.to_server.max_response_allowance(),
+    );
+    for (len, allowed) in [
+        (payload + 1, 0),
+        (1 << 20, 0),
+        (0, allowance + 1),
+        (0, usize::MAX),
+    ] {
         let error = pair.to_server.call(&vec![0; len], 7, allowed).unwrap_err();
         assert!(!error.is_retryable());
-        let (what, limit) =
-            if len > payload { (format!("payload of {len}"), payload) } else { (format!("allowance of {allowed}"), allowance) };
+        let (what, limit) = if len > payload {
+            (format!("payload of {len}"), payload)
+        } else {
+            (format!("allowance of {allowed}"), allowance)
+        };
         let text = error.to_string();
-        assert!(text.contains(&what) && text.contains(&format!("limit is {limit}")) && text.contains("use a larger ring"), "{text}");
+        assert!(
+            text.contains(&what)
+                && text.contains(&format!("limit is {limit}"))
+                && text.contains("use a larger ring"),
+            "{text}"
+        );
         assert_eq!(error.into_user_data(), 7);
     }
-    assert_eq!((pair.client.stats().calls, pair.to_server.outstanding_calls()), (0, 0));
-    pair.to_server.call(&vec![1; payload], 8, allowance).unwrap();
+    assert_eq!(
+        (
+            pair.client.stats().calls,
+            pair.to_server.outstanding_calls()
+        ),
+        (0, 0)
+    );
+    pair.to_server
+        .call(&vec![1; payload], 8, allowance)
+        .unwrap();
     assert_eq!(pair.finish(1), [(8, Ok(vec![1; payload]))]);
 }
 
@@ -97,15 +183,29 @@ fn calls_that_were_given_up_are_counted_until_the_peer_answers_them() {
     let cancelled = pair.to_server.call(b"", 1, allowance).unwrap();
     assert_eq!(pair.to_server.given_up_calls(), 0);
     assert_eq!(pair.to_server.cancel(cancelled), Some(1));
-    pair.to_server.call_within(b"", 2, 0, Duration::ZERO).unwrap();
+    pair.to_server
+        .call_within(b"", 2, 0, Duration::ZERO)
+        .unwrap();
     let held = pair.receive(2);
     step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
     assert_eq!(pair.ended.take(), [(2, Err(CallFailure::TimedOut))]);
-    assert_eq!(pair.to_server.call(b"", 3, allowance), Err(CallError::InsufficientCredit(3)));
-    assert_eq!((pair.to_server.given_up_calls(), pair.to_server.outstanding_calls()), (2, 0));
+    assert_eq!(
+        pair.to_server.call(b"", 3, allowance),
+        Err(CallError::InsufficientCredit(3))
+    );
+    assert_eq!(
+        (
+            pair.to_server.given_up_calls(),
+            pair.to_server.outstanding_calls()
+        ),
+        (2, 0)
+    );
     drop(held);
     step_until(|| pair.to_server.given_up_calls() == 0, || pair.poll());
-    step_until(|| pair.to_server.call(b"", 4, allowance).is_ok(), || pair.poll());
+    step_until(
+        || pair.to_server.call(b"", 4, allowance).is_ok(),
+        || pair.poll(),
+    );
 }
 
 #[test]
@@ -115,11 +215,24 @@ fn a_call_on_a_closed_endpoint_says_why_it_is_closed() {
     pair.to_server.call(b"", 1, 0).unwrap();
     step_until(|| pair.to_server.closed().is_some(), || pair.poll());
     let reason = pair.to_server.closed().unwrap();
-    // Called behind the goodbye of the context that was dropped: nobody executed it (G5), whatever the connection ended of.
-    assert_eq!(pair.ended.take(), [(1, Err(CallFailure::Closed(CloseReason::ClosedByPeer)))]);
+    // Called behind the goodbye of the context that was dropped: nobody executed it (G5), whatever
+    // the connection ended of.
+    assert_eq!(
+        pair.ended.take(),
+        [(1, Err(CallFailure::Closed(CloseReason::ClosedByPeer)))]
+    );
     let error = pair.to_server.call(b"", 2, 0).unwrap_err();
-    assert_eq!(error, CallError::Closed { user_data: 2, reason });
-    assert!(!error.is_retryable() && error.to_string().contains("connect again"), "{error}");
+    assert_eq!(
+        error,
+        CallError::Closed {
+            user_data: 2,
+            reason
+        }
+    );
+    assert!(
+        !error.is_retryable() && error.to_string().contains("connect again"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -127,13 +240,31 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     let net = Net::new();
     let context = net.build(|builder| builder.endpoints_with(2, &small()));
     let endpoint = || context.create_endpoint(&small()).unwrap();
-    let large = context.create_endpoint(&EndpointConfig { ring_size: 8192, ..small() }).unwrap().local_info();
+    let large = context
+        .create_endpoint(&EndpointConfig {
+            ring_size: 8192,
+            ..small()
+        })
+        .unwrap()
+        .local_info();
     let error = endpoint().connect(&large).unwrap_err();
-    assert_eq!(error.to_string(), "ring size 4096 here, 8192 at the peer: they must be equal");
+    assert_eq!(
+        error.to_string(),
+        "ring size 4096 here, 8192 at the peer: they must be equal"
+    );
     let mut overflowing = endpoint().local_info();
     overflowing.recv_ring_addr = u64::MAX - 1024;
     let error = endpoint().connect(&overflowing).unwrap_err();
-    assert!(matches!(error, ConnectError::Record(RecordError::Field { field: "receive ring address", .. })), "{error}");
+    assert!(
+        matches!(
+            error,
+            ConnectError::Record(RecordError::Field {
+                field: "receive ring address",
+                ..
+            })
+        ),
+        "{error}"
+    );
     let mut other_device = endpoint().local_info();
     other_device.address.kind = other(other_device.address.kind);
     let error = endpoint().connect(&other_device).unwrap_err();
@@ -144,7 +275,9 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     a.call(b"still usable", 1, 20).unwrap();
     let mut answers = 0;
     let step = || {
-        context.poll(|_, outcome| answers += usize::from(outcome.is_ok())).unwrap();
+        context
+            .poll(|_, outcome| answers += usize::from(outcome.is_ok()))
+            .unwrap();
         context.echo_all();
     };
     step_until(|| a.outstanding_calls() == 0, step);
@@ -154,7 +287,10 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     let orphan = context.create_endpoint(&small()).unwrap();
     let record = orphan.local_info();
     drop(context);
-    assert!(matches!(orphan.connect(&record), Err(ConnectError::ContextGone)));
+    assert!(matches!(
+        orphan.connect(&record),
+        Err(ConnectError::ContextGone)
+    ));
 }
 
 #[test]
@@ -179,7 +315,10 @@ const fn other(kind: DeviceKind) -> DeviceKind {
 fn ends_of_unequal_mtus_use_the_smaller_one() {
     let net = Net::new();
     let context = net.context();
-    let (a, b) = (context.create_endpoint(&small()).unwrap(), context.create_endpoint(&small()).unwrap());
+    let (a, b) = (
+        context.create_endpoint(&small()).unwrap(),
+        context.create_endpoint(&small()).unwrap(),
+    );
     let (record_a, mut record_b) = (a.local_info(), b.local_info());
     let mtu = record_b.address.mtu;
     record_b.address.mtu = mtu / 2;
@@ -187,21 +326,35 @@ fn ends_of_unequal_mtus_use_the_smaller_one() {
     assert_eq!((a.path_mtu(), b.path_mtu()), (mtu / 2, mtu));
 }
 
-/// Records as an older or newer release, or a mistake in the transport of the record, would give them.
+/// Records as an older or newer release, or a mistake in the transport of the record, would give
+/// them.
 #[test]
 fn records_that_are_damaged_or_of_another_version_are_refused() {
     let net = Net::new();
     let context = net.context();
-    let bytes = context.create_endpoint(&small()).unwrap().local_info().encode();
+    let bytes = context
+        .create_endpoint(&small())
+        .unwrap()
+        .local_info()
+        .encode();
     let damaged = |at: usize| {
         let mut other = bytes;
         other[at] ^= 0x81;
         ExchangeRecord::decode(&other).unwrap_err().to_string()
     };
-    assert_eq!(damaged(8), "copyrpc exchange record version 130, this end speaks 3: use equal releases");
+    assert_eq!(
+        damaged(8),
+        "copyrpc exchange record version 130, this end speaks 3: use equal releases"
+    );
     let magic = r#"not a copyrpc exchange record, but "\xe2opyrpc\x00": another program is at this address"#;
     assert_eq!(damaged(0), magic);
-    assert_eq!(damaged(16), "bytes 16..56 of the exchange record are not the address of a queue pair");
-    assert_eq!(damaged(74), "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456");
+    assert_eq!(
+        damaged(16),
+        "bytes 16..56 of the exchange record are not the address of a queue pair"
+    );
+    assert_eq!(
+        damaged(74),
+        "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456"
+    );
     assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());
 }

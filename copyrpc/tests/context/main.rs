@@ -1,5 +1,5 @@
-//! The binding, all ends in one thread, in any time and on any device: see `support`. The protocol itself is tested in `protocol`, processes
-//! in `processes`.
+//! The binding, all ends in one thread, in any time and on any device: see `support`. The protocol
+//! itself is tested in `protocol`, processes in `processes`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! Requests may be held, answered in any order, refused and dropped; every answer reaches its own call.
+//! Requests may be held, answered in any order, refused and dropped; every answer reaches its own
+//! call.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,7 +12,9 @@ use crate::support::{Ended, Pair, payload, step_until};
 fn replies_in_any_order_and_after_a_long_hold_reach_their_calls() {
     let pair = Pair::small();
     for serial in 0..8 {
-        pair.to_server.call(&payload(serial, 40), serial, 40).unwrap();
+        pair.to_server
+            .call(&payload(serial, 40), serial, 40)
+            .unwrap();
     }
     let mut later = pair.receive(8);
     let first = later.remove(0);
@@ -20,17 +23,27 @@ fn replies_in_any_order_and_after_a_long_hold_reach_their_calls() {
         request.reply(&data).unwrap();
     }
     let ended = pair.finish(7);
-    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(
+        ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(),
+        [7, 6, 5, 4, 3, 2, 1]
+    );
     // The first is held while others come and go, until the ring behind it is full.
     let mut refused = 0;
     for serial in 8..200 {
-        if pair.to_server.call(&payload(serial, 40), serial, 40).is_ok() {
+        if pair
+            .to_server
+            .call(&payload(serial, 40), serial, 40)
+            .is_ok()
+        {
             assert_eq!(pair.finish(1), [(serial, Ok(payload(serial, 40)))]);
         } else {
             refused += 1;
         }
     }
-    assert!(refused > 0, "the ring behind a held request must not be reused");
+    assert!(
+        refused > 0,
+        "the ring behind a held request must not be reused"
+    );
     assert_eq!(first.data().to_vec(), payload(0, 40));
     first.reply(b"late").unwrap();
     assert_eq!(pair.finish(1), [(0, Ok(b"late".to_vec()))]);
@@ -42,7 +55,9 @@ fn replies_in_any_order_and_after_a_long_hold_reach_their_calls() {
 fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() {
     let pair = Pair::small();
     for serial in 0..4 {
-        pair.to_server.call(&payload(serial, 40), serial, 40).unwrap();
+        pair.to_server
+            .call(&payload(serial, 40), serial, 40)
+            .unwrap();
     }
     let mut held = pair.receive(4);
     for (serial, request) in (0..).zip(&mut held) {
@@ -55,10 +70,20 @@ fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() 
     }
     // Many times the bytes of the ring.
     for serial in 4..1_000 {
-        step_until(|| pair.to_server.call(&payload(serial, 40), serial, 40).is_ok(), || pair.poll());
+        step_until(
+            || {
+                pair.to_server
+                    .call(&payload(serial, 40), serial, 40)
+                    .is_ok()
+            },
+            || pair.poll(),
+        );
         assert_eq!(pair.finish(1), [(serial, Ok(payload(serial, 40)))]);
     }
-    let endings: Vec<Ended> = (0..4).zip(held).map(|(how, request)| answer(request, how)).collect();
+    let endings: Vec<Ended> = (0..4)
+        .zip(held)
+        .map(|(how, request)| answer(request, how))
+        .collect();
     let mut ended = pair.finish(4);
     ended.sort_by_key(|(serial, _)| *serial);
     assert_eq!(ended, (0..4).zip(endings).collect::<Vec<_>>());
@@ -86,7 +111,8 @@ fn answer(handle: RecvHandle<u64>, how: u64) -> Ended {
     }
 }
 
-/// Both sides call until they are refused, and hold what they receive; then answer in a random order, some at once and some rounds later.
+/// Both sides call until they are refused, and hold what they receive; then answer in a random
+/// order, some at once and some rounds later.
 #[test]
 fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_gets_its_own_answer() {
     let pair = Pair::small();
@@ -100,7 +126,11 @@ fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_get
             // Held requests may keep the ring full for some rounds.
             loop {
                 let sent = payload(next.get(), 8 + rng.usize(..120));
-                match endpoint.call(&[&next.get().to_le_bytes(), &sent[..]].concat(), next.get(), 2 * sent.len()) {
+                match endpoint.call(
+                    &[&next.get().to_le_bytes(), &sent[..]].concat(),
+                    next.get(),
+                    2 * sent.len(),
+                ) {
                     Ok(_) => next.set(next.get() + 1),
                     Err(error) if error.is_retryable() => break refused += 1,
                     Err(error) => panic!("{error}"),
@@ -117,8 +147,17 @@ fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_get
             let handle: RecvHandle<u64> = held.pop().unwrap();
             let data = handle.data().to_vec();
             let serial = u64::from_le_bytes(data[..8].try_into().unwrap());
-            assert_eq!(data[8..], payload(serial, data.len() - 8), "request {serial}, held for a while");
-            assert!(expected.insert(serial, answer(handle, rng.u64(..8))).is_none(), "request {serial} came twice");
+            assert_eq!(
+                data[8..],
+                payload(serial, data.len() - 8),
+                "request {serial}, held for a while"
+            );
+            assert!(
+                expected
+                    .insert(serial, answer(handle, rng.u64(..8)))
+                    .is_none(),
+                "request {serial} came twice"
+            );
         }
     };
     step_until(|| next.get() >= 2_500, round);
@@ -126,18 +165,36 @@ fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_get
     let mut ended = pair.ended.take();
     let step = || {
         pair.poll();
-        for handle in held.drain(..).chain(std::iter::from_fn(|| pair.client.recv())).chain(std::iter::from_fn(|| pair.server.recv())) {
+        for handle in held
+            .drain(..)
+            .chain(std::iter::from_fn(|| pair.client.recv()))
+            .chain(std::iter::from_fn(|| pair.server.recv()))
+        {
             let serial = u64::from_le_bytes(handle.data().to_vec()[..8].try_into().unwrap());
-            assert!(expected.insert(serial, answer(handle, 2)).is_none(), "request {serial} came twice");
+            assert!(
+                expected.insert(serial, answer(handle, 2)).is_none(),
+                "request {serial} came twice"
+            );
         }
     };
     step_until(|| ended.len() + pair.ended.borrow().len() >= total, step);
     ended.append(&mut pair.ended.borrow_mut());
-    assert_eq!((ended.len(), expected.len()), (total, total), "each call ends once, each request comes once");
+    assert_eq!(
+        (ended.len(), expected.len()),
+        (total, total),
+        "each call ends once, each request comes once"
+    );
     for (serial, outcome) in ended {
-        assert_eq!(expected.remove(&serial).as_ref(), Some(&outcome), "call {serial}");
+        assert_eq!(
+            expected.remove(&serial).as_ref(),
+            Some(&outcome),
+            "call {serial}"
+        );
     }
-    assert!(refused > 100 && deepest >= 8, "{refused} refused, {deepest} deep");
+    assert!(
+        refused > 100 && deepest >= 8,
+        "{refused} refused, {deepest} deep"
+    );
 }
 
 #[test]
@@ -148,8 +205,18 @@ fn a_reply_above_the_allowance_gives_the_handle_back() {
     assert!(handle.endpoint() == pair.to_client);
     let too_long = vec![0; handle.max_reply() + 1];
     let error = handle.reply(&too_long).unwrap_err();
-    assert_eq!(error.to_string(), "reply of 21 bytes, the caller allowed 20");
-    let ReplyError::TooLarge { request, len: 21, max: 20 } = error else { panic!("{error}") };
+    assert_eq!(
+        error.to_string(),
+        "reply of 21 bytes, the caller allowed 20"
+    );
+    let ReplyError::TooLarge {
+        request,
+        len: 21,
+        max: 20,
+    } = error
+    else {
+        panic!("{error}")
+    };
     request.refuse().unwrap();
     assert_eq!(pair.finish(1), [(3, Err(CallFailure::Refused))]);
 }
@@ -163,5 +230,10 @@ fn requests_that_are_dropped_are_answered_with_an_error() {
     drop(pair.receive(8));
     let mut ended = pair.finish(8);
     ended.sort_by_key(|(serial, _)| *serial);
-    assert_eq!(ended, (0..8).map(|serial| (serial, Err(CallFailure::Dropped))).collect::<Vec<_>>());
+    assert_eq!(
+        ended,
+        (0..8)
+            .map(|serial| (serial, Err(CallFailure::Dropped)))
+            .collect::<Vec<_>>()
+    );
 }

@@ -1,4 +1,5 @@
-//! Requests answered where they are parsed, and those that are held, refused, dropped or left by a panic instead.
+//! Requests answered where they are parsed, and those that are held, refused, dropped or left by a
+//! panic instead.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,7 +14,8 @@ fn poll_client(pair: &Pair) {
     pair.client.poll_into(&pair.ended);
 }
 
-/// Calls of random sizes until the ring is full, each answered in one of the ways there are; held ones some rounds later, in any order.
+/// Calls of random sizes until the ring is full, each answered in one of the ways there are; held
+/// ones some rounds later, in any order.
 #[test]
 fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() {
     let pair = Pair::small();
@@ -26,7 +28,11 @@ fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() 
         while made.get() < 3_000 {
             let serial = made.get();
             let len = rng.borrow_mut().usize(..100);
-            match pair.to_server.call(&[&serial.to_le_bytes(), &payload(serial, len)[..]].concat(), serial, len) {
+            match pair.to_server.call(
+                &[&serial.to_le_bytes(), &payload(serial, len)[..]].concat(),
+                serial,
+                len,
+            ) {
                 Ok(_) => made.set(serial + 1),
                 Err(error) if error.is_retryable() => break,
                 Err(error) => panic!("{error}"),
@@ -35,7 +41,11 @@ fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() 
         let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u64>| {
             let data = request.to_vec();
             let serial = u64::from_le_bytes(data[..8].try_into().unwrap());
-            assert_eq!(serial, served.replace(serial + 1), "in the order of the calls");
+            assert_eq!(
+                serial,
+                served.replace(serial + 1),
+                "in the order of the calls"
+            );
             assert_eq!(data[8..], payload(serial, data.len() - 8));
             let expect = |ended| assert!(expected.borrow_mut().insert(serial, ended).is_none());
             match rng.borrow_mut().u8(..8) {
@@ -59,17 +69,33 @@ fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() 
         let left = held.borrow().len() / 2;
         for (serial, handle) in held.borrow_mut().drain(left..) {
             let data = handle.data().to_vec();
-            assert_eq!(data[8..], payload(serial, data.len() - 8), "request {serial}, held for a while");
-            assert!(expected.borrow_mut().insert(serial, Ok(data[8..].to_vec())).is_none());
+            assert_eq!(
+                data[8..],
+                payload(serial, data.len() - 8),
+                "request {serial}, held for a while"
+            );
+            assert!(
+                expected
+                    .borrow_mut()
+                    .insert(serial, Ok(data[8..].to_vec()))
+                    .is_none()
+            );
             handle.reply(&data[8..]).unwrap();
         }
         poll_client(&pair);
     };
     step_until(|| pair.ended.borrow().len() == 3_000, round);
     for (serial, ended) in pair.ended.take() {
-        assert_eq!(expected.borrow_mut().remove(&serial), Some(ended), "call {serial}");
+        assert_eq!(
+            expected.borrow_mut().remove(&serial),
+            Some(ended),
+            "call {serial}"
+        );
     }
-    assert_eq!((expected.borrow().len(), pair.to_client.stats().replies), (0, 3_000));
+    assert_eq!(
+        (expected.borrow().len(), pair.to_client.stats().replies),
+        (0, 3_000)
+    );
 }
 
 #[test]
@@ -125,7 +151,10 @@ fn replies_of_a_drain_wait_for_the_flush() {
         pair.server.drain_serving(on_request, |_, _| ()).unwrap();
     };
     step_until(|| order.borrow().len() == 6, serve);
-    assert_eq!((order.take(), pair.to_client.stats().batches_sent), ((0..6).collect(), batches_sent));
+    assert_eq!(
+        (order.take(), pair.to_client.stats().batches_sent),
+        ((0..6).collect(), batches_sent)
+    );
     pair.server.flush_endpoints().unwrap();
     step_until(|| pair.ended.borrow().len() == 6, || poll_client(&pair));
 }
@@ -136,13 +165,22 @@ fn requests_that_a_drain_queued_can_be_held() {
     let pair = Pair::small();
     let (made, held) = (Cell::new(0_u64), RefCell::new(Vec::new()));
     let round = || {
-        if made.get() < 500 && pair.to_server.call(&made.get().to_le_bytes(), made.get(), 8).is_ok() {
+        if made.get() < 500
+            && pair
+                .to_server
+                .call(&made.get().to_le_bytes(), made.get(), 8)
+                .is_ok()
+        {
             made.set(made.get() + 1);
         }
         poll_client(&pair);
         pair.server.drain(|_, _| ()).unwrap();
-        pair.server.serve(|_, reply| held.borrow_mut().push(reply.hold()), |_, _| ()).unwrap();
-        held.borrow_mut().drain(..).for_each(|handle: RecvHandle<u64>| handle.reply(b"").unwrap());
+        pair.server
+            .serve(|_, reply| held.borrow_mut().push(reply.hold()), |_, _| ())
+            .unwrap();
+        held.borrow_mut()
+            .drain(..)
+            .for_each(|handle: RecvHandle<u64>| handle.reply(b"").unwrap());
     };
     step_until(|| pair.ended.borrow().len() == 500, round);
 }
@@ -163,13 +201,26 @@ fn a_handler_that_panics_loses_its_own_request_only() {
             }
             reply.send(&request.to_vec()).unwrap();
         };
-        let _ = catch_unwind(AssertUnwindSafe(|| pair.server.serve(on_request, |_, _| ())));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            pair.server.serve(on_request, |_, _| ())
+        }));
     };
     step_until(|| pair.ended.borrow().len() == 6, serve);
     let mut ended = pair.ended.take();
     ended.sort_by_key(|(serial, _)| *serial);
-    let expected = |serial: u64| if serial % 2 == 1 { Err(CallFailure::Dropped) } else { Ok(vec![serial as u8]) };
-    assert_eq!(ended, (0..6).map(|serial| (serial, expected(serial))).collect::<Vec<_>>());
+    let expected = |serial: u64| {
+        if serial % 2 == 1 {
+            Err(CallFailure::Dropped)
+        } else {
+            Ok(vec![serial as u8])
+        }
+    };
+    assert_eq!(
+        ended,
+        (0..6)
+            .map(|serial| (serial, expected(serial)))
+            .collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -181,10 +232,20 @@ fn a_reply_above_the_allowance_comes_back_and_a_handler_may_call_but_not_poll() 
         poll_client(&pair);
         pair.client.echo_all();
         let on_request = |_: RecvBytes<'_>, reply: Reply<'_, u64>| {
-            assert!(pair.server.poll(|_, _| ()).is_err() && pair.server.flush_endpoints().is_err(), "nested");
+            assert!(
+                pair.server.poll(|_, _| ()).is_err() && pair.server.flush_endpoints().is_err(),
+                "nested"
+            );
             reply.endpoint().call(b"back", 9, 4).unwrap();
             let too_long = vec![0; reply.max_len() + 1];
-            let ReplyError::TooLarge { request, len: 21, max: 20 } = reply.send(&too_long).unwrap_err() else { panic!("it fits") };
+            let ReplyError::TooLarge {
+                request,
+                len: 21,
+                max: 20,
+            } = reply.send(&too_long).unwrap_err()
+            else {
+                panic!("it fits")
+            };
             request.send(&too_long[1..]).unwrap();
         };
         let on_response = |serial, outcome: Outcome<'_>| {
@@ -193,7 +254,10 @@ fn a_reply_above_the_allowance_comes_back_and_a_handler_may_call_but_not_poll() 
         };
         pair.server.serve(on_request, on_response).unwrap();
     };
-    step_until(|| called_back.get() && !pair.ended.borrow().is_empty(), serve);
+    step_until(
+        || called_back.get() && !pair.ended.borrow().is_empty(),
+        serve,
+    );
     assert_eq!(pair.ended.take(), [(3, Ok(vec![0; 20]))]);
 }
 
@@ -202,7 +266,9 @@ fn a_reply_above_the_allowance_comes_back_and_a_handler_may_call_but_not_poll() 
 fn a_handler_may_end_the_connection_of_its_request() {
     let pair = Pair::small();
     for serial in 0..3 {
-        pair.to_server.call(&payload(serial, 40), serial, 8).unwrap();
+        pair.to_server
+            .call(&payload(serial, 40), serial, 8)
+            .unwrap();
     }
     let held = RefCell::new(Vec::new());
     let serve = || {
@@ -213,7 +279,9 @@ fn a_handler_may_end_the_connection_of_its_request() {
             } else {
                 reply.endpoint().abort();
                 let error = reply.send(b"").unwrap_err();
-                let ReplyError::Closed(CloseReason::ClosedHere) = error else { panic!("{error}") };
+                let ReplyError::Closed(CloseReason::ClosedHere) = error else {
+                    panic!("{error}")
+                };
             }
         };
         pair.server.serve(on_request, |_, _| ()).unwrap();
@@ -223,7 +291,10 @@ fn a_handler_may_end_the_connection_of_its_request() {
         pair.server.poll_quietly();
     }
     let handle: RecvHandle<u64> = held.borrow_mut().pop().unwrap();
-    assert!(held.borrow().is_empty(), "the third request was of a connection that had ended");
+    assert!(
+        held.borrow().is_empty(),
+        "the third request was of a connection that had ended"
+    );
     assert_eq!(handle.data().to_vec(), payload(0, 40));
     assert!(matches!(handle.reply(b""), Err(ReplyError::Closed(_))));
 }

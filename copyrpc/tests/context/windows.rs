@@ -1,4 +1,5 @@
-//! The batch window shown taken: it stalls, and messages share WRITEs. What each flush does is tested in `window` and `protocol`.
+//! The batch window shown taken: it stalls, and messages share WRITEs. What each flush does is
+//! tested in `window` and `protocol`.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -10,12 +11,25 @@ use crate::support::{Mode, Pair, mode, payload, small, step_a_while, step_until}
 const CALLS: u64 = 400;
 const LEN: usize = 40;
 
-/// Each call and each reply is flushed by itself, and either side sleeps when it has nothing to do. Returns stalls, batches and messages.
+/// Each call and each reply is flushed by itself, and either side sleeps when it has nothing to do.
+/// Returns stalls, batches and messages.
 fn run(window: Window) -> (u64, u64, u64) {
-    let pair = Pair::new(|builder| builder, &EndpointConfig { ring_size: 16 << 10, window, ..small() });
+    let pair = Pair::new(
+        |builder| builder,
+        &EndpointConfig {
+            ring_size: 16 << 10,
+            window,
+            ..small()
+        },
+    );
     let (issued, ended) = (Cell::new(0), Cell::new(0));
     let step = || {
-        while issued.get() < CALLS && pair.to_server.call(&payload(issued.get(), LEN), issued.get(), LEN).is_ok() {
+        while issued.get() < CALLS
+            && pair
+                .to_server
+                .call(&payload(issued.get(), LEN), issued.get(), LEN)
+                .is_ok()
+        {
             issued.set(issued.get() + 1);
             pair.client.flush_endpoints().unwrap();
         }
@@ -35,7 +49,11 @@ fn run(window: Window) -> (u64, u64, u64) {
     step_until(|| ended.get() == CALLS, step);
     let (client, server) = (pair.client.stats(), pair.server.stats());
     assert_eq!((client.calls, server.replies), (CALLS, CALLS));
-    (client.window_stalls.min(server.window_stalls), client.batches_sent + server.batches_sent, client.messages_sent + server.messages_sent)
+    (
+        client.window_stalls.min(server.window_stalls),
+        client.batches_sent + server.batches_sent,
+        client.messages_sent + server.messages_sent,
+    )
 }
 
 #[test]
@@ -43,30 +61,65 @@ fn messages_gather_behind_a_window_of_either_clock() {
     let (stalls, batches, messages) = run(Window::Off);
     assert_eq!((stalls, messages), (0, 2 * CALLS));
     let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
-    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
+    for window in [
+        Window::Completion {
+            batches: 1,
+            exempt_bytes,
+        },
+        Window::Consumption {
+            batches: 1,
+            exempt_bytes,
+        },
+    ] {
         let (stalls, windowed, messages) = run(window);
-        assert!(stalls > 0 && messages == 2 * CALLS, "{window:?}: {stalls}, {messages}");
-        assert!(windowed * 2 < batches, "{window:?}: {windowed} batches, {batches} without");
+        assert!(
+            stalls > 0 && messages == 2 * CALLS,
+            "{window:?}: {stalls}, {messages}"
+        );
+        assert!(
+            windowed * 2 < batches,
+            "{window:?}: {windowed} batches, {batches} without"
+        );
     }
 }
 
-/// Batches that a full window holds back are posted only by a sleeper that wakes, for the completion or the peer's word.
+/// Batches that a full window holds back are posted only by a sleeper that wakes, for the
+/// completion or the peer's word.
 #[test]
 fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
     let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
-    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
-        let pair = Pair::new(|builder| builder, &EndpointConfig { keepalive: Duration::from_secs(50), window, ..small() });
+    for window in [
+        Window::Completion {
+            batches: 1,
+            exempt_bytes,
+        },
+        Window::Consumption {
+            batches: 1,
+            exempt_bytes,
+        },
+    ] {
+        let pair = Pair::new(
+            |builder| builder,
+            &EndpointConfig {
+                keepalive: Duration::from_secs(50),
+                window,
+                ..small()
+            },
+        );
         for serial in 0..100 {
             pair.to_server.call(b"under way", 2 * serial, 0).unwrap();
             pair.client.flush_endpoints().unwrap();
-            pair.to_server.call(b"held back", 2 * serial + 1, 0).unwrap();
+            pair.to_server
+                .call(b"held back", 2 * serial + 1, 0)
+                .unwrap();
             // The peer answers nothing before it has both.
             let mut requests = Vec::new();
             let received = Cell::new(0);
             step_until(
                 || received.get() == 2,
                 || {
-                    // As good as without a timeout: if it missed the event, the watchdog would end the test.
+                    // As good as without a timeout: if it missed the event, the watchdog would end
+                    // the test.
                     if pair.to_server.stats().messages_sent < 2 * (serial + 1) {
                         pair.client.wait(Some(Duration::from_secs(60))).unwrap();
                     }
@@ -76,18 +129,30 @@ fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
                     received.set(requests.len());
                 },
             );
-            requests.into_iter().for_each(|request| request.reply(b"").unwrap());
+            requests
+                .into_iter()
+                .for_each(|request| request.reply(b"").unwrap());
             pair.finish(2);
         }
         assert!(pair.client.stats().window_stalls > 0, "{window:?}");
     }
 }
 
-/// The completion of the WRITE of the first reply was not taken when the context went, or the peer's word was not read.
+/// The completion of the WRITE of the first reply was not taken when the context went, or the
+/// peer's word was not read.
 #[test]
 fn a_context_that_is_dropped_sends_the_replies_that_a_window_holds_back() {
     let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
-    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
+    for window in [
+        Window::Completion {
+            batches: 1,
+            exempt_bytes,
+        },
+        Window::Consumption {
+            batches: 1,
+            exempt_bytes,
+        },
+    ] {
         drop_with_a_reply_that_waits(&EndpointConfig { window, ..small() });
     }
 }
@@ -95,7 +160,10 @@ fn a_context_that_is_dropped_sends_the_replies_that_a_window_holds_back() {
 /// B1: the peer has taken the batch before, but its word is in its record only.
 #[test]
 fn a_context_that_is_dropped_sends_the_replies_for_which_its_peer_has_made_room() {
-    drop_with_a_reply_that_waits(&EndpointConfig { batches_in_flight: 1, ..small() });
+    drop_with_a_reply_that_waits(&EndpointConfig {
+        batches_in_flight: 1,
+        ..small()
+    });
 }
 
 /// The server flushes its first reply. The second reply waits when the server goes.
@@ -118,8 +186,18 @@ fn drop_with_a_reply_that_waits(config: &EndpointConfig) {
     step_a_while(poll);
     requests.remove(0).reply(b"held").unwrap();
     pair.server.flush_endpoints().unwrap();
-    assert!(!is_immediate || pair.server.stats().messages_sent == 1, "the second waits");
+    assert!(
+        !is_immediate || pair.server.stats().messages_sent == 1,
+        "the second waits"
+    );
     pair.server = pair.net.context();
-    step_until(|| pair.ended.borrow().len() == 2, || pair.client.poll_into(&pair.ended));
-    assert_eq!(pair.ended.take()[1], (2, Ok(b"held".to_vec())), "{config:?}");
+    step_until(
+        || pair.ended.borrow().len() == 2,
+        || pair.client.poll_into(&pair.ended),
+    );
+    assert_eq!(
+        pair.ended.take()[1],
+        (2, Ok(b"held".to_vec())),
+        "{config:?}"
+    );
 }

@@ -5,7 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use copyrpc::{
-    ConnectError, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
+    ConnectError, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord,
+    PendingEndpoint, RecordError, Refusal,
 };
 use mlx5::LocalFabric;
 
@@ -21,7 +22,11 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     let far_builder = builder(&fabric);
     let peer = std::thread::spawn(move || {
         let far: Context<()> = far_builder.build().unwrap();
-        let _endpoint = far.create_endpoint(&small()).unwrap().connect_over(&theirs).unwrap();
+        let _endpoint = far
+            .create_endpoint(&small())
+            .unwrap()
+            .connect_over(&theirs)
+            .unwrap();
         let data = next_request(&far).data().to_vec();
         // Nothing of the stream was taken but the record and the byte behind it.
         theirs.write_all(b"z").unwrap();
@@ -42,11 +47,21 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectError::Record(RecordError::Magic { .. }))));
-    let cut = b"copyrpc\0".iter().chain(&[0; EXCHANGE_RECORD_SIZE]).copied().take(EXCHANGE_RECORD_SIZE - 1);
+    assert!(matches!(
+        pending().connect_over(&ours),
+        Err(ConnectError::Record(RecordError::Magic { .. }))
+    ));
+    let cut = b"copyrpc\0"
+        .iter()
+        .chain(&[0; EXCHANGE_RECORD_SIZE])
+        .copied()
+        .take(EXCHANGE_RECORD_SIZE - 1);
     theirs.write_all(&cut.collect::<Vec<u8>>()).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectError::Channel(_))));
+    assert!(matches!(
+        pending().connect_over(&ours),
+        Err(ConnectError::Channel(_))
+    ));
 }
 
 /// A peer that connects when it is asked for the last byte of the exchange and not before.
@@ -73,7 +88,9 @@ impl Read for LatePeer {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         if let [verdict] = bytes {
             *verdict = self.verdict;
-            let record = ExchangeRecord::decode(self.heard[..EXCHANGE_RECORD_SIZE].try_into().unwrap()).unwrap();
+            let record =
+                ExchangeRecord::decode(self.heard[..EXCHANGE_RECORD_SIZE].try_into().unwrap())
+                    .unwrap();
             self.endpoint = Some(self.pending.take().unwrap().connect(&record).unwrap());
         } else {
             bytes.copy_from_slice(&self.pending.as_ref().unwrap().local_info().encode());
@@ -87,10 +104,18 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
     let fabric = LocalFabric::new();
     let [near, far] = [(); 2].map(|()| -> Context<()> { builder(&fabric).build().unwrap() });
     for verdict in [1, 0] {
-        let mut peer = LatePeer { pending: Some(far.create_endpoint(&small()).unwrap()), endpoint: None, heard: Vec::new(), verdict };
+        let mut peer = LatePeer {
+            pending: Some(far.create_endpoint(&small()).unwrap()),
+            endpoint: None,
+            heard: Vec::new(),
+            verdict,
+        };
         let connected = near.connect_over(&small(), &mut peer);
         assert!(peer.endpoint.is_some(), "the peer was not waited for");
-        assert_eq!((peer.heard.len(), peer.heard.last()), (EXCHANGE_RECORD_SIZE + 1, Some(&1)));
+        assert_eq!(
+            (peer.heard.len(), peer.heard.last()),
+            (EXCHANGE_RECORD_SIZE + 1, Some(&1))
+        );
         match connected {
             Ok(endpoint) => {
                 endpoint.call(b"at once", (), 0).unwrap();
@@ -98,7 +123,10 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
                 assert_eq!(next_request(&far).data().to_vec(), b"at once");
                 assert_eq!(verdict, 1);
             }
-            Err(error) => assert!(matches!(error, ConnectError::NotConnectedThere) && verdict == 0, "{error}"),
+            Err(error) => assert!(
+                matches!(error, ConnectError::NotConnectedThere) && verdict == 0,
+                "{error}"
+            ),
         }
     }
 }
@@ -111,11 +139,22 @@ fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
     let far: Context<()> = builder(&fabric).build().unwrap();
     let attempt = |verdict| {
         let pending = Some(far.create_endpoint(&small()).unwrap());
-        near.connect_over(&small(), &mut LatePeer { pending, endpoint: None, heard: Vec::new(), verdict })
+        near.connect_over(
+            &small(),
+            &mut LatePeer {
+                pending,
+                endpoint: None,
+                heard: Vec::new(),
+                verdict,
+            },
+        )
     };
     for _ in 0..3 {
         let refused = attempt(0);
-        assert!(matches!(refused, Err(ConnectError::NotConnectedThere)), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ConnectError::NotConnectedThere)),
+            "{refused:?}"
+        );
     }
     let connected = attempt(1).unwrap();
     assert_eq!((near.endpoints(), connected.closed()), (1, None));
@@ -131,12 +170,28 @@ fn a_client_that_there_is_no_room_for_hears_so() {
     let (address, client_builder) = (listener.local_addr().unwrap(), builder(&fabric));
     let client = std::thread::spawn(move || {
         let client: Context<()> = client_builder.build().unwrap();
-        client.connect_over(&small(), TcpStream::connect(address).unwrap()).unwrap_err()
+        client
+            .connect_over(&small(), TcpStream::connect(address).unwrap())
+            .unwrap_err()
     });
-    let refused = server.connect_over(&small(), listener.accept().unwrap().0).unwrap_err();
-    assert!(matches!(refused, ConnectError::Create(CreateEndpointError::SrqTooSmall { .. })), "{refused}");
+    let refused = server
+        .connect_over(&small(), listener.accept().unwrap().0)
+        .unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            ConnectError::Create(CreateEndpointError::SrqTooSmall { .. })
+        ),
+        "{refused}"
+    );
     let heard = client.join().unwrap();
-    assert!(matches!(heard, ConnectError::Record(RecordError::Refused(Refusal::Full))), "{heard}");
+    assert!(
+        matches!(
+            heard,
+            ConnectError::Record(RecordError::Refused(Refusal::Full))
+        ),
+        "{heard}"
+    );
 }
 
 /// It hears that the other end is none, and is not left waiting for it.
@@ -149,5 +204,8 @@ fn an_end_that_cannot_connect_tells_the_other() {
     assert!(near.connect_over(&small(), ours).is_err());
     let mut heard = Vec::new();
     theirs.read_to_end(&mut heard).unwrap();
-    assert_eq!((heard.len(), heard.last()), (EXCHANGE_RECORD_SIZE + 1, Some(&0)));
+    assert_eq!(
+        (heard.len(), heard.last()),
+        (EXCHANGE_RECORD_SIZE + 1, Some(&0))
+    );
 }

@@ -1,5 +1,5 @@
-//! The interface besides calls and replies: one-sided operations, waiting, typed messages. On the software HCA, all ends in one
-//! process.
+//! The interface besides calls and replies: one-sided operations, waiting, typed messages. On the
+//! software HCA, all ends in one process.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -25,17 +25,30 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 /// A context on the software HCA, or on the device behind libibverbs that `MLX5_TEST_DEVICE` names.
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
     ContextBuilder::new(match std::env::var("MLX5_TEST_DEVICE").ok() {
-        None => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() }),
+        None => DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(fabric.clone()),
+            ..SoftOptions::default()
+        }),
         Some(name) => DeviceSpec::from(&*name),
     })
 }
 
 fn small() -> EndpointConfig {
-    EndpointConfig { ring_size: 4096, ..EndpointConfig::default() }
+    EndpointConfig {
+        ring_size: 4096,
+        ..EndpointConfig::default()
+    }
 }
 
-fn connect<U, V>(a: &Context<U>, b: &Context<V>, config: &EndpointConfig) -> (Endpoint<U>, Endpoint<V>) {
-    let (a, b) = (a.create_endpoint(config).unwrap(), b.create_endpoint(config).unwrap());
+fn connect<U, V>(
+    a: &Context<U>,
+    b: &Context<V>,
+    config: &EndpointConfig,
+) -> (Endpoint<U>, Endpoint<V>) {
+    let (a, b) = (
+        a.create_endpoint(config).unwrap(),
+        b.create_endpoint(config).unwrap(),
+    );
     let (record_a, record_b) = (a.local_info(), b.local_info());
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }

@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use copyrpc::{CallFailure, CloseReason, Context, Endpoint, EndpointConfig, Memory, RdmaError, RemoteMemory};
+use copyrpc::{
+    CallFailure, CloseReason, Context, Endpoint, EndpointConfig, Memory, RdmaError, RemoteMemory,
+};
 use mlx5::LocalFabric;
 
 use super::{builder, connect, next_request, small, step_until};
@@ -22,14 +24,31 @@ struct Pair {
 impl Pair {
     fn new(bytes: usize, config: &EndpointConfig) -> Self {
         let fabric = LocalFabric::new();
-        let (near, far) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+        let (near, far) = (
+            builder(&fabric).build().unwrap(),
+            builder(&fabric).build().unwrap(),
+        );
         let (endpoint, peer) = connect(&near, &far, config);
         let (local, theirs) = (near.alloc(bytes).unwrap(), far.alloc(bytes).unwrap());
-        Self { near, far, endpoint, peer, local, theirs, ended: RefCell::default() }
+        Self {
+            near,
+            far,
+            endpoint,
+            peer,
+            local,
+            theirs,
+            ended: RefCell::default(),
+        }
     }
 
     fn poll(&self) {
-        self.near.poll(|user, outcome| self.ended.borrow_mut().push((user, outcome.map(|bytes| bytes.len())))).unwrap();
+        self.near
+            .poll(|user, outcome| {
+                self.ended
+                    .borrow_mut()
+                    .push((user, outcome.map(|bytes| bytes.len())))
+            })
+            .unwrap();
         self.far.poll(|_, _| ()).unwrap();
     }
 
@@ -43,7 +62,8 @@ impl Pair {
     }
 
     fn write(&self, len: usize, user: u64) -> Result<(), RdmaError<u64>> {
-        self.endpoint.rdma_write(&self.local, 0, &self.theirs.remote(), 0, len, user)
+        self.endpoint
+            .rdma_write(&self.local, 0, &self.theirs.remote(), 0, len, user)
     }
 }
 
@@ -62,14 +82,23 @@ fn bytes_far_above_the_message_limit_are_read_and_written() {
     // The record for the peer, as it goes through a message.
     let remote = RemoteMemory::decode(&pair.theirs.remote().encode()).unwrap();
     assert_eq!(remote.len(), bytes as u64);
-    pair.endpoint.rdma_write(&pair.local, 0, &remote, 0, bytes, 1).unwrap();
+    pair.endpoint
+        .rdma_write(&pair.local, 0, &remote, 0, bytes, 1)
+        .unwrap();
     assert_eq!(pair.endpoint.raw_rdma_pending(), 1);
-    assert!(contents(&pair.theirs).iter().all(|byte| *byte == 0), "nothing leaves before a flush");
+    assert!(
+        contents(&pair.theirs).iter().all(|byte| *byte == 0),
+        "nothing leaves before a flush"
+    );
     assert_eq!(pair.finish(1), [(1, Ok(0))]);
     assert_eq!(contents(&pair.theirs), pattern);
     // The last 1000 bytes, read to the beginning.
-    pair.endpoint.rdma_read(&pair.local, 0, &remote, (bytes - 1000) as u64, 1000, 2).unwrap();
-    pair.endpoint.rdma_read(&pair.local, bytes, &remote, bytes as u64, 0, 3).unwrap();
+    pair.endpoint
+        .rdma_read(&pair.local, 0, &remote, (bytes - 1000) as u64, 1000, 2)
+        .unwrap();
+    pair.endpoint
+        .rdma_read(&pair.local, bytes, &remote, bytes as u64, 0, 3)
+        .unwrap();
     assert_eq!(pair.finish(2), [(2, Ok(0)), (3, Ok(0))]);
     assert_eq!(contents(&pair.local)[..1000], pattern[bytes - 1000..]);
     assert_eq!(contents(&pair.local)[1000..], pattern[1000..]);
@@ -84,7 +113,10 @@ fn a_write_posted_before_a_call_is_there_when_the_request_arrives() {
         pair.endpoint.call(&[round], 1, 0).unwrap();
         pair.near.flush_endpoints().unwrap();
         let request = next_request(&pair.far);
-        assert_eq!((request.data().to_vec(), contents(&pair.theirs)), (vec![round], vec![round; 64]));
+        assert_eq!(
+            (request.data().to_vec(), contents(&pair.theirs)),
+            (vec![round], vec![round; 64])
+        );
         request.reply(b"").unwrap();
         assert_eq!(pair.finish(2).len(), 2);
     }
@@ -92,7 +124,14 @@ fn a_write_posted_before_a_call_is_there_when_the_request_arrives() {
 
 #[test]
 fn operations_above_the_limit_are_refused_and_taken_later() {
-    let pair = Pair::new(64, &EndpointConfig { raw_operations: 2, max_send_wr: Some(8), ..small() });
+    let pair = Pair::new(
+        64,
+        &EndpointConfig {
+            raw_operations: 2,
+            max_send_wr: Some(8),
+            ..small()
+        },
+    );
     let mut next = 0;
     let mut refused = 0;
     let mut calls = 0;
@@ -108,7 +147,12 @@ fn operations_above_the_limit_are_refused_and_taken_later() {
                 }
             }
         }
-        if calls < 2_000 && pair.endpoint.call(b"and a call", 1_000_000 + calls, 0).is_ok() {
+        if calls < 2_000
+            && pair
+                .endpoint
+                .call(b"and a call", 1_000_000 + calls, 0)
+                .is_ok()
+        {
             calls += 1;
         }
         assert!(pair.endpoint.raw_rdma_pending() <= 2);
@@ -120,8 +164,12 @@ fn operations_above_the_limit_are_refused_and_taken_later() {
         ended.len() == 4_000
     });
     assert!(refused > 0);
-    let (operations, calls): (Vec<_>, Vec<_>) = ended.iter().partition(|(user, _)| *user < 1_000_000);
-    assert!(operations.iter().map(|(user, _)| *user).eq(0..2_000) && calls.len() == 2_000, "each once, in order");
+    let (operations, calls): (Vec<_>, Vec<_>) =
+        ended.iter().partition(|(user, _)| *user < 1_000_000);
+    assert!(
+        operations.iter().map(|(user, _)| *user).eq(0..2_000) && calls.len() == 2_000,
+        "each once, in order"
+    );
     assert!(ended.iter().all(|(_, outcome)| *outcome == Ok(0)));
 }
 
@@ -131,25 +179,53 @@ fn ranges_outside_either_memory_are_refused_with_the_user_data() {
     let remote = pair.theirs.remote();
     let at = |local: usize, far: u64, len: usize| {
         let (read, write) = (
-            pair.endpoint.rdma_read(&pair.local, local, &remote, far, len, 5).unwrap_err(),
-            pair.endpoint.rdma_write(&pair.local, local, &remote, far, len, 5).unwrap_err(),
+            pair.endpoint
+                .rdma_read(&pair.local, local, &remote, far, len, 5)
+                .unwrap_err(),
+            pair.endpoint
+                .rdma_write(&pair.local, local, &remote, far, len, 5)
+                .unwrap_err(),
         );
         assert_eq!(read, write);
         assert!(!read.is_retryable());
         read
     };
     for (offset, len) in [(0, 101), (100, 1), (99, 2), (usize::MAX, 1)] {
-        assert!(matches!(at(offset, 0, len), RdmaError::LocalRange { user_data: 5, .. }), "{offset} {len}");
+        assert!(
+            matches!(
+                at(offset, 0, len),
+                RdmaError::LocalRange { user_data: 5, .. }
+            ),
+            "{offset} {len}"
+        );
     }
     for (offset, len) in [(1, 100), (100, 1), (u64::MAX, 1)] {
-        assert!(matches!(at(0, offset, len), RdmaError::RemoteRange { user_data: 5, .. }), "{offset} {len}");
+        assert!(
+            matches!(
+                at(0, offset, len),
+                RdmaError::RemoteRange { user_data: 5, .. }
+            ),
+            "{offset} {len}"
+        );
     }
-    assert!(matches!(at(0, 0, (1 << 30) + 1), RdmaError::TooLong { user_data: 5, len: 0x4000_0001 }));
+    assert!(matches!(
+        at(0, 0, (1 << 30) + 1),
+        RdmaError::TooLong {
+            user_data: 5,
+            len: 0x4000_0001
+        }
+    ));
     assert!(matches!(at(0, 0, 1 << 32), RdmaError::TooLong { .. }));
     assert_eq!(pair.endpoint.raw_rdma_pending(), 0);
     let foreign = pair.endpoint.rdma_write(&pair.theirs, 0, &remote, 0, 1, 6);
     assert_eq!(foreign, Err(RdmaError::ForeignMemory(6)));
-    let without = Pair::new(100, &EndpointConfig { raw_operations: 0, ..small() });
+    let without = Pair::new(
+        100,
+        &EndpointConfig {
+            raw_operations: 0,
+            ..small()
+        },
+    );
     assert_eq!(without.write(1, 7), Err(RdmaError::Disabled(7)));
     assert!(pair.near.alloc(0).is_err());
 }
@@ -159,7 +235,9 @@ fn memory_lives_until_the_operations_that_use_it_have_ended() {
     let pair = Pair::new(64, &small());
     let local = pair.near.alloc(64).unwrap();
     local.write(0, &[7; 64]).unwrap();
-    pair.endpoint.rdma_write(&local, 0, &pair.theirs.remote(), 0, 64, 1).unwrap();
+    pair.endpoint
+        .rdma_write(&local, 0, &pair.theirs.remote(), 0, 64, 1)
+        .unwrap();
     drop(local);
     assert_eq!(pair.finish(1), [(1, Ok(0))]);
     assert_eq!(contents(&pair.theirs), [7; 64]);
@@ -172,8 +250,12 @@ fn an_operation_on_memory_that_is_gone_ends_the_connection_and_everything_on_it_
     let remote = gone.remote();
     drop(gone);
     pair.write(64, 1).unwrap();
-    pair.endpoint.rdma_write(&pair.local, 0, &remote, 0, 64, 2).unwrap();
-    pair.endpoint.rdma_read(&pair.local, 0, &remote, 0, 64, 3).unwrap();
+    pair.endpoint
+        .rdma_write(&pair.local, 0, &remote, 0, 64, 2)
+        .unwrap();
+    pair.endpoint
+        .rdma_read(&pair.local, 0, &remote, 0, 64, 3)
+        .unwrap();
     pair.endpoint.call(b"lost", 4, 0).unwrap();
     let mut ended = pair.finish(4);
     for _ in 0..10 {
@@ -181,21 +263,38 @@ fn an_operation_on_memory_that_is_gone_ends_the_connection_and_everything_on_it_
     }
     assert!(pair.ended.borrow().is_empty());
     ended.sort_by_key(|(user, _)| *user);
-    let Some(reason @ CloseReason::Transport { .. }) = pair.endpoint.closed() else { panic!("{:?}", pair.endpoint.closed()) };
+    let Some(reason @ CloseReason::Transport { .. }) = pair.endpoint.closed() else {
+        panic!("{:?}", pair.endpoint.closed())
+    };
     let lost = Err(CallFailure::Closed(reason));
     assert_eq!(ended, [(1, Ok(0)), (2, lost), (3, lost), (4, lost)]);
-    assert_eq!(pair.write(64, 5), Err(RdmaError::Closed { user_data: 5, reason }));
+    assert_eq!(
+        pair.write(64, 5),
+        Err(RdmaError::Closed {
+            user_data: 5,
+            reason
+        })
+    );
 }
 
 #[test]
 fn operations_end_when_the_peer_is_gone_or_this_end_closes() {
-    let Pair { near, far, endpoint, peer, local, theirs, .. } = Pair::new(64, &small());
+    let Pair {
+        near,
+        far,
+        endpoint,
+        peer,
+        local,
+        theirs,
+        ..
+    } = Pair::new(64, &small());
     let remote = theirs.remote();
     drop((far, peer, theirs));
     endpoint.rdma_read(&local, 0, &remote, 0, 64, 1).unwrap();
     let mut ended = Vec::new();
     step_until(|| {
-        near.poll(|user, outcome| ended.push((user, outcome.is_ok()))).unwrap();
+        near.poll(|user, outcome| ended.push((user, outcome.is_ok())))
+            .unwrap();
         endpoint.raw_rdma_pending() == 0
     });
     assert_eq!(ended, [(1, false)]);
@@ -204,7 +303,13 @@ fn operations_end_when_the_peer_is_gone_or_this_end_closes() {
     pair.write(64, 2).unwrap();
     let Pair { near, endpoint, .. } = pair;
     drop(near);
-    assert!(matches!(endpoint.rdma_write(&local, 0, &remote, 0, 64, 3), Err(RdmaError::Closed { reason: CloseReason::ClosedHere, .. })));
+    assert!(matches!(
+        endpoint.rdma_write(&local, 0, &remote, 0, 64, 3),
+        Err(RdmaError::Closed {
+            reason: CloseReason::ClosedHere,
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -223,17 +328,28 @@ fn a_callback_that_panics_loses_only_its_own_operation() {
     assert_eq!(ended, [0, 1, 2, 3]);
 }
 
-/// A queue pair that fails gives a completion for everything posted: the share of the send CQ (B2) pays for these too.
+/// A queue pair that fails gives a completion for everything posted: the share of the send CQ (B2)
+/// pays for these too.
 #[test]
 fn peers_that_die_with_operations_outstanding_overrun_no_completion_queue() {
     let fabric = LocalFabric::new();
     let near: Context<u64> = builder(&fabric).srq_size(48).cq_size(64).build().unwrap();
-    let (far, doomed): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
-    let config = EndpointConfig { batches_in_flight: 1, raw_operations: 23, ..small() };
+    let (far, doomed): (Context<u64>, Context<u64>) = (
+        builder(&fabric).build().unwrap(),
+        builder(&fabric).build().unwrap(),
+    );
+    let config = EndpointConfig {
+        batches_in_flight: 1,
+        raw_operations: 23,
+        ..small()
+    };
     let (alive, _peer) = connect(&near, &far, &config);
     // As many as there is room for.
     let dead: Vec<_> = std::iter::from_fn(|| {
-        let (a, b) = (near.create_endpoint(&config).ok()?, doomed.create_endpoint(&config).unwrap());
+        let (a, b) = (
+            near.create_endpoint(&config).ok()?,
+            doomed.create_endpoint(&config).unwrap(),
+        );
         Some(a.connect(&b.local_info()).unwrap())
     })
     .collect();
@@ -242,16 +358,28 @@ fn peers_that_die_with_operations_outstanding_overrun_no_completion_queue() {
     let (gone, there) = (theirs.remote(), far.alloc(64).unwrap());
     drop((theirs, doomed));
     for user in 0..23 {
-        dead.iter().for_each(|dead| dead.rdma_read(&local, 0, &gone, 0, 64, user).unwrap());
-        alive.rdma_read(&local, 0, &there.remote(), 0, 64, 100 + user).unwrap();
+        dead.iter()
+            .for_each(|dead| dead.rdma_read(&local, 0, &gone, 0, 64, user).unwrap());
+        alive
+            .rdma_read(&local, 0, &there.remote(), 0, 64, 100 + user)
+            .unwrap();
     }
     let (mut failed, mut done) = (0, 0);
     step_until(|| {
-        near.poll(|_, outcome| *if outcome.is_ok() { &mut done } else { &mut failed } += 1).unwrap();
+        near.poll(|_, outcome| {
+            *if outcome.is_ok() {
+                &mut done
+            } else {
+                &mut failed
+            } += 1
+        })
+        .unwrap();
         dead.iter().all(|dead| dead.raw_rdma_pending() == 0) && alive.raw_rdma_pending() == 0
     });
     assert_eq!((done, failed), (23, 23 * dead.len()));
-    alive.rdma_write(&local, 0, &there.remote(), 0, 64, 200).unwrap();
+    alive
+        .rdma_write(&local, 0, &there.remote(), 0, 64, 200)
+        .unwrap();
     step_until(|| {
         near.poll(|_, outcome| assert!(outcome.is_ok())).unwrap();
         alive.raw_rdma_pending() == 0

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use copyrpc::{CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PollError};
+use copyrpc::{
+    CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord,
+    PollError,
+};
 use mlx5::LocalFabric;
 
 use super::{WATCHDOG, builder, connect, next_request, small, step_until};
@@ -19,7 +22,8 @@ fn watchdog() {
     });
 }
 
-/// Spins for a time that differs from round to round, so that it ends at every step of the other thread's way to sleep.
+/// Spins for a time that differs from round to round, so that it ends at every step of the other
+/// thread's way to sleep.
 fn stagger(round: u64) {
     for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53 {
         std::hint::spin_loop();
@@ -34,7 +38,11 @@ struct Server {
 
 impl Server {
     /// Serves until a request says "stop".
-    fn start(builder: ContextBuilder, client: &Context<u64>, config: &EndpointConfig) -> (Self, Endpoint<u64>) {
+    fn start(
+        builder: ContextBuilder,
+        client: &Context<u64>,
+        config: &EndpointConfig,
+    ) -> (Self, Endpoint<u64>) {
         let polls = Arc::new(AtomicU64::new(0));
         let (count, config) = (Arc::clone(&polls), config.clone());
         let pending = client.create_endpoint(&config).unwrap();
@@ -43,7 +51,9 @@ impl Server {
             let context: Context<()> = builder.build().unwrap();
             let pending = context.create_endpoint(&config).unwrap();
             to_client.send(pending.local_info().encode()).unwrap();
-            let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+            let _endpoint = pending
+                .connect(&ExchangeRecord::decode(&record).unwrap())
+                .unwrap();
             let mut is_done = false;
             while !is_done {
                 context.wait(None).unwrap();
@@ -60,7 +70,9 @@ impl Server {
                 context.poll(|(), _| ()).unwrap();
             }
         });
-        let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+        let endpoint = pending
+            .connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap())
+            .unwrap();
         (Self { polls, thread }, endpoint)
     }
 
@@ -76,7 +88,10 @@ impl Server {
 }
 
 /// Sleeps and polls until a call ends; how many polls that took.
-fn sleep_until_end(context: &Context<u64>, mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>)) -> u64 {
+fn sleep_until_end(
+    context: &Context<u64>,
+    mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>),
+) -> u64 {
     let (mut polls, mut has_ended) = (0, false);
     while !has_ended {
         context.wait(None).unwrap();
@@ -93,23 +108,38 @@ fn sleep_until_end(context: &Context<u64>, mut on_end: impl FnMut(u64, Result<Ve
 #[test]
 fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing() {
     // The device behind libibverbs takes its time.
-    let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() { 2_000 } else { 100_000 };
+    let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() {
+        2_000
+    } else {
+        100_000
+    };
     watchdog();
     let fabric = LocalFabric::new();
     let client: Context<u64> = builder(&fabric).build().unwrap();
     // A probe of an idle peer wakes as well.
-    let config = EndpointConfig { idle_keepalive: None, ..small() };
+    let config = EndpointConfig {
+        idle_keepalive: None,
+        ..small()
+    };
     let (server, endpoint) = Server::start(builder(&fabric), &client, &config);
     let mut polls = 0;
     for round in 0..rounds {
         stagger(round);
         endpoint.call(&round.to_le_bytes(), round, 8).unwrap();
-        polls += sleep_until_end(&client, |user, outcome| assert_eq!((user, outcome), (round, Ok(round.to_le_bytes().to_vec()))));
+        polls += sleep_until_end(&client, |user, outcome| {
+            assert_eq!((user, outcome), (round, Ok(round.to_le_bytes().to_vec())))
+        });
     }
-    // A wake-up for each message, some for completions of its own sends; the client's clock may add some.
-    assert!(server.polls() <= 2 * rounds, "{} polls of the server", server.polls());
+    // A wake-up for each message, some for completions of its own sends; the client's clock may add
+    // some.
+    assert!(
+        server.polls() <= 2 * rounds,
+        "{} polls of the server",
+        server.polls()
+    );
     assert!(polls <= 4 * rounds, "{polls} polls of the client");
-    // Nothing arrives: no poll, however long that lasts. The last ones may be under way, for as long as the machine takes.
+    // Nothing arrives: no poll, however long that lasts. The last ones may be under way, for as
+    // long as the machine takes.
     let mut before = u64::MAX;
     step_until(|| {
         let is_idle = server.polls() == before;
@@ -120,7 +150,9 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
         is_idle
     });
     endpoint.call(b"stop", 0, 8).unwrap();
-    sleep_until_end(&client, |_, outcome| assert_eq!(outcome, Ok(b"stop".to_vec())));
+    sleep_until_end(&client, |_, outcome| {
+        assert_eq!(outcome, Ok(b"stop".to_vec()))
+    });
     server.join();
 }
 
@@ -128,7 +160,10 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
 fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     watchdog();
     let fabric = LocalFabric::new();
-    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (near, far): (Context<u64>, Context<u64>) = (
+        builder(&fabric).build().unwrap(),
+        builder(&fabric).build().unwrap(),
+    );
     let (endpoint, _peer) = connect(&near, &far, &small());
     endpoint.call(b"one", 1, 8).unwrap();
     let second = endpoint.call(b"two", 2, 8).unwrap();
@@ -141,7 +176,9 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     step_until(|| !far.wait(Some(Duration::ZERO)).unwrap());
     one.reply(b"first").unwrap();
     far.wait(Some(Duration::ZERO)).unwrap();
-    let on_end = |user: u64, outcome: Result<Vec<u8>, CallFailure>| assert_eq!((user, outcome), (1, Ok(b"first".to_vec())));
+    let on_end = |user: u64, outcome: Result<Vec<u8>, CallFailure>| {
+        assert_eq!((user, outcome), (1, Ok(b"first".to_vec())))
+    };
     sleep_until_end(&near, on_end);
     endpoint.cancel(second).unwrap();
     two.reply(b"").unwrap();
@@ -179,44 +216,71 @@ fn a_waker_ends_a_sleep_from_another_thread() {
 fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
     watchdog();
     let fabric = LocalFabric::new();
-    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (near, far): (Context<u64>, Context<u64>) = (
+        builder(&fabric).build().unwrap(),
+        builder(&fabric).build().unwrap(),
+    );
     let (endpoint, _peer) = connect(&near, &far, &small());
     let (local, remote) = (near.alloc(8).unwrap(), far.alloc(8).unwrap());
-    endpoint.rdma_write(&local, 0, &remote.remote(), 0, 8, 3).unwrap();
-    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, Ok(Vec::new()))));
+    endpoint
+        .rdma_write(&local, 0, &remote.remote(), 0, 8, 3)
+        .unwrap();
+    sleep_until_end(&near, |user, outcome| {
+        assert_eq!((user, outcome), (3, Ok(Vec::new())))
+    });
 }
 
 #[test]
 fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
     watchdog();
     let fabric = LocalFabric::new();
-    let config = EndpointConfig { keepalive: Duration::from_millis(10), stall_timeout: Duration::from_millis(100), ..small() };
+    let config = EndpointConfig {
+        keepalive: Duration::from_millis(10),
+        stall_timeout: Duration::from_millis(100),
+        ..small()
+    };
     let near: Context<u64> = builder(&fabric).build().unwrap();
-    let (silent, doomed): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (silent, doomed): (Context<u64>, Context<u64>) = (
+        builder(&fabric).build().unwrap(),
+        builder(&fabric).build().unwrap(),
+    );
     let (to_silent, _peer) = connect(&near, &silent, &config);
     let (to_doomed, _peer) = connect(&near, &doomed, &config);
-    to_silent.call_within(b"", 1, 0, Duration::from_millis(15)).unwrap();
-    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (1, Err(CallFailure::TimedOut))));
+    to_silent
+        .call_within(b"", 1, 0, Duration::from_millis(15))
+        .unwrap();
+    let polls = sleep_until_end(&near, |user, outcome| {
+        assert_eq!((user, outcome), (1, Err(CallFailure::TimedOut)))
+    });
     assert!(polls < 100, "{polls}");
     to_silent.call(b"", 2, 0).unwrap();
     let stalled = Err(CallFailure::Closed(CloseReason::PeerStalled));
-    let polls = sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (2, stalled.clone())));
+    let polls = sleep_until_end(&near, |user, outcome| {
+        assert_eq!((user, outcome), (2, stalled.clone()))
+    });
     assert!(polls < 1_000, "{polls}");
     to_doomed.call(b"", 3, 0).unwrap();
     near.wait(Some(Duration::ZERO)).unwrap();
-    // It has the request, so nobody knows whether it executed it; else the call would end as refused (G5).
+    // It has the request, so nobody knows whether it executed it; else the call would end as
+    // refused (G5).
     let _held = next_request(&doomed);
     drop(doomed);
     let dead = Err(CallFailure::Closed(CloseReason::Disconnected));
-    sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, dead.clone())));
+    sleep_until_end(&near, |user, outcome| {
+        assert_eq!((user, outcome), (3, dead.clone()))
+    });
 }
 
-/// A deadline is looked for every 64 drains under load, which are few while a context sleeps between them.
+/// A deadline is looked for every 64 drains under load, which are few while a context sleeps
+/// between them.
 #[test]
 fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
     watchdog();
     let fabric = LocalFabric::new();
-    let (near, far): (Context<u64>, Context<u64>) = (builder(&fabric).build().unwrap(), builder(&fabric).build().unwrap());
+    let (near, far): (Context<u64>, Context<u64>) = (
+        builder(&fabric).build().unwrap(),
+        builder(&fabric).build().unwrap(),
+    );
     let (endpoint, _peer) = connect(&near, &far, &small());
     near.poll(|_, _| ()).unwrap();
     endpoint.call_within(b"", 1, 0, Duration::ZERO).unwrap();
@@ -227,7 +291,8 @@ fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
     far.flush_endpoints().unwrap();
     while !near.wait(None).unwrap() {}
     let mut ended = Vec::new();
-    near.poll(|user, outcome| ended.push((user, outcome.is_ok()))).unwrap();
+    near.poll(|user, outcome| ended.push((user, outcome.is_ok())))
+        .unwrap();
     assert_eq!(ended, [(2, true), (1, false)]);
 }
 
@@ -236,7 +301,11 @@ fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
 fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
     watchdog();
     let fabric = LocalFabric::new();
-    let config = EndpointConfig { keepalive: Duration::from_millis(20), stall_timeout: Duration::from_secs(1), ..small() };
+    let config = EndpointConfig {
+        keepalive: Duration::from_millis(20),
+        stall_timeout: Duration::from_secs(1),
+        ..small()
+    };
     let client: Context<u64> = builder(&fabric).build().unwrap();
     let pending = client.create_endpoint(&config).unwrap();
     let (record, (to_client, from_server)) = (pending.local_info().encode(), channel());
@@ -248,32 +317,42 @@ fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
         let context: Context<()> = server_builder.build().unwrap();
         let pending = context.create_endpoint(&server_config).unwrap();
         to_client.send(pending.local_info().encode()).unwrap();
-        let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let _endpoint = pending
+            .connect(&ExchangeRecord::decode(&record).unwrap())
+            .unwrap();
         let mut held = Vec::new();
         while !done.load(Ordering::Relaxed) {
             context.wait(None).unwrap();
             context.poll(|(), _| ()).unwrap();
             held.extend(context.recv());
         }
-        held.into_iter().for_each(|request| request.reply(b"late").unwrap());
+        held.into_iter()
+            .for_each(|request| request.reply(b"late").unwrap());
         while Arc::strong_count(&done) > 1 {
             context.poll(|(), _| ()).unwrap();
         }
     });
-    let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+    let endpoint = pending
+        .connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap())
+        .unwrap();
     endpoint.call(b"", 1, 4).unwrap();
     let end = std::time::Instant::now() + Duration::from_millis(2_000);
     while std::time::Instant::now() < end {
         client.wait(Some(Duration::from_millis(20))).unwrap();
-        client.poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec()))).unwrap();
+        client
+            .poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec())))
+            .unwrap();
     }
     is_done.store(true, Ordering::Relaxed);
-    sleep_until_end(&client, |_, outcome| assert_eq!(outcome, Ok(b"late".to_vec())));
+    sleep_until_end(&client, |_, outcome| {
+        assert_eq!(outcome, Ok(b"late".to_vec()))
+    });
     drop(is_done);
     thread.join().unwrap();
 }
 
-/// The peer holds all calls for which there is credit. Nothing arrives but its heartbeats, in its record.
+/// The peer holds all calls for which there is credit. Nothing arrives but its heartbeats, in its
+/// record.
 #[test]
 fn a_caller_without_credit_sleeps() {
     watchdog();
@@ -287,7 +366,9 @@ fn a_caller_without_credit_sleeps() {
         let context: Context<()> = server_builder.build().unwrap();
         let pending = context.create_endpoint(&small()).unwrap();
         to_client.send(pending.local_info().encode()).unwrap();
-        let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let _endpoint = pending
+            .connect(&ExchangeRecord::decode(&record).unwrap())
+            .unwrap();
         let mut held = Vec::new();
         while is_done.try_recv().is_err() {
             context.wait(Some(Duration::from_millis(10))).unwrap();
@@ -295,11 +376,16 @@ fn a_caller_without_credit_sleeps() {
             held.extend(context.recv());
         }
         held.pop().unwrap().reply(b"room").unwrap();
-        while held.iter().any(|request| request.endpoint().closed().is_none()) {
+        while held
+            .iter()
+            .any(|request| request.endpoint().closed().is_none())
+        {
             context.poll(|(), _| ()).unwrap();
         }
     });
-    let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+    let endpoint = pending
+        .connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap())
+        .unwrap();
     while endpoint.call(b"held", 1, 400).is_ok() {}
     let mut polls = 0_u64;
     let mut idle_polls = 0;
@@ -307,7 +393,9 @@ fn a_caller_without_credit_sleeps() {
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_millis(1_000) {
         assert!(endpoint.call(b"waits", 2, 400).is_err());
-        let moved = client.poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec()))).unwrap();
+        let moved = client
+            .poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec())))
+            .unwrap();
         polls += 1;
         idle_polls = if moved > 0 { 0 } else { idle_polls + 1 };
         if idle_polls > spins {

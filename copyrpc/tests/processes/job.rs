@@ -1,4 +1,5 @@
-//! The launcher's side: starts processes, carries exchange records between them, sends signals, and reads their reports.
+//! The launcher's side: starts processes, carries exchange records between them, sends signals, and
+//! reads their reports.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write as _};
@@ -20,7 +21,8 @@ pub(crate) const KEEPALIVE: Duration = Duration::from_millis(20);
 /// Of all endpoints: longer than a busy machine keeps a process from running.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// More calls than can be under way on a connection at once: the credit of 1 KiB pays for 16 that allow no reply.
+/// More calls than can be under way on a connection at once: the credit of 1 KiB pays for 16 that
+/// allow no reply.
 const MORE: u64 = 32;
 
 const SETTINGS: &str = "COPYRPC_TEST_PROCESS";
@@ -54,11 +56,21 @@ impl Settings {
         let line = std::env::var(SETTINGS).ok()?;
         let words: Vec<_> = line.splitn(4, ' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
-        Some(Self { nodes: number(0) as usize..number(1) as usize, quota: number(2), dir: words[3].into() })
+        Some(Self {
+            nodes: number(0) as usize..number(1) as usize,
+            quota: number(2),
+            dir: words[3].into(),
+        })
     }
 
     fn to_line(&self) -> String {
-        format!("{} {} {} {}", self.nodes.start, self.nodes.end, self.quota, self.dir.display())
+        format!(
+            "{} {} {} {}",
+            self.nodes.start,
+            self.nodes.end,
+            self.quota,
+            self.dir.display()
+        )
     }
 }
 
@@ -88,19 +100,60 @@ pub(crate) struct Said {
 
 impl Said {
     pub(crate) fn to_line(self) -> String {
-        let ended = [self.completed, self.given_up, self.disconnected, self.stalled];
-        let rest = [self.served, self.outstanding, self.is_closed, self.rounds, self.cpu_ns];
-        let numbers = [self.incarnation, self.issued].into_iter().chain(ended).chain(rest);
-        numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(" ")
+        let ended = [
+            self.completed,
+            self.given_up,
+            self.disconnected,
+            self.stalled,
+        ];
+        let rest = [
+            self.served,
+            self.outstanding,
+            self.is_closed,
+            self.rounds,
+            self.cpu_ns,
+        ];
+        let numbers = [self.incarnation, self.issued]
+            .into_iter()
+            .chain(ended)
+            .chain(rest);
+        numbers
+            .map(|number| number.to_string())
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     fn of_words(words: &[&str]) -> Self {
         let n: Vec<u64> = words.iter().map(|word| word.parse().unwrap()).collect();
-        let [incarnation, issued, completed, given_up, disconnected, stalled, served, outstanding, is_closed, rounds, cpu_ns] = n[..]
+        let [
+            incarnation,
+            issued,
+            completed,
+            given_up,
+            disconnected,
+            stalled,
+            served,
+            outstanding,
+            is_closed,
+            rounds,
+            cpu_ns,
+        ] = n[..]
         else {
             panic!("{words:?}")
         };
-        Self { incarnation, issued, completed, given_up, disconnected, stalled, served, outstanding, is_closed, rounds, cpu_ns }
+        Self {
+            incarnation,
+            issued,
+            completed,
+            given_up,
+            disconnected,
+            stalled,
+            served,
+            outstanding,
+            is_closed,
+            rounds,
+            cpu_ns,
+        }
     }
 
     /// The connection has ended, and all calls with it, each once.
@@ -147,8 +200,15 @@ struct Process {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in self.heard.lock().unwrap_or_else(PoisonError::into_inner).forked.drain(..) {
-            // SAFETY: kill(2). It was forked by one of our processes and never ends by itself, so the number is its own.
+        for child in self
+            .heard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .forked
+            .drain(..)
+        {
+            // SAFETY: kill(2). It was forked by one of our processes and never ends by itself, so
+            // the number is its own.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
     }
@@ -182,7 +242,13 @@ impl Process {
             }
             end.store(true, Ordering::Relaxed);
         });
-        Self { settings, child, input, ended, is_dead: false }
+        Self {
+            settings,
+            child,
+            input,
+            ended,
+            is_dead: false,
+        }
     }
 }
 
@@ -191,8 +257,12 @@ impl Heard {
         let words: Vec<_> = line.split(' ').collect();
         let pair = |node: &str, other: &str| (node.parse().unwrap(), other.parse().unwrap());
         match words[..] {
-            ["said", node, other, ref numbers @ ..] => drop(self.said.insert(pair(node, other), Said::of_words(numbers))),
-            ["record", node, other, record] => drop(self.records.insert(pair(node, other), record.to_owned())),
+            ["said", node, other, ref numbers @ ..] => {
+                self.said.insert(pair(node, other), Said::of_words(numbers));
+            }
+            ["record", node, other, record] => {
+                drop(self.records.insert(pair(node, other), record.to_owned()))
+            }
             ["connected", node, other] => drop(self.connected.insert(pair(node, other))),
             ["forked", pid] => self.forked.push(pid.parse().unwrap()),
             // Its earlier output is of another time.
@@ -201,9 +271,17 @@ impl Heard {
                 let n: Vec<u64> = numbers.iter().map(|word| word.parse().unwrap()).collect();
                 let totals = &mut self.totals;
                 totals.contexts += 1;
-                let sums = [&mut totals.rnr_naks, &mut totals.wraps, &mut totals.reads, &mut totals.metadata_only];
+                let sums = [
+                    &mut totals.rnr_naks,
+                    &mut totals.wraps,
+                    &mut totals.reads,
+                    &mut totals.metadata_only,
+                ];
                 let more = [&mut totals.late_responses, &mut totals.stale_responses];
-                sums.into_iter().chain(more).zip(n).for_each(|(sum, number)| *sum += number);
+                sums.into_iter()
+                    .chain(more)
+                    .zip(n)
+                    .for_each(|(sum, number)| *sum += number);
             }
             _ => {}
         }
@@ -226,14 +304,32 @@ impl Job {
     pub(crate) fn start(name: &str, processes: usize, nodes_each: usize, quota: u64) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = PathBuf::from(format!("/dev/shm/copyrpc-test-{name}-{}", std::process::id()));
+        let dir = PathBuf::from(format!(
+            "/dev/shm/copyrpc-test-{name}-{}",
+            std::process::id()
+        ));
         std::fs::create_dir(&dir).unwrap();
         let heard = Arc::default();
-        let settings = |process| Settings { nodes: process * nodes_each..(process + 1) * nodes_each, quota, dir: dir.clone() };
-        let processes: Vec<_> = (0..processes).map(|process| Process::start(settings(process), &heard)).collect();
-        let mut job = Self { _alone: alone, processes, nodes_each, heard, connections: 0, dir };
+        let settings = |process| Settings {
+            nodes: process * nodes_each..(process + 1) * nodes_each,
+            quota,
+            dir: dir.clone(),
+        };
+        let processes: Vec<_> = (0..processes)
+            .map(|process| Process::start(settings(process), &heard))
+            .collect();
+        let mut job = Self {
+            _alone: alone,
+            processes,
+            nodes_each,
+            heard,
+            connections: 0,
+            dir,
+        };
         let nodes = job.processes.len() * nodes_each;
-        let pairs: Vec<_> = (0..nodes).flat_map(|a| (0..a).map(move |b| (a, b))).collect();
+        let pairs: Vec<_> = (0..nodes)
+            .flat_map(|a| (0..a).map(move |b| (a, b)))
+            .collect();
         job.connect(&pairs);
         job
     }
@@ -253,12 +349,16 @@ impl Job {
         for (at, (a, b)) in (0..).zip(&both) {
             self.tell(*a, &format!("offer {a} {b} {}", first + at / 2));
         }
-        self.wait("for records", |heard| both.iter().all(|pair| heard.records.contains_key(pair)));
+        self.wait("for records", |heard| {
+            both.iter().all(|pair| heard.records.contains_key(pair))
+        });
         for (a, b) in &both {
             let record = self.heard.lock().unwrap().records[&(*b, *a)].clone();
             self.tell(*a, &format!("connect {a} {b} {record}"));
         }
-        self.wait("for connections", |heard| both.iter().all(|pair| heard.connected.contains(pair)));
+        self.wait("for connections", |heard| {
+            both.iter().all(|pair| heard.connected.contains(pair))
+        });
         for (a, b) in &both {
             self.tell(*a, &format!("go {a} {b}"));
         }
@@ -282,7 +382,14 @@ impl Job {
     pub(crate) fn stop(&mut self, node: usize) {
         self.signal(node, libc::SIGSTOP);
         let stat = format!("/proc/{}/stat", self.process_of(node).child.id());
-        let is_stopped = |_: &Heard| std::fs::read_to_string(&stat).unwrap().rsplit(") ").next().unwrap().starts_with('T');
+        let is_stopped = |_: &Heard| {
+            std::fs::read_to_string(&stat)
+                .unwrap()
+                .rsplit(") ")
+                .next()
+                .unwrap()
+                .starts_with('T')
+        };
         self.wait("to be stopped", is_stopped);
     }
 
@@ -308,7 +415,10 @@ impl Job {
 
     /// Starts the killed process of a node again; it is connected to nobody.
     pub(crate) fn restart(&mut self, node: usize) {
-        let (heard, settings) = (Arc::clone(&self.heard), self.process_of(node).settings.clone());
+        let (heard, settings) = (
+            Arc::clone(&self.heard),
+            self.process_of(node).settings.clone(),
+        );
         *self.process_of(node) = Process::start(settings, &heard);
     }
 
@@ -316,65 +426,111 @@ impl Job {
         let start = Instant::now();
         while !condition(&self.heard.lock().unwrap()) {
             for process in self.processes.iter().filter(|process| !process.is_dead) {
-                assert!(!process.ended.load(Ordering::Relaxed), "the process of nodes {:?} ended; waited {what}", process.settings.nodes);
+                assert!(
+                    !process.ended.load(Ordering::Relaxed),
+                    "the process of nodes {:?} ended; waited {what}",
+                    process.settings.nodes
+                );
             }
             if start.elapsed() > WATCHDOG / 2 {
-                panic!("watchdog: waited {what}; said: {:#?}", self.heard.lock().unwrap().said);
+                panic!(
+                    "watchdog: waited {what}; said: {:#?}",
+                    self.heard.lock().unwrap().said
+                );
             }
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
     /// Waits until `condition` holds of what each of the pairs said last, and returns that.
-    pub(crate) fn wait_until(&self, what: &str, pairs: &[Pair], condition: impl Fn(&Said) -> bool) -> Vec<Said> {
-        self.wait(what, |heard| pairs.iter().all(|pair| heard.said.get(pair).is_some_and(&condition)));
+    pub(crate) fn wait_until(
+        &self,
+        what: &str,
+        pairs: &[Pair],
+        condition: impl Fn(&Said) -> bool,
+    ) -> Vec<Said> {
+        self.wait(what, |heard| {
+            pairs
+                .iter()
+                .all(|pair| heard.said.get(pair).is_some_and(&condition))
+        });
         let heard = self.heard.lock().unwrap();
         pairs.iter().map(|pair| heard.said[pair]).collect()
     }
 
-    /// Waits until calls of `a` to `b` and back have completed that were not under way when this was called, and returns what both said
-    /// of each other.
+    /// Waits until calls of `a` to `b` and back have completed that were not under way when this
+    /// was called, and returns what both said of each other.
     pub(crate) fn wait_for_traffic(&self, a: usize, b: usize) -> [Said; 2] {
         [(a, b), (b, a)].map(|pair| {
             let before = self.wait_until("for anything", &[pair], |_| true)[0].completed;
-            self.wait_until("for traffic", &[pair], |said| said.completed > before + MORE)[0]
+            self.wait_until("for traffic", &[pair], |said| {
+                said.completed > before + MORE
+            })[0]
         })
     }
 
-    /// Has all processes stop calling, waits until all calls have ended and checks the books: every call that was taken ended once and
-    /// was received once. Then ends the processes; nothing is left behind.
+    /// Has all processes stop calling, waits until all calls have ended and checks the books: every
+    /// call that was taken ended once and was received once. Then ends the processes; nothing is
+    /// left behind.
     pub(crate) fn finish(mut self) -> Totals {
         let nodes = self.processes.len() * self.nodes_each;
         for process in &mut self.processes {
             writeln!(process.input, "stop").unwrap();
         }
-        let pairs: Vec<Pair> = (0..nodes).flat_map(|a| (0..nodes).filter(move |b| *b != a).map(move |b| (a, b))).collect();
+        let pairs: Vec<Pair> = (0..nodes)
+            .flat_map(|a| (0..nodes).filter(move |b| *b != a).map(move |b| (a, b)))
+            .collect();
         self.wait("for the books", |heard| {
             pairs.iter().all(|&(a, b)| {
-                let (Some(caller), Some(server)) = (heard.said.get(&(a, b)), heard.said.get(&(b, a))) else { return false };
+                let (Some(caller), Some(server)) =
+                    (heard.said.get(&(a, b)), heard.said.get(&(b, a)))
+                else {
+                    return false;
+                };
                 let ended = caller.completed + caller.given_up;
-                let is_balanced = caller.issued > 0 && ended == caller.issued && server.served == caller.issued;
+                let is_balanced =
+                    caller.issued > 0 && ended == caller.issued && server.served == caller.issued;
                 is_balanced || caller.is_closed == 1
             })
         });
-        let books: Vec<_> = self.heard.lock().unwrap().said.iter().map(|(pair, said)| (*pair, *said)).collect();
-        assert!(books.iter().all(|(_, said)| said.is_closed == 0), "connections ended: {books:#?}");
+        let books: Vec<_> = self
+            .heard
+            .lock()
+            .unwrap()
+            .said
+            .iter()
+            .map(|(pair, said)| (*pair, *said))
+            .collect();
+        assert!(
+            books.iter().all(|(_, said)| said.is_closed == 0),
+            "connections ended: {books:#?}"
+        );
         for process in &mut self.processes {
             writeln!(process.input, "exit").unwrap();
             let status = process.child.wait().unwrap();
-            assert!(status.success(), "the process of nodes {:?}: {status}", process.settings.nodes);
+            assert!(
+                status.success(),
+                "the process of nodes {:?}: {status}",
+                process.settings.nodes
+            );
         }
         self.wait_for_totals(nodes as u64);
         let totals = self.heard.lock().unwrap().totals;
         assert_eq!((totals.rnr_naks, totals.stale_responses), (0, 0));
         // The next test finds and leaves a clean directory.
-        drop::<Context<()>>(ContextBuilder::new(support::spec_in(self.dir.clone())).build().unwrap());
+        drop::<Context<()>>(
+            ContextBuilder::new(support::spec_in(self.dir.clone()))
+                .build()
+                .unwrap(),
+        );
         std::fs::remove_dir(&self.dir).expect("nothing is left behind");
         totals
     }
 
     fn wait_for_totals(&mut self, contexts: u64) {
-        self.processes.iter_mut().for_each(|process| process.is_dead = true);
+        self.processes
+            .iter_mut()
+            .for_each(|process| process.is_dead = true);
         self.wait("for the totals", |heard| heard.totals.contexts == contexts);
     }
 }

@@ -8,7 +8,10 @@ const ENDLESS: u64 = u64::MAX;
 
 /// The pairs that `dead` was in, as the living say it.
 fn with(dead: usize) -> Vec<(usize, usize)> {
-    (0..3).filter(|node| *node != dead).map(|node| (node, dead)).collect()
+    (0..3)
+        .filter(|node| *node != dead)
+        .map(|node| (node, dead))
+        .collect()
 }
 
 #[test]
@@ -27,7 +30,9 @@ fn calls_to_a_killed_process_end_the_others_go_on_and_its_successor_is_connected
             job.stop(dead);
         }
         job.kill(dead);
-        let over = job.wait_until("for the death to be noticed", &with(dead), |said| said.is_over());
+        let over = job.wait_until("for the death to be noticed", &with(dead), |said| {
+            said.is_over()
+        });
         for said in &over {
             assert_eq!(said.stalled, 0, "{said:?}");
             ended += said.disconnected;
@@ -52,7 +57,9 @@ fn a_child_that_a_killed_process_forked_keeps_no_connection_alive() {
         job.wait_for_traffic(a, b);
     }
     job.kill(2);
-    job.wait_until("for the death to be noticed", &with(2), |said| said.is_over() && said.stalled == 0);
+    job.wait_until("for the death to be noticed", &with(2), |said| {
+        said.is_over() && said.stalled == 0
+    });
     // SAFETY: kill(2) with no signal.
     assert_eq!(unsafe { libc::kill(child, 0) }, 0, "the child lives");
     job.restart(2);

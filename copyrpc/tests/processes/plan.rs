@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The calling end of a connection: its node, the peer's node, and the number of the connection between them.
+/// The calling end of a connection: its node, the peer's node, and the number of the connection
+/// between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) from: usize,
@@ -31,9 +32,11 @@ pub(crate) struct Plan {
 }
 
 impl Caller {
-    /// Its call number `serial`: sizes from nothing to the most that the ring takes, the small ones more often.
+    /// Its call number `serial`: sizes from nothing to the most that the ring takes, the small ones
+    /// more often.
     pub(crate) fn plan(self, serial: u64, max_payload: usize, max_allowance: usize) -> Plan {
-        let seed = (self.from as u64) << 56 ^ (self.to as u64) << 48 ^ self.incarnation << 32 ^ serial;
+        let seed =
+            (self.from as u64) << 56 ^ (self.to as u64) << 48 ^ self.incarnation << 32 ^ serial;
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut up_to = |max: usize| match rng.u8(..8) {
             0 => max,
@@ -50,6 +53,11 @@ impl Caller {
             1 => Patience::Cancels(rng.u32(..4)),
             _ => Patience::Endless,
         };
-        Plan { request, allowance, reply, patience }
+        Plan {
+            request,
+            allowance,
+            reply,
+            patience,
+        }
     }
 }

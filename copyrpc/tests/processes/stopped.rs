@@ -23,7 +23,8 @@ fn a_process_stopped_at_random_moments_delays_nobody_else_and_loses_nothing() {
     job.finish();
 }
 
-/// Cost of a process's step between two reports: CPU time, so that nothing else on the machine counts.
+/// Cost of a process's step between two reports: CPU time, so that nothing else on the machine
+/// counts.
 fn step_ns([before, after]: [&Said; 2]) -> u64 {
     (after.cpu_ns - before.cpu_ns) / (after.rounds - before.rounds)
 }
@@ -42,14 +43,19 @@ fn a_process_stopped_for_too_long_is_given_up_and_connects_again_when_it_goes_on
         let [with_all, _] = job.wait_for_traffic(0, 1);
         job.stop(2);
         let [stopped, _] = job.wait_for_traffic(0, 1);
-        let over = job.wait_until("for the stopped one to be given up", &others, |said| said.is_over());
+        let over = job.wait_until("for the stopped one to be given up", &others, |said| {
+            said.is_over()
+        });
         for said in &over {
             assert_eq!(said.disconnected, 0, "{said:?}");
             stalled += said.stalled;
         }
         let [given_up, _] = job.wait_for_traffic(0, 1);
         let (before, after) = (step_ns([&start, &with_all]), step_ns([&stopped, &given_up]));
-        assert!(after <= 3 * before, "a step takes {after} ns with a stopped peer, {before} ns without");
+        assert!(
+            after <= 3 * before,
+            "a step takes {after} ns with a stopped peer, {before} ns without"
+        );
         job.resume(2);
         let its = job.wait_until("for it to notice", &[(2, 0), (2, 1)], |said| said.is_over());
         assert!(its.iter().all(|said| said.stalled == 0), "{its:?}");

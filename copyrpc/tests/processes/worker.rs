@@ -1,12 +1,13 @@
-//! One process of a job: contexts that call each other and everybody else's, and do what the launcher says.
+//! One process of a job: contexts that call each other and everybody else's, and do what the
+//! launcher says.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use copyrpc::{
-    CallFailure, CallToken, CloseReason, Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig, ExchangeRecord,
-    PendingEndpoint, RecvHandle,
+    CallFailure, CallToken, CloseReason, Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint,
+    EndpointConfig, ExchangeRecord, PendingEndpoint, RecvHandle,
 };
 
 use crate::job::{self, KEEPALIVE, STALL_TIMEOUT, Said};
@@ -15,7 +16,8 @@ use crate::support;
 
 /// Far more than credit and ring allow.
 const DEPTH: usize = 64;
-/// Batches in flight of an endpoint, and receives of a context: as few as B1 allows for one endpoint to each of 16 nodes.
+/// Batches in flight of an endpoint, and receives of a context: as few as B1 allows for one
+/// endpoint to each of 16 nodes.
 const BATCHES: u32 = 2;
 const RECEIVES: u32 = 48;
 
@@ -60,10 +62,15 @@ struct Node {
 #[test]
 #[ignore = "a process of the other tests, started by them"]
 fn process() {
-    let Some(settings) = job::Settings::from_env() else { return };
+    let Some(settings) = job::Settings::from_env() else {
+        return;
+    };
     job::watchdog();
     let builder = ContextBuilder::new(support::spec_in(settings.dir)).srq_size(RECEIVES);
-    let mut nodes: HashMap<_, _> = settings.nodes.map(|number| (number, Node::new(number, &builder))).collect();
+    let mut nodes: HashMap<_, _> = settings
+        .nodes
+        .map(|number| (number, Node::new(number, &builder)))
+        .collect();
     let commands = commands();
     let mut issue = true;
     let mut serve = true;
@@ -81,7 +88,11 @@ fn process() {
                 ["exit"] => serve = false,
                 ["fork"] => println!("\nforked {}", fork()),
                 [verb, node, peer, ref rest @ ..] => {
-                    nodes.get_mut(&node.parse().unwrap()).unwrap().obey(verb, peer.parse().unwrap(), rest.first().copied());
+                    nodes.get_mut(&node.parse().unwrap()).unwrap().obey(
+                        verb,
+                        peer.parse().unwrap(),
+                        rest.first().copied(),
+                    );
                 }
                 _ => panic!("{line}"),
             }
@@ -98,17 +109,30 @@ fn process() {
             told = Instant::now();
         }
         idle_rounds = if moved { 0 } else { idle_rounds + 1 };
-        // Not a yield: Linux may leave a thread that yielded often without a core for seconds, which looks like a process that is stopped.
+        // Not a yield: Linux may leave a thread that yielded often without a core for seconds,
+        // which looks like a process that is stopped.
         if idle_rounds > SPINS {
             std::thread::sleep(Duration::from_micros(10));
         }
     }
-    let infos: Vec<_> = nodes.values().map(|node| (node.context.device_info(), node.context.stats())).collect();
+    let infos: Vec<_> = nodes
+        .values()
+        .map(|node| (node.context.device_info(), node.context.stats()))
+        .collect();
     for (info, stats) in infos {
         assert_eq!(info.violations, 0);
-        let counts =
-            [info.rnr_naks.unwrap_or(0), stats.wraps, stats.reads, stats.metadata_only, stats.late_responses, stats.stale_responses];
-        println!("\ntotals {}", counts.map(|count| count.to_string()).join(" "));
+        let counts = [
+            info.rnr_naks.unwrap_or(0),
+            stats.wraps,
+            stats.reads,
+            stats.metadata_only,
+            stats.late_responses,
+            stats.stale_responses,
+        ];
+        println!(
+            "\ntotals {}",
+            counts.map(|count| count.to_string()).join(" ")
+        );
     }
 }
 
@@ -132,16 +156,27 @@ fn fork() -> libc::pid_t {
 
 /// CPU time of this thread so far.
 fn cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: room for the answer.
-    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    assert_eq!(
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
+        0
+    );
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Lines of the standard input, read by a thread.
 fn commands() -> Receiver<String> {
     let (to, from) = channel();
-    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| to.send(line)));
+    std::thread::spawn(move || {
+        std::io::stdin()
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| to.send(line))
+    });
     from
 }
 
@@ -149,7 +184,14 @@ impl Node {
     fn new(number: usize, builder: &ContextBuilder) -> Self {
         let context = builder.clone().build().unwrap();
         let rng = fastrand::Rng::with_seed(number as u64);
-        Self { number, context, peers: HashMap::new(), peer_of: HashMap::new(), held: Vec::new(), rng }
+        Self {
+            number,
+            context,
+            peers: HashMap::new(),
+            peer_of: HashMap::new(),
+            held: Vec::new(),
+            rng,
+        }
     }
 
     /// Does what the launcher says about `other`.
@@ -173,18 +215,47 @@ impl Node {
     fn offer(&mut self, other: usize, incarnation: u64) {
         if let Some(before) = self.peers.remove(&other) {
             let endpoint = before.endpoint.unwrap();
-            assert!(endpoint.closed().is_some() && endpoint.outstanding_calls() == 0, "{endpoint:?}");
+            assert!(
+                endpoint.closed().is_some() && endpoint.outstanding_calls() == 0,
+                "{endpoint:?}"
+            );
             self.peer_of.remove(&endpoint.qpn());
             self.held.retain(|held| held.caller.from != other);
         }
-        let config = EndpointConfig { batches_in_flight: BATCHES, keepalive: KEEPALIVE, stall_timeout: STALL_TIMEOUT, ..support::small() };
+        let config = EndpointConfig {
+            batches_in_flight: BATCHES,
+            keepalive: KEEPALIVE,
+            stall_timeout: STALL_TIMEOUT,
+            ..support::small()
+        };
         let pending = self.context.create_endpoint(&config).unwrap();
-        let record = pending.local_info().encode().map(|byte| format!("{byte:02x}")).concat();
+        let record = pending
+            .local_info()
+            .encode()
+            .map(|byte| format!("{byte:02x}"))
+            .concat();
         println!("\nrecord {} {other} {record}", self.number);
-        let caller = Caller { from: self.number, to: other, incarnation };
-        let said = Said { incarnation, ..Said::default() };
-        self.peers
-            .insert(other, Peer { caller, pending: Some(pending), endpoint: None, may_call: false, said, next: None, doomed: Vec::new() });
+        let caller = Caller {
+            from: self.number,
+            to: other,
+            incarnation,
+        };
+        let said = Said {
+            incarnation,
+            ..Said::default()
+        };
+        self.peers.insert(
+            other,
+            Peer {
+                caller,
+                pending: Some(pending),
+                endpoint: None,
+                may_call: false,
+                said,
+                next: None,
+                doomed: Vec::new(),
+            },
+        );
     }
 
     /// One step; whether anything moved.
@@ -207,14 +278,25 @@ impl Node {
             let peer = peers.get_mut(&caller.to).unwrap();
             assert_eq!(caller, peer.caller);
             let (endpoint, said) = (peer.endpoint.as_ref().unwrap(), &mut peer.said);
-            let plan = caller.plan(serial, endpoint.max_payload(), endpoint.max_response_allowance());
+            let plan = caller.plan(
+                serial,
+                endpoint.max_payload(),
+                endpoint.max_response_allowance(),
+            );
             match outcome {
                 Ok(bytes) => {
-                    assert_eq!(bytes.to_vec(), plan.reply, "reply to call {serial} of {caller:?}");
+                    assert_eq!(
+                        bytes.to_vec(),
+                        plan.reply,
+                        "reply to call {serial} of {caller:?}"
+                    );
                     said.completed += 1;
                 }
                 Err(CallFailure::TimedOut) => {
-                    assert!(matches!(plan.patience, Patience::Deadline(_)), "call {serial} of {caller:?} had no deadline");
+                    assert!(
+                        matches!(plan.patience, Patience::Deadline(_)),
+                        "call {serial} of {caller:?} had no deadline"
+                    );
                     said.given_up += 1;
                 }
                 Err(CallFailure::Closed(CloseReason::Disconnected)) => said.disconnected += 1,
@@ -228,10 +310,20 @@ impl Node {
     fn receive(&mut self) {
         while let Some(handle) = self.context.recv() {
             // Of an endpoint that was replaced since.
-            let Some(other) = self.peer_of.get(&handle.endpoint().qpn()) else { continue };
+            let Some(other) = self.peer_of.get(&handle.endpoint().qpn()) else {
+                continue;
+            };
             let peer = self.peers.get_mut(other).unwrap();
-            let caller = Caller { from: *other, to: self.number, ..peer.caller };
-            let held = Held { handle, caller, serial: peer.said.served };
+            let caller = Caller {
+                from: *other,
+                to: self.number,
+                ..peer.caller
+            };
+            let held = Held {
+                handle,
+                caller,
+                serial: peer.said.served,
+            };
             held.check();
             peer.said.served += 1;
             self.held.push(held);
@@ -250,25 +342,44 @@ impl Node {
 
     fn report(&self, rounds: u64, cpu_ns: u64) {
         for (other, peer) in &self.peers {
-            let Some(endpoint) = &peer.endpoint else { continue };
+            let Some(endpoint) = &peer.endpoint else {
+                continue;
+            };
             let is_closed = endpoint.closed().is_some();
             let outstanding = endpoint.outstanding_calls() as u64;
-            let said = Said { outstanding, is_closed: u64::from(is_closed), rounds, cpu_ns, ..peer.said };
+            let said = Said {
+                outstanding,
+                is_closed: u64::from(is_closed),
+                rounds,
+                cpu_ns,
+                ..peer.said
+            };
             println!("\nsaid {} {other} {}", self.number, said.to_line());
         }
     }
 }
 
 impl Peer {
-    /// Calls as often as it is let. Most calls leave at once, so that there are more batches than receives, if only B1 did not bind.
+    /// Calls as often as it is let. Most calls leave at once, so that there are more batches than
+    /// receives, if only B1 did not bind.
     fn call(&mut self, context: &Context<UserData>, quota: u64) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(endpoint) = &self.endpoint else {
+            return;
+        };
         while endpoint.outstanding_calls() < DEPTH && self.said.issued < quota {
-            let new = || self.caller.plan(self.said.issued, endpoint.max_payload(), endpoint.max_response_allowance());
+            let new = || {
+                self.caller.plan(
+                    self.said.issued,
+                    endpoint.max_payload(),
+                    endpoint.max_response_allowance(),
+                )
+            };
             let plan = self.next.take().unwrap_or_else(new);
             let user_data = (self.caller, self.said.issued);
             let taken = match plan.patience {
-                Patience::Deadline(timeout) => endpoint.call_within(&plan.request, user_data, plan.allowance, timeout),
+                Patience::Deadline(timeout) => {
+                    endpoint.call_within(&plan.request, user_data, plan.allowance, timeout)
+                }
                 _ => endpoint.call(&plan.request, user_data, plan.allowance),
             };
             match taken {
@@ -283,7 +394,10 @@ impl Peer {
                 }
                 Err(error) => {
                     // If the connection has ended, its calls end by themselves.
-                    assert!(error.is_retryable() || endpoint.closed().is_some(), "{error}");
+                    assert!(
+                        error.is_retryable() || endpoint.closed().is_some(),
+                        "{error}"
+                    );
                     self.next = Some(plan);
                     return;
                 }
@@ -292,13 +406,19 @@ impl Peer {
     }
 
     fn cancel(&mut self) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(endpoint) = &self.endpoint else {
+            return;
+        };
         let (caller, said) = (self.caller, &mut self.said);
         self.doomed.retain_mut(|(token, rounds)| {
             if *rounds == 0 {
                 // It may have ended in another way.
                 if let Some((of, serial)) = endpoint.cancel(*token) {
-                    let plan = caller.plan(serial, endpoint.max_payload(), endpoint.max_response_allowance());
+                    let plan = caller.plan(
+                        serial,
+                        endpoint.max_payload(),
+                        endpoint.max_response_allowance(),
+                    );
                     assert!(of == caller && matches!(plan.patience, Patience::Cancels(_)));
                     said.given_up += 1;
                 }
@@ -314,8 +434,18 @@ impl Held {
     /// The request is what it should be; returns the reply it gets.
     fn check(&self) -> Vec<u8> {
         let endpoint = self.handle.endpoint();
-        let plan = self.caller.plan(self.serial, endpoint.max_payload(), endpoint.max_response_allowance());
-        assert_eq!(self.handle.data().to_vec(), plan.request, "request {} of {:?}", self.serial, self.caller);
+        let plan = self.caller.plan(
+            self.serial,
+            endpoint.max_payload(),
+            endpoint.max_response_allowance(),
+        );
+        assert_eq!(
+            self.handle.data().to_vec(),
+            plan.request,
+            "request {} of {:?}",
+            self.serial,
+            self.caller
+        );
         assert!(self.handle.max_reply() >= plan.allowance);
         plan.reply
     }

@@ -24,15 +24,27 @@ impl Net {
     }
 
     pub(crate) fn device(&self) -> DeviceSpec {
-        DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
+        DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(self.0.clone()),
+            ..SoftOptions::default()
+        })
     }
 
     pub(crate) fn server_options(&self) -> ServerOptions {
-        ServerOptions { device: self.device(), endpoint: endpoint(), ..ServerOptions::default() }
+        ServerOptions {
+            device: self.device(),
+            endpoint: endpoint(),
+            ..ServerOptions::default()
+        }
     }
 
     pub(crate) fn client_options(&self) -> ClientOptions {
-        ClientOptions { device: self.device(), endpoint: endpoint(), connect_timeout: Duration::MAX, ..ClientOptions::default() }
+        ClientOptions {
+            device: self.device(),
+            endpoint: endpoint(),
+            connect_timeout: Duration::MAX,
+            ..ClientOptions::default()
+        }
     }
 
     pub(crate) fn client(&self, address: SocketAddr) -> Client {
@@ -40,22 +52,35 @@ impl Net {
     }
 
     /// A server in a thread of its own, which does `run` to it.
-    pub(crate) fn serve(&self, address: &str, run: impl FnOnce(&mut Server) + Send + 'static) -> Served {
+    pub(crate) fn serve(
+        &self,
+        address: &str,
+        run: impl FnOnce(&mut Server) + Send + 'static,
+    ) -> Served {
         serve(address, self.server_options(), run)
     }
 }
 
 /// A server in a thread of its own, which does `run` to it.
-pub(crate) fn serve(address: &str, options: ServerOptions, run: impl FnOnce(&mut Server) + Send + 'static) -> Served {
+pub(crate) fn serve(
+    address: &str,
+    options: ServerOptions,
+    run: impl FnOnce(&mut Server) + Send + 'static,
+) -> Served {
     let (address, (told, tell)) = (address.to_owned(), mpsc::channel());
     let thread = thread::spawn(move || {
         let mut server = Server::with_options(address, &options).unwrap();
-        told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        told.send((server.local_addr().unwrap(), server.stop_handle()))
+            .unwrap();
         run(&mut server);
         assert_eq!(server.device_info().violations, 0);
     });
     let (address, stop) = tell.recv().unwrap();
-    Served { address, stop, thread }
+    Served {
+        address,
+        stop,
+        thread,
+    }
 }
 
 pub(crate) struct Served {
@@ -73,5 +98,8 @@ impl Served {
 }
 
 fn endpoint() -> EndpointConfig {
-    EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() }
+    EndpointConfig {
+        ring_size: 64 << 10,
+        ..EndpointConfig::default()
+    }
 }

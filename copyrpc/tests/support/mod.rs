@@ -1,8 +1,10 @@
 //! Shared parts of the binding's tests: contexts on the device of this run, and waiting for events.
 //!
-//! `MLX5_TEST_TIME=immediate|delay|virtual` says when the software HCA executes, `MLX5_TEST_DEVICE=mlx5_0` takes that device behind
-//! libibverbs instead; `scripts/verbs-tests` knows what makes sense there. So a test may not count polls: it steps until something is so
-//! ([`step_until`]), or as long as it takes to be sure that nothing comes any more ([`step_a_while`]).
+//! `MLX5_TEST_TIME=immediate|delay|virtual` says when the software HCA executes,
+//! `MLX5_TEST_DEVICE=mlx5_0` takes that device behind libibverbs instead; `scripts/verbs-tests`
+//! knows what makes sense there. So a test may not count polls: it steps until something is so
+//! ([`step_until`]), or as long as it takes to be sure that nothing comes any more
+//! ([`step_a_while`]).
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 #[path = "../../../mlx5/tests/support/time.rs"]
@@ -13,7 +15,9 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use copyrpc::{CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint};
+use copyrpc::{
+    CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint,
+};
 use mlx5::{Clock, ConnectOptions, DeviceSpec, FabricSpec, SoftOptions, Timing};
 pub(crate) use time::{Mode, mode};
 
@@ -33,12 +37,21 @@ impl Net {
         Self(time::Net::new())
     }
 
-    /// Strict in immediate time only. In any other, strict mode also watches that nobody writes what a WRITE sends until its completion is
-    /// taken, and a ring is reused as soon as the peer has consumed it: see S5 in the protocol's document.
+    /// Strict in immediate time only. In any other, strict mode also watches that nobody writes
+    /// what a WRITE sends until its completion is taken, and a ring is reused as soon as the peer
+    /// has consumed it: see S5 in the protocol's document.
     pub(crate) fn spec(&self) -> DeviceSpec {
         let options = self.0.options();
-        let clock = if mode() == Mode::Virtual { options.clock.clone() } else { Clock::System };
-        time::Net::spec(&SoftOptions { clock, strict: mode() == Mode::Immediate, ..options })
+        let clock = if mode() == Mode::Virtual {
+            options.clock.clone()
+        } else {
+            Clock::System
+        };
+        time::Net::spec(&SoftOptions {
+            clock,
+            strict: mode() == Mode::Immediate,
+            ..options
+        })
     }
 
     pub(crate) fn context(&self) -> Checked {
@@ -53,8 +66,18 @@ impl Net {
 /// A device of the fabric of several processes in `dir`. Virtual time is not theirs.
 pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
     let (fabric, clock) = (FabricSpec::Shared { dir: Some(dir) }, Clock::System);
-    let timing = if mode() == Mode::Delay { time::Net::new().options().timing } else { Timing::Immediate };
-    time::Net::spec(&SoftOptions { fabric, clock, timing, strict: mode() == Mode::Immediate, ..SoftOptions::default() })
+    let timing = if mode() == Mode::Delay {
+        time::Net::new().options().timing
+    } else {
+        Timing::Immediate
+    };
+    time::Net::spec(&SoftOptions {
+        fabric,
+        clock,
+        timing,
+        strict: mode() == Mode::Immediate,
+        ..SoftOptions::default()
+    })
 }
 
 /// A context that has broken no rule of its device and met no full receive queue when it goes.
@@ -72,7 +95,11 @@ impl Drop for Checked {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let info = self.device_info();
-            assert_eq!((info.violations, info.rnr_naks.unwrap_or(0)), (0, 0), "{info:?}");
+            assert_eq!(
+                (info.violations, info.rnr_naks.unwrap_or(0)),
+                (0, 0),
+                "{info:?}"
+            );
         }
     }
 }
@@ -80,13 +107,18 @@ impl Drop for Checked {
 impl Checked {
     /// One poll; adds what ended to `ended`.
     pub(crate) fn poll_into(&self, ended: &RefCell<Vec<(u64, Ended)>>) {
-        let push = |serial, outcome: Outcome<'_>| ended.borrow_mut().push((serial, outcome.map(|bytes| bytes.to_vec())));
+        let push = |serial, outcome: Outcome<'_>| {
+            ended
+                .borrow_mut()
+                .push((serial, outcome.map(|bytes| bytes.to_vec())))
+        };
         self.poll(push).unwrap();
     }
 
     /// One poll in which no call ends.
     pub(crate) fn poll_quietly(&self) {
-        self.poll(|serial, outcome| panic!("call {serial} ended: {outcome:?}")).unwrap();
+        self.poll(|serial, outcome| panic!("call {serial} ended: {outcome:?}"))
+            .unwrap();
     }
 
     /// Answers every request with its own bytes.
@@ -98,22 +130,45 @@ impl Checked {
     }
 }
 
-/// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the software HCA; under the real driver it
-/// copies what was posted at its next step, which the peer may hear of sooner, so that an RNR NAK proves nothing there.
+/// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the
+/// software HCA; under the real driver it copies what was posted at its next step, which the peer
+/// may hear of sooner, so that an RNR NAK proves nothing there.
 pub(crate) fn small() -> EndpointConfig {
     let connect = ConnectOptions::default();
-    let connect = ConnectOptions { rnr_retry: if mode() == Mode::Hardware { connect.rnr_retry } else { 0 }, ..connect };
-    EndpointConfig { ring_size: 4096, raw_operations: 0, connect, ..EndpointConfig::default() }
+    let connect = ConnectOptions {
+        rnr_retry: if mode() == Mode::Hardware {
+            connect.rnr_retry
+        } else {
+            0
+        },
+        ..connect
+    };
+    EndpointConfig {
+        ring_size: 4096,
+        raw_operations: 0,
+        connect,
+        ..EndpointConfig::default()
+    }
 }
 
-pub(crate) fn connect(a: PendingEndpoint<u64>, b: PendingEndpoint<u64>) -> (Endpoint<u64>, Endpoint<u64>) {
+pub(crate) fn connect(
+    a: PendingEndpoint<u64>,
+    b: PendingEndpoint<u64>,
+) -> (Endpoint<u64>, Endpoint<u64>) {
     let (record_a, record_b) = (a.local_info(), b.local_info());
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
 /// A connection of two contexts.
-pub(crate) fn join(a: &Context<u64>, b: &Context<u64>, config: &EndpointConfig) -> (Endpoint<u64>, Endpoint<u64>) {
-    connect(a.create_endpoint(config).unwrap(), b.create_endpoint(config).unwrap())
+pub(crate) fn join(
+    a: &Context<u64>,
+    b: &Context<u64>,
+    config: &EndpointConfig,
+) -> (Endpoint<u64>, Endpoint<u64>) {
+    connect(
+        a.create_endpoint(config).unwrap(),
+        b.create_endpoint(config).unwrap(),
+    )
 }
 
 fn pause() {
@@ -127,7 +182,10 @@ fn pause() {
 pub(crate) fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
     let watchdog = Instant::now() + WATCHDOG;
     while !is_done() {
-        assert!(Instant::now() < watchdog, "watchdog: what the test waits for does not come");
+        assert!(
+            Instant::now() < watchdog,
+            "watchdog: what the test waits for does not come"
+        );
         step();
         if !is_done() {
             pause();
@@ -154,7 +212,9 @@ pub(crate) fn step_a_while(mut step: impl FnMut()) {
 
 /// Bytes that tell the calls apart.
 pub(crate) fn payload(serial: u64, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (serial as usize * 7 + at) as u8).collect()
+    (0..len)
+        .map(|at| (serial as usize * 7 + at) as u8)
+        .collect()
 }
 
 /// Two contexts and a connection between them.
@@ -169,11 +229,21 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn new(sizes: impl Fn(ContextBuilder) -> ContextBuilder, config: &EndpointConfig) -> Self {
+    pub(crate) fn new(
+        sizes: impl Fn(ContextBuilder) -> ContextBuilder,
+        config: &EndpointConfig,
+    ) -> Self {
         let net = Net::new();
         let (client, server) = (net.build(&sizes), net.build(&sizes));
         let (to_server, to_client) = join(&client, &server, config);
-        Self { client, server, to_server, to_client, ended: RefCell::default(), net }
+        Self {
+            client,
+            server,
+            to_server,
+            to_client,
+            ended: RefCell::default(),
+            net,
+        }
     }
 
     pub(crate) fn small() -> Self {
@@ -209,7 +279,9 @@ impl Pair {
             || requests.borrow().len() >= count,
             || {
                 self.poll();
-                requests.borrow_mut().extend(std::iter::from_fn(|| self.server.recv()));
+                requests
+                    .borrow_mut()
+                    .extend(std::iter::from_fn(|| self.server.recv()));
             },
         );
         requests.into_inner()

@@ -2,7 +2,15 @@ use super::*;
 
 fn view(head: &AtomicU64, tail: &AtomicU64, words: &[AtomicU64]) -> Ring {
     let depth = words.len() as u64;
-    Ring { head: head.into(), tail: tail.into(), words: NonNull::from(words).cast(), depth, next: 0, released: 0, probes: 0 }
+    Ring {
+        head: head.into(),
+        tail: tail.into(),
+        words: NonNull::from(words).cast(),
+        depth,
+        next: 0,
+        released: 0,
+        probes: 0,
+    }
 }
 
 #[cfg(not(loom))]
@@ -17,7 +25,11 @@ mod plain {
 
     impl Memory {
         fn new(depth: usize) -> Self {
-            Self { head: Box::default(), tail: Box::default(), words: (0..depth).map(|_| AtomicU64::new(0)).collect() }
+            Self {
+                head: Box::default(),
+                tail: Box::default(),
+                words: (0..depth).map(|_| AtomicU64::new(0)).collect(),
+            }
         }
 
         /// A ring that has been in use until `position`.
@@ -29,7 +41,14 @@ mod plain {
             }
             memory.head.store(position, Ordering::Relaxed);
             memory.tail.store(position, Ordering::Relaxed);
-            (memory, Ring { next: position, released: position, ..ring })
+            (
+                memory,
+                Ring {
+                    next: position,
+                    released: position,
+                    ..ring
+                },
+            )
         }
 
         /// A view of the ring, which must not outlive it.
@@ -46,7 +65,10 @@ mod plain {
 
     #[test]
     fn default_ring_has_two_words_for_each_client() {
-        assert_eq!([0, 1, 4, 5, 46, CLIENTS_MAX, usize::MAX].map(ring_depth_for), [8, 8, 8, 16, 128, 8192, 8192]);
+        assert_eq!(
+            [0, 1, 4, 5, 46, CLIENTS_MAX, usize::MAX].map(ring_depth_for),
+            [8, 8, 8, 16, 128, 8192, 8192]
+        );
     }
 
     #[test]
@@ -69,11 +91,18 @@ mod plain {
             let ring = memory.ring();
             for round in 0..6 {
                 for slot in 0..8 {
-                    assert_eq!(ring.push(round * 8 + slot), Ok(()), "start {start} round {round}");
+                    assert_eq!(
+                        ring.push(round * 8 + slot),
+                        Ok(()),
+                        "start {start} round {round}"
+                    );
                 }
                 assert_eq!(ring.push(0), Err(Full));
                 assert!(server.any());
-                assert_eq!(drain(&mut server), (round * 8..round * 8 + 8).collect::<Vec<_>>());
+                assert_eq!(
+                    drain(&mut server),
+                    (round * 8..round * 8 + 8).collect::<Vec<_>>()
+                );
             }
         }
     }
@@ -138,7 +167,8 @@ mod plain {
         let (memory, mut server) = Memory::at(8, 16);
         let ring = memory.ring();
         // A client that garbage leads astray: position 19, with 16 to 18 free.
-        ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
+        ring.word(19)
+            .store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
         let found = (0..9).any(|_| {
             server.rest();
@@ -156,17 +186,27 @@ mod plain {
         let seed = 0x5eed_0001;
         let mut random = fastrand::Rng::with_seed(seed);
         for round in 0..2000 {
-            let (memory, mut server) = Memory::at(4, ((LAP_MASK + 1) * 4).wrapping_add(random.u64(..100)).wrapping_sub(50));
+            let (memory, mut server) = Memory::at(
+                4,
+                ((LAP_MASK + 1) * 4)
+                    .wrapping_add(random.u64(..100))
+                    .wrapping_sub(50),
+            );
             let ring = memory.ring();
             memory.head.store(random.u64(..), Ordering::Relaxed);
             memory.tail.store(random.u64(..), Ordering::Relaxed);
             for word in &memory.words {
                 word.store(
-                    if random.bool() { random.u64(..) } else { free(random.u64(..30)) | (random.u64(..2) * FULL) },
+                    if random.bool() {
+                        random.u64(..)
+                    } else {
+                        free(random.u64(..30)) | (random.u64(..2) * FULL)
+                    },
                     Ordering::Relaxed,
                 );
             }
-            // Some names may be made up, and some polls empty; but a client gets through soon, in order.
+            // Some names may be made up, and some polls empty; but a client gets through soon, in
+            // order.
             let mut got = false;
             for _ in 0..64 {
                 let sent = ring.push(7).is_ok();
@@ -222,7 +262,11 @@ mod model {
         /// The server's view, before it has taken anything.
         fn server(&self) -> Ring {
             let position = self.tail.load(Ordering::Relaxed);
-            Ring { next: position, released: position, ..self.ring() }
+            Ring {
+                next: position,
+                released: position,
+                ..self.ring()
+            }
         }
 
         fn call(&self, slot: usize) -> Result<(), Full> {
@@ -236,7 +280,11 @@ mod model {
             let client = server.take()?;
             // SAFETY: announced (D1); loom checks.
             let payload = self.requests[client].with(|p| unsafe { *p });
-            assert_eq!(payload, 100 + client as u64, "announced before it was written");
+            assert_eq!(
+                payload,
+                100 + client as u64,
+                "announced before it was written"
+            );
             Some(client)
         }
     }
@@ -271,7 +319,12 @@ mod model {
     impl Counted {
         fn new(armed: [u32; 2], depth: usize) -> loom::sync::Arc<Self> {
             let messages = [AtomicU64::new(0), AtomicU64::new(0)];
-            loom::sync::Arc::new(Self { messages, armed: armed.map(AtomicU32::new), ring: memory(depth, 0), server: Sleep::default() })
+            loom::sync::Arc::new(Self {
+                messages,
+                armed: armed.map(AtomicU32::new),
+                ring: memory(depth, 0),
+                server: Sleep::default(),
+            })
         }
 
         fn call(&self, client: usize) {
@@ -316,8 +369,9 @@ mod model {
         }
     }
 
-    /// R1, D1, W1 and W2 together. The second call finds the flag down that the first has lowered, or up again, as the server fell asleep
-    /// between them. A call that is lost is a model that does not end.
+    /// R1, D1, W1 and W2 together. The second call finds the flag down that the first has lowered,
+    /// or up again, as the server fell asleep between them. A call that is lost is a model that
+    /// does not end.
     #[test]
     fn no_call_is_lost_when_a_client_announces_itself_to_a_server_that_falls_asleep() {
         for armed in [HOT, ARMED] {
@@ -333,7 +387,11 @@ mod model {
                 // A lane whose flag is down is one that the server polls.
                 set.mend(&&*shared, usize::MAX, usize::MAX, 0);
                 while taken < 2 {
-                    let mut idle = Idle { set: &mut set, lanes: &shared, server: &mut server };
+                    let mut idle = Idle {
+                        set: &mut set,
+                        lanes: &shared,
+                        server: &mut server,
+                    };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
                     taken += set.pass(&mut server, &mut &*shared, visit, || 0);
                 }
@@ -343,8 +401,8 @@ mod model {
         }
     }
 
-    /// R4: of two clients that announce themselves in a ring of one word, one may find it full. A call that is lost is a model that does
-    /// not end.
+    /// R4: of two clients that announce themselves in a ring of one word, one may find it full. A
+    /// call that is lost is a model that does not end.
     #[test]
     fn no_call_is_lost_when_the_ring_is_full() {
         let mut model = loom::model::Builder::new();

@@ -1,4 +1,5 @@
-//! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls node 1.
+//! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls
+//! node 1.
 
 use bench::load::{Answerer, Caller, Failure, Payload};
 use flux::{CallError, Config, Node, network};
@@ -19,8 +20,15 @@ pub(crate) struct Network {
 impl Network {
     pub(crate) fn new(nodes: usize, config: Config) -> Result<Self, Failure> {
         let mut nodes = network(nodes, config)?.into_iter();
-        let (caller, answerer) = nodes.next().zip(nodes.next()).ok_or("a network of fewer than two nodes")?;
-        Ok(Self { caller: FluxCaller(caller), answerer: FluxAnswerer(answerer), _idle: nodes.collect() })
+        let (caller, answerer) = nodes
+            .next()
+            .zip(nodes.next())
+            .ok_or("a network of fewer than two nodes")?;
+        Ok(Self {
+            caller: FluxCaller(caller),
+            answerer: FluxAnswerer(answerer),
+            _idle: nodes.collect(),
+        })
     }
 }
 

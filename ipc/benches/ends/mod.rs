@@ -1,4 +1,5 @@
-//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and delegationrpc, which has another `W`.
+//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and
+//! delegationrpc, which has another `W`.
 
 use bench::load::{Answerer, Caller, Failure, Payload};
 use ipc::{Announce, CallError, Client, Dir, Server};
@@ -10,8 +11,19 @@ pub(crate) struct RpcServer<W: Announce>(Server<Payload, Payload, W>);
 pub(crate) struct RpcClient<W>(Client<Payload, Payload, u32, W>);
 
 impl<W: Announce> RpcServer<W> {
-    pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
-        Ok(Self(Server::bind_in(dir, name, clients, depth as usize, TAG)?))
+    pub(crate) fn create(
+        dir: &Dir,
+        name: &str,
+        clients: usize,
+        depth: u32,
+    ) -> Result<Self, Failure> {
+        Ok(Self(Server::bind_in(
+            dir,
+            name,
+            clients,
+            depth as usize,
+            TAG,
+        )?))
     }
 
     #[allow(dead_code, reason = "not of interest to every program")]

@@ -1,5 +1,5 @@
-//! A server and its clients in one thread, whose operations `scripts/instructions` counts: of ipc, and of delegationrpc, which has another
-//! `W`.
+//! A server and its clients in one thread, whose operations `scripts/instructions` counts: of ipc,
+//! and of delegationrpc, which has another `W`.
 
 use std::hint::black_box;
 
@@ -9,7 +9,8 @@ type Payload = [u64; 4];
 
 /// Unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;
-/// Work that depends on the clock is counted on rows of its own: it comes once in a millisecond, and so more often the slower the machine.
+/// Work that depends on the clock is counted on rows of its own: it comes once in a millisecond,
+/// and so more often the slower the machine.
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
 /// Both ends. The client that calls is in the middle.
@@ -21,10 +22,19 @@ pub(crate) struct Pair<W: Announce> {
 
 impl<W: Announce> Pair<W> {
     pub(crate) fn new(clients: usize) -> Self {
-        let (dir, name) = (Dir::open(None).unwrap(), format!("instructions-{}", std::process::id()));
+        let (dir, name) = (
+            Dir::open(None).unwrap(),
+            format!("instructions-{}", std::process::id()),
+        );
         let server = Server::bind_in(&dir, &name, clients, DEPTH, 0).unwrap();
-        let mut clients: Vec<_> = (0..clients).map(|_| Client::connect_in(&dir, &name, 0).unwrap()).collect();
-        Self { client: clients.swap_remove(clients.len() / 2), _idle: clients, server }
+        let mut clients: Vec<_> = (0..clients)
+            .map(|_| Client::connect_in(&dir, &name, 0).unwrap())
+            .collect();
+        Self {
+            client: clients.swap_remove(clients.len() / 2),
+            _idle: clients,
+            server,
+        }
     }
 
     pub(crate) fn calls(&mut self, calls: u64, depth: usize) {
@@ -41,7 +51,9 @@ impl<W: Announce> Pair<W> {
                     answered += 1;
                 }
             }
-            self.client.poll(|slot, reply| ended += taken(slot, reply)).unwrap();
+            self.client
+                .poll(|slot, reply| ended += taken(slot, reply))
+                .unwrap();
         }
         assert_eq!(ended, calls);
     }
@@ -56,7 +68,9 @@ impl<W: Announce> Pair<W> {
             while answered < depth {
                 answered += self.server.step(|request| *black_box(request));
             }
-            self.client.poll(|slot, reply| ended += taken(slot, reply)).unwrap();
+            self.client
+                .poll(|slot, reply| ended += taken(slot, reply))
+                .unwrap();
         }
         assert_eq!(ended, calls);
     }
@@ -66,7 +80,8 @@ impl<W: Announce> Pair<W> {
     }
 }
 
-/// A caller with its reply: it looks whether there is one, and has the payload in memory of its own.
+/// A caller with its reply: it looks whether there is one, and has the payload in memory of its
+/// own.
 fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);
@@ -77,7 +92,11 @@ fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
 
 /// Calls one at a time, each function in a frame of its own.
 pub(crate) fn parts<W: Announce>(calls: u64) {
-    let Pair { mut client, mut server, _idle } = Pair::<W>::new(1);
+    let Pair {
+        mut client,
+        mut server,
+        _idle,
+    } = Pair::<W>::new(1);
     for _ in 0..calls {
         part_call(&mut client, black_box([0x5a; 4]));
         assert_eq!(part_server_poll(&mut server), 1);
@@ -103,7 +122,11 @@ fn part_recv<W: Announce>(server: &mut Server<Payload, Payload, W>) -> Option<(T
 }
 
 #[inline(never)]
-fn part_reply<W: Announce>(server: &mut Server<Payload, Payload, W>, token: Token, response: Payload) {
+fn part_reply<W: Announce>(
+    server: &mut Server<Payload, Payload, W>,
+    token: Token,
+    response: Payload,
+) {
     server.reply(token, response).unwrap();
 }
 

@@ -1,5 +1,6 @@
-//! A heap of deadlines from which entries are not removed when their owner no longer needs them: a dead entry is dropped when it comes to
-//! the top. The number of dead entries is bounded: an insertion into a full heap removes them all.
+//! A heap of deadlines from which entries are not removed when their owner no longer needs them: a
+//! dead entry is dropped when it comes to the top. The number of dead entries is bounded: an
+//! insertion into a full heap removes them all.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -14,7 +15,8 @@ struct Entry<T> {
 }
 
 impl<T> Ord for Entry<T> {
-    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, which has to be the earliest.
+    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, which has to be the
+    /// earliest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at_ns.cmp(&self.at_ns)
     }
@@ -45,20 +47,29 @@ impl<T> Deadlines<T> {
     /// Makes an empty heap. It allocates as it grows.
     #[must_use]
     pub const fn new() -> Self {
-        Self { heap: BinaryHeap::new() }
+        Self {
+            heap: BinaryHeap::new(),
+        }
     }
 
-    /// Allocates room for `entries`, if there is less. If at most half as many are live at a time, this heap never allocates again.
+    /// Allocates room for `entries`, if there is less. If at most half as many are live at a time,
+    /// this heap never allocates again.
     pub fn reserve(&mut self, entries: usize) {
-        self.heap.reserve_exact(entries.saturating_sub(self.heap.len()));
+        self.heap
+            .reserve_exact(entries.saturating_sub(self.heap.len()));
     }
 
-    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on average: a full heap loses at least half
-    /// of its items, or becomes twice as large as what is left.
+    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on
+    /// average: a full heap loses at least half of its items, or becomes twice as large as what is
+    /// left.
     pub fn push(&mut self, at_ns: u64, item: T, mut is_live: impl FnMut(&T) -> bool) {
         if self.heap.len() == self.heap.capacity() {
             self.heap.retain(|entry| is_live(&entry.item));
-            self.reserve(if self.heap.capacity() == 0 { FEW } else { 2 * self.heap.len() });
+            self.reserve(if self.heap.capacity() == 0 {
+                FEW
+            } else {
+                2 * self.heap.len()
+            });
         }
         self.heap.push(Entry { at_ns, item });
     }
@@ -139,8 +150,14 @@ mod tests {
         let mut room = 0;
         for round in 0..100u32 {
             deadlines.reserve(8);
-            deadlines.push(1_000 + u64::from(round % 7), 1_000 + round, |item| live.contains(item));
-            room = if room == 0 { deadlines.heap.capacity() } else { room };
+            deadlines.push(1_000 + u64::from(round % 7), 1_000 + round, |item| {
+                live.contains(item)
+            });
+            room = if room == 0 {
+                deadlines.heap.capacity()
+            } else {
+                room
+            };
         }
         assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() == room);
         let armed = [3u32, 1, 2];
@@ -148,8 +165,14 @@ mod tests {
         for at_ns in armed {
             deadlines.push(at_ns.into(), at_ns, |item| live.contains(item));
         }
-        assert_eq!((deadlines.first_ns(), deadlines.pop_before(1)), (Some(1), None));
-        assert_eq!([(); 3].map(|()| deadlines.pop_before(3)), [Some(1), Some(2), None]);
+        assert_eq!(
+            (deadlines.first_ns(), deadlines.pop_before(1)),
+            (Some(1), None)
+        );
+        assert_eq!(
+            [(); 3].map(|()| deadlines.pop_before(3)),
+            [Some(1), Some(2), None]
+        );
         assert!(deadlines.next(|item| live.contains(item)).is_some());
         live.remove(&3);
         assert!(deadlines.next(|item| live.contains(item)).is_none() && deadlines.is_empty());

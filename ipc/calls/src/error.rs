@@ -5,8 +5,8 @@ use std::fmt;
 use crate::futures::CallError as CallEnd;
 use crate::tag::{REFUSED, TOO_LONG};
 
-/// The error of a call that has ended without its reply. Its two answers decide about a repetition, and mean the same for every RPC of
-/// this workspace; never are both `true`.
+/// The error of a call that has ended without its reply. Its two answers decide about a repetition,
+/// and mean the same for every RPC of this workspace; never are both `true`.
 ///
 /// | [`is_retryable`](Self::is_retryable) | [`may_have_executed`](Self::may_have_executed) | |
 /// |---|---|---|
@@ -14,15 +14,17 @@ use crate::tag::{REFUSED, TOO_LONG};
 /// | `false` | `true` | repeat it only if the server takes it twice without harm |
 /// | `false` | `false` | no handler got it, and the same call fails again |
 pub trait Ending: std::error::Error {
-    /// Returns whether the same call can succeed later: no handler got the request, and none will. A client that connects again by itself
-    /// does so at the next call; with another one, connect again if the session has ended.
+    /// Returns whether the same call can succeed later: no handler got the request, and none will.
+    /// A client that connects again by itself does so at the next call; with another one, connect
+    /// again if the session has ended.
     fn is_retryable(&self) -> bool;
 
     /// Returns whether a handler may have got the request, or may still get it.
     fn may_have_executed(&self) -> bool;
 }
 
-/// Implements [`Ending`] for an error by its own two functions of these names, which need no import of the trait.
+/// Implements [`Ending`] for an error by its own two functions of these names, which need no import
+/// of the trait.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! ending {
@@ -45,8 +47,9 @@ pub enum SessionEnd {
     /// The other end, a server or a node, ended or died.
     #[error("the other end is gone: connect again when it is back")]
     PeerGone,
-    /// The server ended this client's session. The client broke the protocol; or another part of its process opened and closed the
-    /// region's file, and so dropped the lock that proves the client alive.
+    /// The server ended this client's session. The client broke the protocol; or another part of
+    /// its process opened and closed the region's file, and so dropped the lock that proves the
+    /// client alive.
     #[error("the server ended this client's session: connect again")]
     Evicted,
 }
@@ -57,16 +60,20 @@ pub enum CallFailed {
     /// The handler refused the request.
     #[error("the other end refused the request")]
     Refused,
-    /// The handler executed the call, and its answer is longer than the lanes carry: it was not sent.
+    /// The handler executed the call, and its answer is longer than the lanes carry: it was not
+    /// sent.
     #[error("the other end executed the call, but its answer is too long")]
     ReplyTooLong,
-    /// The handler dropped the request without an answer, or panicked. It may or may not have executed the call.
+    /// The handler dropped the request without an answer, or panicked. It may or may not have
+    /// executed the call.
     #[error("the other end dropped the request")]
     Dropped,
-    /// No answer arrived before the call's deadline. The other end may execute the request; a later answer is discarded.
+    /// No answer arrived before the call's deadline. The other end may execute the request; a later
+    /// answer is discarded.
     #[error("no reply in time")]
     TimedOut,
-    /// The server ended in good order, and no handler got the request: make the call again at the next server.
+    /// The server ended in good order, and no handler got the request: make the call again at the
+    /// next server.
     #[error("the server stopped before it took the request")]
     Stopped,
     /// The session ended before an answer arrived. The other end may have executed the request.
@@ -75,7 +82,8 @@ pub enum CallFailed {
 }
 
 impl CallFailed {
-    /// Returns the end of a call whose answer has this note, which is not [`ANSWERED`](crate::ANSWERED).
+    /// Returns the end of a call whose answer has this note, which is not
+    /// [`ANSWERED`](crate::ANSWERED).
     #[must_use]
     pub const fn of_note(note: u8) -> Self {
         match note {
@@ -101,8 +109,9 @@ impl CallFailed {
 /// The error of a blocking call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// Another call of this client is unanswered, or all slots are taken by cancelled calls that the server has not answered yet.
-    /// Retryable: poll first in the first case, ask again later in the second.
+    /// Another call of this client is unanswered, or all slots are taken by cancelled calls that
+    /// the server has not answered yet. Retryable: poll first in the first case, ask again later in
+    /// the second.
     #[error("this client has unanswered calls: poll for replies, then ask again")]
     Full,
     /// The request is longer than the other end accepts. Permanent.
@@ -114,7 +123,8 @@ pub enum AskError {
     /// The time of the call ended while it waited for a slot or for the next server. Retryable.
     #[error("not sent in time: there was no free slot, or no server")]
     Late,
-    /// The session was over before the call was made, and there is no other server of the name. Retryable: the next call connects again.
+    /// The session was over before the call was made, and there is no other server of the name.
+    /// Retryable: the next call connects again.
     #[error("not sent: {0}")]
     NotSent(SessionEnd),
     /// The call was made, and ended without an answer.
@@ -126,7 +136,10 @@ impl AskError {
     /// Returns whether the same call can succeed later: see [`Ending::is_retryable`].
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Full | Self::Late | Self::NotSent(_) | Self::Failed(CallFailed::Stopped))
+        matches!(
+            self,
+            Self::Full | Self::Late | Self::NotSent(_) | Self::Failed(CallFailed::Stopped)
+        )
     }
 
     /// Returns whether a handler may have got the request: see [`Ending::may_have_executed`].
@@ -183,7 +196,8 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until it returns this end too.
+    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until it returns
+    /// this end too.
     #[error("{end}")]
     #[doc(alias = "ServerDisconnected")]
     Disconnected {
@@ -214,9 +228,19 @@ impl<Req, U> CallError<Req, U> {
 impl<Req, U> fmt::Debug for CallError<Req, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full { depth, .. } => f.debug_struct("Full").field("depth", depth).finish_non_exhaustive(),
-            Self::TooLarge { bytes, max, .. } => f.debug_struct("TooLarge").field("bytes", bytes).field("max", max).finish_non_exhaustive(),
-            Self::Disconnected { end, .. } => f.debug_struct("Disconnected").field("end", end).finish_non_exhaustive(),
+            Self::Full { depth, .. } => f
+                .debug_struct("Full")
+                .field("depth", depth)
+                .finish_non_exhaustive(),
+            Self::TooLarge { bytes, max, .. } => f
+                .debug_struct("TooLarge")
+                .field("bytes", bytes)
+                .field("max", max)
+                .finish_non_exhaustive(),
+            Self::Disconnected { end, .. } => f
+                .debug_struct("Disconnected")
+                .field("end", end)
+                .finish_non_exhaustive(),
         }
     }
 }
@@ -243,24 +267,76 @@ mod tests {
             ];
             for (failure, expected) in failures {
                 assert_eq!(failure, expected);
-                assert_eq!((failure.is_retryable(), failure.may_have_executed()), made, "{failure}");
+                assert_eq!(
+                    (failure.is_retryable(), failure.may_have_executed()),
+                    made,
+                    "{failure}"
+                );
             }
             let errors: [(CallError<(), ()>, _, _); 3] = [
-                (CallError::Full { request: (), user_data: (), depth: 1 }, true, later),
-                (CallError::TooLarge { request: (), user_data: (), bytes: 2, max: 1 }, false, never),
-                (CallError::Disconnected { request: (), user_data: (), end }, false, later),
+                (
+                    CallError::Full {
+                        request: (),
+                        user_data: (),
+                        depth: 1,
+                    },
+                    true,
+                    later,
+                ),
+                (
+                    CallError::TooLarge {
+                        request: (),
+                        user_data: (),
+                        bytes: 2,
+                        max: 1,
+                    },
+                    false,
+                    never,
+                ),
+                (
+                    CallError::Disconnected {
+                        request: (),
+                        user_data: (),
+                        end,
+                    },
+                    false,
+                    later,
+                ),
             ];
             for (error, in_this_session, expected) in errors {
-                assert_eq!((error.is_retryable(), error.may_have_executed()), (in_this_session, false), "{error}");
+                assert_eq!(
+                    (error.is_retryable(), error.may_have_executed()),
+                    (in_this_session, false),
+                    "{error}"
+                );
                 let asked = AskError::from(error);
-                assert_eq!((asked.is_retryable(), asked.may_have_executed()), expected, "{asked}");
+                assert_eq!(
+                    (asked.is_retryable(), asked.may_have_executed()),
+                    expected,
+                    "{asked}"
+                );
                 let ending: &dyn Ending = &asked;
-                assert_eq!((ending.is_retryable(), ending.may_have_executed()), expected, "{ending}");
+                assert_eq!(
+                    (ending.is_retryable(), ending.may_have_executed()),
+                    expected,
+                    "{ending}"
+                );
             }
-            for (failed, expected) in [(CallFailed::Disconnected(end), made), (CallFailed::Stopped, later)] {
-                assert_eq!((failed.is_retryable(), failed.may_have_executed()), expected, "{failed}");
+            for (failed, expected) in [
+                (CallFailed::Disconnected(end), made),
+                (CallFailed::Stopped, later),
+            ] {
+                assert_eq!(
+                    (failed.is_retryable(), failed.may_have_executed()),
+                    expected,
+                    "{failed}"
+                );
                 let failed = AskError::from(failed);
-                assert_eq!((failed.is_retryable(), failed.may_have_executed()), expected, "{failed}");
+                assert_eq!(
+                    (failed.is_retryable(), failed.may_have_executed()),
+                    expected,
+                    "{failed}"
+                );
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Calls as futures: any number of threads make them, and one thread, which has the connection, sends them.
+//! Calls as futures: any number of threads make them, and one thread, which has the connection,
+//! sends them.
 
 use std::fmt;
 use std::future::Future;
@@ -15,7 +16,8 @@ use crate::Patience;
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 
-/// Turns after which the thread wakes the tasks that another one should have woken. They take some microseconds.
+/// Turns after which the thread wakes the tasks that another one should have woken. They take some
+/// microseconds.
 const TURNS_TO_WAKE: u32 = 64;
 
 /// Calls that have ended, by number.
@@ -52,12 +54,17 @@ pub trait Connection {
     /// The name of a call under way, to cancel it.
     type Call;
 
-    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is the time until its deadline; `None`: no
-    /// deadline.
+    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is
+    /// the time until its deadline; `None`: no deadline.
     ///
     /// # Errors
     /// [`Refusal`]; the call was not made.
-    fn call(&mut self, number: u64, request: &Self::Request, left: Option<Duration>) -> Result<Self::Call, Refusal<Self::Error>>;
+    fn call(
+        &mut self,
+        number: u64,
+        request: &Self::Request,
+        left: Option<Duration>,
+    ) -> Result<Self::Call, Refusal<Self::Error>>;
 
     /// Sends the calls that were made.
     fn flush(&mut self);
@@ -65,7 +72,8 @@ pub trait Connection {
     /// Appends the calls that have ended, by number. Returns whether anything moved.
     fn poll(&mut self, ended: &mut Ended<Self::Reply, Self::Error>) -> bool;
 
-    /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is set if that was its second time.
+    /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is
+    /// set if that was its second time.
     fn repeats(&self, error: &Self::Error, is_second: bool) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
@@ -80,11 +88,16 @@ pub trait Connection {
     /// Returns the waker that ends the sleep. It is another one after a new connection.
     fn waker(&self) -> Waker;
 
-    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as it `is_wanted`.
+    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as it
+    /// `is_wanted`.
     ///
     /// # Errors
     /// The error of a call that waits for the connection.
-    fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), Self::Error>;
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), Self::Error>;
 
     /// Returns the maximum time for a new connection.
     fn connect_timeout(&self) -> Duration;
@@ -104,7 +117,8 @@ struct Job<R, P, E> {
 }
 
 /// The side of the callers of a connection.
-pub type CallsOf<C> = Calls<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
+pub type CallsOf<C> =
+    Calls<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
 
 type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
 
@@ -118,8 +132,8 @@ impl<R, P, E: CallError> posting::Job for Job<R, P, E> {
     }
 }
 
-/// The side of the callers: `R` is a request, `P` a reply, `E` the error of a call. The drop of the last clone, and of the last call, ends
-/// the thread.
+/// The side of the callers: `R` is a request, `P` a reply, `E` the error of a call. The drop of the
+/// last clone, and of the last call, ends the thread.
 pub struct Calls<R, P, E>(Arc<Poster<Job<R, P, E>>>);
 
 impl<R, P, E> Clone for Calls<R, P, E> {
@@ -135,12 +149,16 @@ impl<R, P, E> fmt::Debug for Calls<R, P, E> {
 }
 
 impl<R: Send + 'static, P: Send + 'static, E: CallError + Send + 'static> Calls<R, P, E> {
-    /// Starts the thread of this name. `connect` makes the connection there, as long as it `is_wanted`, and the properties of it that
-    /// callers share.
+    /// Starts the thread of this name. `connect` makes the connection there, as long as it
+    /// `is_wanted`, and the properties of it that callers share.
     ///
     /// # Errors
     /// The error of `connect`; `no_thread` if there is none.
-    pub async fn start<C: Connection<Request = R, Reply = P, Error = E>, S: Send + 'static, F: Send + 'static>(
+    pub async fn start<
+        C: Connection<Request = R, Reply = P, Error = E>,
+        S: Send + 'static,
+        F: Send + 'static,
+    >(
         name: &str,
         no_thread: impl Fn(io::Error) -> F,
         connect: impl FnOnce(&dyn Fn() -> bool) -> Result<(C, S), F> + Send + 'static,
@@ -154,17 +172,26 @@ impl<R: Send + 'static, P: Send + 'static, E: CallError + Send + 'static> Calls<
                 worker.serve();
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run).map_err(&no_thread)?;
-        let (calls, shared): (Self, S) = told.await.unwrap_or_else(|| Err(no_thread(io::Error::other("it ended at once"))))?;
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(run)
+            .map_err(&no_thread)?;
+        let (calls, shared): (Self, S) = told
+            .await
+            .unwrap_or_else(|| Err(no_thread(io::Error::other("it ended at once"))))?;
         calls.0.set_thread(thread);
         Ok((calls, shared))
     }
 }
 
 impl<R, P, E> Calls<R, P, E> {
-    /// Makes a call with the first poll of the future. Its `timeout` counts from then on; `None`: no deadline.
+    /// Makes a call with the first poll of the future. Its `timeout` counts from then on; `None`:
+    /// no deadline.
     pub fn call(&self, request: R, timeout: Option<Duration>) -> AsyncCall<R, P, E> {
-        AsyncCall { poster: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
+        AsyncCall {
+            poster: Arc::clone(&self.0),
+            stage: Stage::New(request, timeout),
+        }
     }
 }
 
@@ -183,7 +210,9 @@ enum Stage<R, P, E> {
 
 impl<R, P, E> fmt::Debug for AsyncCall<R, P, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncCall").field("is_posted", &!matches!(self.stage, Stage::New(..))).finish_non_exhaustive()
+        f.debug_struct("AsyncCall")
+            .field("is_posted", &!matches!(self.stage, Stage::New(..)))
+            .finish_non_exhaustive()
     }
 }
 
@@ -198,7 +227,15 @@ impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
             Stage::New(request, timeout) => {
                 let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                 let (reply, receiver) = oneshot();
-                (self.poster.post(|_| Job { request, end, reply, is_second: false }), receiver)
+                (
+                    self.poster.post(|_| Job {
+                        request,
+                        end,
+                        reply,
+                        is_second: false,
+                    }),
+                    receiver,
+                )
             }
         };
         match Pin::new(&mut receiver).poll(task) {
@@ -249,7 +286,9 @@ pub struct Worker<C: Connection> {
 
 impl<C: Connection> fmt::Debug for Worker<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("under_way", &self.under_way.len()).finish_non_exhaustive()
+        f.debug_struct("Worker")
+            .field("under_way", &self.under_way.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -261,7 +300,18 @@ impl<C: Connection> Worker<C> {
         let under_way = FxHashMap::default();
         let ended = Vec::new();
         let wakers = Vec::new();
-        (Self { connection, posted, under_way, ended, wakers, turns_due: 0, alarm }, Calls(Arc::new(poster)))
+        (
+            Self {
+                connection,
+                posted,
+                under_way,
+                ended,
+                wakers,
+                turns_due: 0,
+                alarm,
+            },
+            Calls(Arc::new(poster)),
+        )
     }
 
     /// Runs until no caller is left.
@@ -280,12 +330,17 @@ impl<C: Connection> Worker<C> {
         }
     }
 
-    /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved; `None` if no caller is left.
+    /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved;
+    /// `None` if no caller is left.
     pub fn turn(&mut self) -> Option<bool> {
         if !self.posted.take() {
             return None;
         }
-        self.turns_due = if self.posted.wakes.are_due() { self.turns_due + 1 } else { 0 };
+        self.turns_due = if self.posted.wakes.are_due() {
+            self.turns_due + 1
+        } else {
+            0
+        };
         if self.turns_due == TURNS_TO_WAKE {
             self.posted.wakes.wake_all();
         }
@@ -297,10 +352,18 @@ impl<C: Connection> Worker<C> {
         // A connection that has ended since the last turn takes no call.
         let mut moved = self.connection.poll(&mut self.ended);
         for (number, reply) in self.ended.drain(..) {
-            let Some((_, job)) = self.under_way.remove(&number) else { continue };
+            let Some((_, job)) = self.under_way.remove(&number) else {
+                continue;
+            };
             match reply {
                 Err(error) if self.connection.repeats(&error, job.is_second) => {
-                    self.posted.put_back(number, Job { is_second: true, ..job });
+                    self.posted.put_back(
+                        number,
+                        Job {
+                            is_second: true,
+                            ..job
+                        },
+                    );
                 }
                 reply => self.wakers.extend(job.reply.put(reply)),
             }
@@ -319,7 +382,9 @@ impl<C: Connection> Worker<C> {
     fn send(&mut self) -> bool {
         let (mut moved, mut now) = (false, None);
         while let Some((number, job)) = self.posted.pop() {
-            let left = job.end.map(|end| end.saturating_duration_since(*now.get_or_insert_with(Instant::now)));
+            let left = job
+                .end
+                .map(|end| end.saturating_duration_since(*now.get_or_insert_with(Instant::now)));
             let outcome = match left {
                 Some(Duration::ZERO) => Err(Refusal::Failed(self.connection.late())),
                 _ => self.connection.call(number, &job.request, left),
@@ -347,15 +412,24 @@ impl<C: Connection> Worker<C> {
 
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
-        let Self { connection, posted, alarm, .. } = self;
+        let Self {
+            connection,
+            posted,
+            alarm,
+            ..
+        } = self;
         // It may take long.
         posted.wakes.wake_all();
-        let connected = posted.reconnect(connection.connect_timeout(), |within, is_wanted| connection.reconnect(within, is_wanted));
+        let connected = posted.reconnect(connection.connect_timeout(), |within, is_wanted| {
+            connection.reconnect(within, is_wanted)
+        });
         *lock(&alarm.0) = connection.waker();
         let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
         for job in posted.drain() {
-            job.reply.send(Err(error.take().unwrap_or_else(|| connection.unreachable(&text))));
+            job.reply.send(Err(error
+                .take()
+                .unwrap_or_else(|| connection.unreachable(&text))));
         }
     }
 }
@@ -380,7 +454,8 @@ mod tests {
         }
     }
 
-    /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused first, from the last refusal on.
+    /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused
+    /// first, from the last refusal on.
     #[derive(Default)]
     struct Echo(Ended<u8, No>, Vec<Refusal<No>>);
 
@@ -392,7 +467,12 @@ mod tests {
         type Error = No;
         type Call = ();
 
-        fn call(&mut self, number: u64, request: &u8, _: Option<Duration>) -> Result<(), Refusal<No>> {
+        fn call(
+            &mut self,
+            number: u64,
+            request: &u8,
+            _: Option<Duration>,
+        ) -> Result<(), Refusal<No>> {
             if let Some(refusal) = (*request == REFUSED).then(|| self.1.pop()).flatten() {
                 return Err(refusal);
             }
@@ -447,10 +527,13 @@ mod tests {
 
     type Made = (AsyncCall<u8, u8, No>, Arc<Wakes>);
 
-    /// Returns the worker after the turn that takes three replies, with the calls and the wakes of each.
+    /// Returns the worker after the turn that takes three replies, with the calls and the wakes of
+    /// each.
     fn three() -> (Worker<Echo>, Vec<Made>) {
         let (mut worker, calls) = Worker::new(Echo::default());
-        let mut made: Vec<_> = (0..3).map(|request| (calls.call(request, None), Arc::default())).collect();
+        let mut made: Vec<_> = (0..3)
+            .map(|request| (calls.call(request, None), Arc::default()))
+            .collect();
         assert!(made.iter_mut().all(|call| poll(call).is_pending()));
         assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
         assert_eq!((worker.turn(), wakes(&made)), (Some(false), 1));
@@ -462,14 +545,20 @@ mod tests {
     }
 
     fn wakes(calls: &[Made]) -> usize {
-        calls.iter().map(|(_, wakes)| wakes.0.load(Ordering::Relaxed)).sum()
+        calls
+            .iter()
+            .map(|(_, wakes)| wakes.0.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// The turn that takes three replies finds the connection ended for the fourth call.
     #[test]
     fn wakes_that_are_due_do_not_wait_for_a_new_connection() {
-        let (mut worker, calls) = Worker::new(Echo(Vec::new(), vec![Refusal::Ended, Refusal::NoRoom]));
-        let mut made: Vec<_> = (0..=REFUSED).map(|request| (calls.call(request, None), Arc::default())).collect();
+        let (mut worker, calls) =
+            Worker::new(Echo(Vec::new(), vec![Refusal::Ended, Refusal::NoRoom]));
+        let mut made: Vec<_> = (0..=REFUSED)
+            .map(|request| (calls.call(request, None), Arc::default()))
+            .collect();
         assert!(made.iter_mut().all(|call| poll(call).is_pending()));
         assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
         assert_eq!((worker.turn(), wakes(&made)), (Some(true), 3));
@@ -479,10 +568,20 @@ mod tests {
     #[test]
     fn replies_that_come_together_take_one_wake_of_the_thread_and_their_tasks_do_the_rest() {
         let (_worker, mut calls) = three();
-        let woken = calls.iter().position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1).unwrap();
+        let woken = calls
+            .iter()
+            .position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1)
+            .unwrap();
         assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(woken as u8)));
-        assert!(calls.iter().all(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1));
-        for (request, call) in (0..).zip(&mut calls).filter(|(request, _)| usize::from(*request) != woken) {
+        assert!(
+            calls
+                .iter()
+                .all(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1)
+        );
+        for (request, call) in (0..)
+            .zip(&mut calls)
+            .filter(|(request, _)| usize::from(*request) != woken)
+        {
             assert_eq!(poll(call), Poll::Ready(Ok(request)));
         }
     }
@@ -490,7 +589,10 @@ mod tests {
     #[test]
     fn a_call_that_is_given_up_wakes_the_others_and_so_does_the_end_of_the_thread() {
         let (_worker, mut calls) = three();
-        let woken = calls.iter().position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1).unwrap();
+        let woken = calls
+            .iter()
+            .position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1)
+            .unwrap();
         drop(calls.remove(woken));
         assert_eq!(wakes(&calls), 2);
         let (worker, calls) = three();

@@ -1,7 +1,9 @@
-//! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
-//! errors of calls. A late, repeated or forged answer finds no call in the table. The crate has no unsafe code. Time is an argument, in
-//! nanoseconds of any monotonic clock; [`parts`] and [`futures`] read the system's, and only the latter starts a thread. `ipc`,
-//! `delegationrpc` and `flux` are built on it; `copyrpc` and `scalerpc` share the errors, the services with [`methods`], and [`futures`].
+//! The calls of every RPC of this workspace through shared memory: the table of calls that wait for
+//! an answer, their deadlines, and the errors of calls. A late, repeated or forged answer finds no
+//! call in the table. The crate has no unsafe code. Time is an argument, in nanoseconds of any
+//! monotonic clock; [`parts`] and [`futures`] read the system's, and only the latter starts a
+//! thread. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and `scalerpc` share the
+//! errors, the services with [`methods`], and [`futures`].
 //!
 //! ```rust
 //! use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Services whose requests name a method: [`service!`](crate::service!) makes a client with methods, and a trait for the server to
-//! implement. It works over every RPC whose client is a [`Caller`], with handlers of bytes; calls without it are as before.
+//! Services whose requests name a method: [`service!`](crate::service!) makes a client with
+//! methods, and a trait for the server to implement. It works over every RPC whose client is a
+//! [`Caller`], with handlers of bytes; calls without it are as before.
 //!
 //! ```
 //! use calls::methods::{Caller, MethodError};
@@ -52,9 +53,11 @@
 //! ```
 //!
 //! # The bytes
-//! A request is a header of 8 bytes (method u16; 0 u16; remaining time of the call in milliseconds u32, rounded up, 0 if it has no limit)
-//! and the arguments, a reply one byte (0 the result, 1 the error of the handler, 2 unknown method, 3 undecodable request) and the value.
-//! All is little-endian, without padding. Numbers of methods, arguments and fields are the contract of both ends; nothing else checks it.
+//! A request is a header of 8 bytes (method u16; 0 u16; remaining time of the call in milliseconds
+//! u32, rounded up, 0 if it has no limit) and the arguments, a reply one byte (0 the result, 1 the
+//! error of the handler, 2 unknown method, 3 undecodable request) and the value. All is
+//! little-endian, without padding. Numbers of methods, arguments and fields are the contract of
+//! both ends; nothing else checks it.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -89,7 +92,11 @@ pub trait AsyncCaller {
     fn timeout(&self) -> Option<Duration>;
 
     /// Like [`Caller::call`].
-    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, Self::Error>> + Send;
+    fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<u8>, Self::Error>> + Send;
 }
 
 /// The error of a method. `E` is the handler's own error, `C` the client's.
@@ -98,13 +105,16 @@ pub enum MethodError<E, C> {
     /// The handler ran, and returned this error.
     #[error("the handler returned {0:?}")]
     Failed(E),
-    /// The server has no method of this number. Nothing ran: client and server are of different versions.
+    /// The server has no method of this number. Nothing ran: client and server are of different
+    /// versions.
     #[error("the server does not know this method: it is of another version")]
     UnknownMethod,
-    /// The server could not decode the arguments. Nothing ran: client and server are of different versions.
+    /// The server could not decode the arguments. Nothing ran: client and server are of different
+    /// versions.
     #[error("the server could not decode the arguments: it is of another version")]
     Arguments,
-    /// The client could not decode the reply. The handler ran: client and server are of different versions.
+    /// The client could not decode the reply. The handler ran: client and server are of different
+    /// versions.
     #[error("the reply could not be decoded: the server is of another version")]
     Reply,
     /// The call has no reply.
@@ -144,19 +154,27 @@ pub const ARGUMENTS: u8 = 3;
 pub struct Header {
     /// The number of the method.
     pub method: u16,
-    /// The time that the caller had left when it made the call, rounded up to milliseconds; `None`: it waits without a limit.
+    /// The time that the caller had left when it made the call, rounded up to milliseconds; `None`:
+    /// it waits without a limit.
     pub left: Option<Duration>,
 }
 
 impl Header {
-    /// Reads the header of a request of a [`service!`](crate::service!). Returns the arguments too. `None`: the request has no such header.
+    /// Reads the header of a request of a [`service!`](crate::service!). Returns the arguments too.
+    /// `None`: the request has no such header.
     #[must_use]
     #[inline]
     pub fn read(request: &[u8]) -> Option<(Self, &[u8])> {
         let mut rest = request;
         let (method, reserved, left_ms) = <(u16, u16, u32)>::decode(&mut rest)?;
-        let left = Some(left_ms).filter(|left_ms| *left_ms > 0).map(|left_ms| Duration::from_millis(left_ms.into()));
-        if reserved == 0 { Some((Self { method, left }, rest)) } else { None }
+        let left = Some(left_ms)
+            .filter(|left_ms| *left_ms > 0)
+            .map(|left_ms| Duration::from_millis(left_ms.into()));
+        if reserved == 0 {
+            Some((Self { method, left }, rest))
+        } else {
+            None
+        }
     }
 
     /// Writes the request with these arguments in place of what `request` has.
@@ -172,7 +190,9 @@ impl Header {
 
 /// Returns the time in milliseconds, rounded up, as the header has it. Zero there is no limit.
 fn rounded_up_ms(left: Duration) -> u32 {
-    u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).max(1)
+    u32::try_from(left.as_nanos().div_ceil(1_000_000))
+        .unwrap_or(u32::MAX)
+        .max(1)
 }
 
 /// Returns the reply to a request that was handled.
@@ -224,7 +244,9 @@ pub async fn call_async<C: AsyncCaller, T: Payload, E: Payload>(
 fn outcome<T: Payload, E: Payload, C>(reply: &[u8]) -> Result<T, MethodError<E, C>> {
     match reply.split_first() {
         Some((&DONE, value)) => decode(value).ok_or(MethodError::Reply),
-        Some((&FAILED, error)) => Err(decode(error).map_or(MethodError::Reply, MethodError::Failed)),
+        Some((&FAILED, error)) => {
+            Err(decode(error).map_or(MethodError::Reply, MethodError::Failed))
+        }
         Some((&UNKNOWN_METHOD, [])) => Err(MethodError::UnknownMethod),
         Some((&ARGUMENTS, [])) => Err(MethodError::Arguments),
         _ => Err(MethodError::Reply),
@@ -249,17 +271,20 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
     true
 }
 
-/// Makes a module for a service: its methods have a number, up to 6 arguments that are [`Payload`](crate::methods::Payload)s, and a
-/// `Result` of two payloads. The module has
+/// Makes a module for a service: its methods have a number, up to 6 arguments that are
+/// [`Payload`](crate::methods::Payload)s, and a `Result` of two payloads. The module has
 ///
-/// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and `answer`, which calls its method for the bytes of
-///   a request, and returns those of the reply;
-/// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as calls run beside each other;
+/// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
+///   `answer`, which calls its method for the bytes of a request, and returns those of the reply;
+/// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as
+///   calls run beside each other;
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
-///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return [`MethodError`](crate::methods::MethodError).
+///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return
+///   [`MethodError`](crate::methods::MethodError).
 ///
-/// A number stands for its method in all versions; two methods of one number do not compile. [`methods`](crate::methods) has an example, and
-/// the documentation of `copyrpc-calls` shows the items for one method: `methods::example`.
+/// A number stands for its method in all versions; two methods of one number do not compile.
+/// [`methods`](crate::methods) has an example, and the documentation of `copyrpc-calls` shows the
+/// items for one method: `methods::example`.
 #[macro_export]
 macro_rules! service {
     ($(#[$attribute:meta])* $visibility:vis mod $name:ident {
@@ -358,7 +383,8 @@ macro_rules! service {
 
 #[cfg(doc)]
 crate::service! {
-    /// The items that [`service!`](crate::service!) makes for `fn stat(path: String) -> Result<u64, u32> = 1`, in the documentation only.
+    /// The items that [`service!`](crate::service!) makes for
+    /// `fn stat(path: String) -> Result<u64, u32> = 1`, in the documentation only.
     pub mod example {
         /// Returns the bytes of a file.
         fn stat(path: String) -> Result<u64, u32> = 1;
@@ -403,7 +429,11 @@ mod tests {
     }
 
     fn entry() -> Entry {
-        Entry { name: "a".to_owned(), bytes: 1 << 40, parts: vec![None, Some((7, true)), Some((0, false))] }
+        Entry {
+            name: "a".to_owned(),
+            bytes: 1 << 40,
+            parts: vec![None, Some((7, true)), Some((0, false))],
+        }
     }
 
     /// A server, and how often a handler ran.
@@ -413,12 +443,20 @@ mod tests {
     impl old::Service for Store {
         fn find(&mut self, name: String) -> Result<Entry, Problem> {
             self.0 += 1;
-            if name == "a" { Ok(entry()) } else { Err(Problem::Missing) }
+            if name == "a" {
+                Ok(entry())
+            } else {
+                Err(Problem::Missing)
+            }
         }
 
         fn add(&mut self, entry: Entry, times: u32) -> Result<u64, Problem> {
             self.0 += 1;
-            if times > 9 { Err(Problem::Full) } else { Ok(entry.bytes * u64::from(times)) }
+            if times > 9 {
+                Err(Problem::Full)
+            } else {
+                Ok(entry.bytes * u64::from(times))
+            }
         }
 
         fn ping(&mut self) -> Result<(), Infallible> {
@@ -445,7 +483,11 @@ mod tests {
         fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
             self.request = request.to_vec();
             assert!(timeout.is_some());
-            if self.fails { Err(CallFailed::TimedOut.into()) } else { Ok(old::answer(&mut self.store, request)) }
+            if self.fails {
+                Err(CallFailed::TimedOut.into())
+            } else {
+                Ok(old::answer(&mut self.store, request))
+            }
         }
     }
 
@@ -459,21 +501,40 @@ mod tests {
     fn methods_return_what_their_handlers_do() {
         let mut client = old::Client::new(Direct::default());
         assert_eq!(client.find("a".to_owned()), Ok(entry()));
-        assert_eq!(client.find("b".to_owned()), Err(MethodError::Failed(Problem::Missing)));
+        assert_eq!(
+            client.find("b".to_owned()),
+            Err(MethodError::Failed(Problem::Missing))
+        );
         assert_eq!(client.add(entry(), 3), Ok(3 << 40));
-        assert_eq!(client.add(entry(), 10), Err(MethodError::Failed(Problem::Full)));
+        assert_eq!(
+            client.add(entry(), 10),
+            Err(MethodError::Failed(Problem::Full))
+        );
         assert_eq!((client.ping(), client.caller.store.0), (Ok(()), 5));
     }
 
     #[test]
     fn a_request_says_how_much_time_its_caller_has() {
         let mut client = old::Client::new(Direct::default());
-        for (timeout, left_ms) in [(None, 2), (Some(Duration::ZERO), 1), (Some(Duration::from_secs(3)), 3_000)] {
+        for (timeout, left_ms) in [
+            (None, 2),
+            (Some(Duration::ZERO), 1),
+            (Some(Duration::from_secs(3)), 3_000),
+        ] {
             client.timeout = timeout;
             client.ping().unwrap();
             assert_eq!(client.caller.request[..4], [0xff, 0xff, 0, 0]);
             let (header, arguments) = Header::read(&client.caller.request).unwrap();
-            assert_eq!((header, arguments), (Header { method: 65535, left: Some(Duration::from_millis(left_ms)) }, &[][..]));
+            assert_eq!(
+                (header, arguments),
+                (
+                    Header {
+                        method: 65535,
+                        left: Some(Duration::from_millis(left_ms))
+                    },
+                    &[][..]
+                )
+            );
         }
     }
 
@@ -483,10 +544,20 @@ mod tests {
         let mut client = new::Client::new(Direct::default());
         let unknown = client.remove("a".to_owned()).unwrap_err();
         let arguments = client.find(vec![], 1).unwrap_err();
-        assert_eq!((&unknown, &arguments, client.caller.store.0), (&MethodError::UnknownMethod, &MethodError::Arguments, 0));
+        assert_eq!(
+            (&unknown, &arguments, client.caller.store.0),
+            (&MethodError::UnknownMethod, &MethodError::Arguments, 0)
+        );
         // The handler ran.
-        assert_eq!((client.add(entry(), 1), client.caller.store.0), (Err(MethodError::Reply), 1));
-        assert_eq!(client.add(entry(), 10), Err(MethodError::Reply), "another type of error");
+        assert_eq!(
+            (client.add(entry(), 1), client.caller.store.0),
+            (Err(MethodError::Reply), 1)
+        );
+        assert_eq!(
+            client.add(entry(), 10),
+            Err(MethodError::Reply),
+            "another type of error"
+        );
         client.caller.fails = true;
         let late = client.remove("a".to_owned()).unwrap_err();
         let failed = MethodError::Failed(Problem::Missing);
@@ -498,8 +569,14 @@ mod tests {
             (late, false, true),
             (failed, false, true),
         ];
-        for (error, is_retryable, may_have_executed) in expected.into_iter().chain([(full, true, false)]) {
-            assert_eq!((error.is_retryable(), error.may_have_executed()), (is_retryable, may_have_executed), "{error}");
+        for (error, is_retryable, may_have_executed) in
+            expected.into_iter().chain([(full, true, false)])
+        {
+            assert_eq!(
+                (error.is_retryable(), error.may_have_executed()),
+                (is_retryable, may_have_executed),
+                "{error}"
+            );
         }
     }
 
@@ -509,12 +586,19 @@ mod tests {
         let good = request(2, &(entry(), 1_u32));
         assert_eq!(old::answer(&mut store, &good)[0], DONE);
         for end in 0..good.len() {
-            assert_eq!(old::answer(&mut store, &good[..end]), [ARGUMENTS], "cut at {end}");
+            assert_eq!(
+                old::answer(&mut store, &good[..end]),
+                [ARGUMENTS],
+                "cut at {end}"
+            );
         }
         let longer = [&good[..], &[0]].concat();
         assert_eq!(old::answer(&mut store, &longer), [ARGUMENTS]);
         let reserved = [&good[..2], &[1], &good[3..]].concat();
-        assert_eq!((old::answer(&mut store, &reserved), store.0), (vec![ARGUMENTS], 1));
+        assert_eq!(
+            (old::answer(&mut store, &reserved), store.0),
+            (vec![ARGUMENTS], 1)
+        );
         for at in 0..good.len() {
             for byte in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut bad = good.clone();
@@ -548,14 +632,19 @@ mod tests {
 
     impl shadows::shadowed::Service for Store {
         fn unit(&mut self) -> Result<shadows::Unit, u8> {
-            shadows::NOTHING.map(|()| shadows::Unit { number: 7 }).map_err(|()| 1)
+            shadows::NOTHING
+                .map(|()| shadows::Unit { number: 7 })
+                .map_err(|()| 1)
         }
     }
 
     #[test]
     fn names_of_the_program_do_not_reach_into_a_service() {
         let request = request(1, &());
-        assert_eq!(shadows::shadowed::answer(&mut Store::default(), &request), [DONE, 7]);
+        assert_eq!(
+            shadows::shadowed::answer(&mut Store::default(), &request),
+            [DONE, 7]
+        );
     }
 
     #[test]

@@ -29,7 +29,11 @@ pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
 /// Makes a place for one value.
 pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
-    let state = Arc::new(Mutex::new(State { value: None, waker: None, is_over: false }));
+    let state = Arc::new(Mutex::new(State {
+        value: None,
+        waker: None,
+        is_over: false,
+    }));
     (Sender(Arc::clone(&state)), Receiver(state))
 }
 

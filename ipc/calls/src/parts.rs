@@ -1,6 +1,7 @@
-//! Payloads of up to 1 GiB as one call, over every RPC whose client is a [`Caller`]: a [`Client`] sends a request in parts, one call of
-//! bytes each, and fetches a long reply in the same way; a [`Reassembler`] at the server puts them together, and the handler gets the whole.
-//! The client is itself a [`Caller`], so methods of a [`service!`](crate::service!) take and return as much.
+//! Payloads of up to 1 GiB as one call, over every RPC whose client is a [`Caller`]: a [`Client`]
+//! sends a request in parts, one call of bytes each, and fetches a long reply in the same way; a
+//! [`Reassembler`] at the server puts them together, and the handler gets the whole. The client is
+//! itself a [`Caller`], so methods of a [`service!`](crate::service!) take and return as much.
 //!
 //! ```
 //! use calls::methods::Caller;
@@ -28,20 +29,24 @@
 //! ```
 //!
 //! # Ends
-//! The handler runs when the last part of a request has arrived. A call that ends earlier, for instance because the connection was lost, has
-//! reached no handler and is retryable, whatever became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
+//! The handler runs when the last part of a request has arrived. A call that ends earlier, for
+//! instance because the connection was lost, has reached no handler and is retryable, whatever
+//! became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
 //! # Memory
-//! The length of a payload is checked before memory is reserved, at both ends. A server keeps at most one payload of a client, and at most
-//! [`max_held`](Reassembler::new) bytes in all; further requests end as [`PartsError::Busy`], which is retryable. What a client that is gone
-//! has left behind makes room for others after 10 s without a part, or by [`Reassembler::forget_idle`]. A client has a random number of 64 bits,
-//! by which nobody else reaches its payload. The next part is sent when the server has taken the one before it.
+//! The length of a payload is checked before memory is reserved, at both ends. A server keeps at
+//! most one payload of a client, and at most [`max_held`](Reassembler::new) bytes in all; further
+//! requests end as [`PartsError::Busy`], which is retryable. What a client that is gone has left
+//! behind makes room for others after 10 s without a part, or by [`Reassembler::forget_idle`]. A
+//! client has a random number of 64 bits, by which nobody else reaches its payload. The next part
+//! is sent when the server has taken the one before it.
 //!
 //! # The bytes
-//! A part is a header of 40 bytes (what it is u32: 1 a part of the request, 2 a request for a part of the reply; maximum length of the reply
-//! u32; number of the client u64; number of the call u64; length of the payload u64; offset u64) and the bytes. A reply is one byte (0 a part
-//! of the reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole reply; the maximum), and
-//! with 0 the bytes. All is little-endian, without padding.
+//! A part is a header of 40 bytes (what it is u32: 1 a part of the request, 2 a request for a part
+//! of the reply; maximum length of the reply u32; number of the client u64; number of the call u64;
+//! length of the payload u64; offset u64) and the bytes. A reply is one byte (0 a part of the
+//! reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64
+//! (of the whole reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -56,7 +61,8 @@ use crate::payloads::{Payload, decode};
 const HEADER: usize = 40;
 const REPLY_HEADER: usize = 9;
 
-/// Bytes that a call takes at a server beside its payload, rounded up: they bound the number of calls.
+/// Bytes that a call takes at a server beside its payload, rounded up: they bound the number of
+/// calls.
 const CALL_BYTES: usize = 256;
 
 const REQUEST: u32 = 1;
@@ -71,7 +77,8 @@ const LOST: u8 = 4;
 /// The error of a call in parts. `E` is that of the client's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError<E> {
-    /// A call ended before the last part was sent: no handler got the request. Retryable, unless the error of that call is permanent.
+    /// A call ended before the last part was sent: no handler got the request. Retryable, unless
+    /// the error of that call is permanent.
     #[error("the request was not sent whole: {0}")]
     Unsent(E),
     /// The call of the last part ended.
@@ -89,13 +96,16 @@ pub enum PartsError<E> {
         /// Maximum length.
         max: usize,
     },
-    /// The server has no earlier parts of the request: it was restarted, or needed their memory. No handler got it. Retryable.
+    /// The server has no earlier parts of the request: it was restarted, or needed their memory. No
+    /// handler got it. Retryable.
     #[error("the server has lost the first parts of the request")]
     Lost,
-    /// The handler ran, and the server has no reply of it any more: it was restarted, or needed the memory.
+    /// The handler ran, and the server has no reply of it any more: it was restarted, or needed the
+    /// memory.
     #[error("the handler ran, but the server has lost its reply")]
     ReplyLost,
-    /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of the client.
+    /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of
+    /// the client.
     #[error("the handler ran, but its reply of {bytes} bytes is too long for this client")]
     ReplyTooLong {
         /// Length of the reply.
@@ -119,13 +129,17 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
     fn may_have_executed(&self) -> bool {
         match self {
             Self::Call(error) => error.may_have_executed(),
-            _ => !matches!(self, Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost),
+            _ => !matches!(
+                self,
+                Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost
+            ),
         }
     }
 }
 
-/// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It belongs to one thread and has one call at a
-/// time, but for futures: of these any number may be under way, and each counts as one client at the server.
+/// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It
+/// belongs to one thread and has one call at a time, but for futures: of these any number may be
+/// under way, and each counts as one client at the server.
 #[derive(Debug)]
 pub struct Client<C> {
     /// The client that sends the parts.
@@ -138,22 +152,46 @@ pub struct Client<C> {
 }
 
 impl<C> Client<C> {
-    /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose replies have up to `max_reply`: its own limits.
+    /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose
+    /// replies have up to `max_reply`: its own limits.
     pub fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
-        Self { caller, max_bytes: (1 << 30) + 4096, limits: (max_request, max_reply), name: (random(), 0) }
+        Self {
+            caller,
+            max_bytes: (1 << 30) + 4096,
+            limits: (max_request, max_reply),
+            name: (random(), 0),
+        }
     }
 
     /// Begins a call.
-    fn transfer<'a>(&self, name: (u64, u64), request: &'a [u8], timeout: Option<Duration>) -> Transfer<'a> {
+    fn transfer<'a>(
+        &self,
+        name: (u64, u64),
+        request: &'a [u8],
+        timeout: Option<Duration>,
+    ) -> Transfer<'a> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Transfer { request, sent: 0, reply: Vec::new(), reply_len: None, name, limits: self.limits, max_bytes: self.max_bytes, end }
+        Transfer {
+            request,
+            sent: 0,
+            reply: Vec::new(),
+            reply_len: None,
+            name,
+            limits: self.limits,
+            max_bytes: self.max_bytes,
+            end,
+        }
     }
 }
 
 /// The clone is another client to the server.
 impl<C: Clone> Clone for Client<C> {
     fn clone(&self) -> Self {
-        Self { name: (random(), 0), caller: self.caller.clone(), ..*self }
+        Self {
+            name: (random(), 0),
+            caller: self.caller.clone(),
+            ..*self
+        }
     }
 }
 
@@ -184,7 +222,11 @@ impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
     }
 
     /// Calls with a request of any length. The timeout is that of the whole.
-    async fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
+    async fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, Self::Error> {
         let mut transfer = self.transfer((random(), 0), &request, timeout);
         while !transfer.is_whole() {
             let part = transfer.next_part();
@@ -216,7 +258,8 @@ struct Transfer<'a> {
 impl Transfer<'_> {
     /// Returns the time that is left.
     fn left(&self) -> Option<Duration> {
-        self.end.map(|end| end.saturating_duration_since(Instant::now()))
+        self.end
+            .map(|end| end.saturating_duration_since(Instant::now()))
     }
 
     /// Returns whether the reply is whole.
@@ -227,11 +270,26 @@ impl Transfer<'_> {
     /// Returns the next part.
     fn next_part(&mut self) -> Vec<u8> {
         let (max_request, max_reply) = self.limits;
-        let len = max_request.saturating_sub(HEADER).max(1).min(self.request.len() - self.sent);
-        let (kind, offset) = if self.reply_len.is_some() { (FETCH, self.reply.len()) } else { (REQUEST, self.sent) };
+        let len = max_request
+            .saturating_sub(HEADER)
+            .max(1)
+            .min(self.request.len() - self.sent);
+        let (kind, offset) = if self.reply_len.is_some() {
+            (FETCH, self.reply.len())
+        } else {
+            (REQUEST, self.sent)
+        };
         let room = u32::try_from(max_reply).unwrap_or(u32::MAX);
         let mut part = Vec::with_capacity(HEADER + len);
-        (kind, room, self.name.0, self.name.1, self.request.len() as u64, offset as u64).encode(&mut part);
+        (
+            kind,
+            room,
+            self.name.0,
+            self.name.1,
+            self.request.len() as u64,
+            offset as u64,
+        )
+            .encode(&mut part);
         part.extend_from_slice(&self.request[self.sent..self.sent + len]);
         self.sent += len;
         part
@@ -248,10 +306,16 @@ impl Transfer<'_> {
         match bytes.split_first() {
             Some((&DONE, mut rest)) if is_sent => {
                 let len = u64::decode(&mut rest).ok_or(PartsError::Reply)? as usize;
-                if len > self.max_bytes || self.reply.try_reserve_exact(len.saturating_sub(self.reply.len())).is_err() {
+                if len > self.max_bytes
+                    || self
+                        .reply
+                        .try_reserve_exact(len.saturating_sub(self.reply.len()))
+                        .is_err()
+                {
                     return Err(PartsError::ReplyTooLong { bytes: len });
                 }
-                let is_as_told = self.reply_len.is_none_or(|told| told == len) && self.reply.len() + rest.len() <= len;
+                let is_as_told = self.reply_len.is_none_or(|told| told == len)
+                    && self.reply.len() + rest.len() <= len;
                 if !is_as_told || rest.is_empty() && len > 0 {
                     return Err(PartsError::Reply);
                 }
@@ -261,10 +325,15 @@ impl Transfer<'_> {
             }
             Some((&MORE, [])) if !is_sent => Ok(()),
             Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
-            Some((&TOO_LONG, max)) if !is_fetching => {
-                Err(decode::<u64>(max).map_or(PartsError::Reply, |max| PartsError::TooLong { max: max as usize }))
-            }
-            Some((&LOST, [])) => Err(if is_fetching { PartsError::ReplyLost } else { PartsError::Lost }),
+            Some((&TOO_LONG, max)) if !is_fetching => Err(decode::<u64>(max)
+                .map_or(PartsError::Reply, |max| PartsError::TooLong {
+                    max: max as usize,
+                })),
+            Some((&LOST, [])) => Err(if is_fetching {
+                PartsError::ReplyLost
+            } else {
+                PartsError::Lost
+            }),
             _ => Err(PartsError::Reply),
         }
     }
@@ -312,12 +381,19 @@ pub struct Whole {
 }
 
 impl Reassembler {
-    /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not whole and the replies that are not fetched
-    /// take at most `max_held` bytes together; replies of handlers that run meanwhile come on top, and further requests are
-    /// [`PartsError::Busy`] then.
+    /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not
+    /// whole and the replies that are not fetched take at most `max_held` bytes together; replies
+    /// of handlers that run meanwhile come on top, and further requests are [`PartsError::Busy`]
+    /// then.
     #[must_use]
     pub fn new(max_bytes: usize, max_held: usize) -> Self {
-        Self { idle: Duration::from_secs(10), max_bytes, max_held, calls: HashMap::new(), held: 0 }
+        Self {
+            idle: Duration::from_secs(10),
+            max_bytes,
+            max_held,
+            calls: HashMap::new(),
+            held: 0,
+        }
     }
 
     /// Returns the bytes that are held.
@@ -326,31 +402,40 @@ impl Reassembler {
         self.held
     }
 
-    /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the whole.
+    /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
+    /// whole.
     pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
-        self.receive(part).map_or_else(|reply| reply, |(whole, request)| self.reply(whole, handler(request)))
+        self.receive(part).map_or_else(
+            |reply| reply,
+            |(whole, request)| self.reply(whole, handler(request)),
+        )
     }
 
-    /// Forgets the calls without a part for `idle`. A server that is short of memory does it by itself.
+    /// Forgets the calls without a part for `idle`. A server that is short of memory does it by
+    /// itself.
     pub fn forget_idle(&mut self, idle: Duration) {
         self.calls.retain(|_, held| held.touched.elapsed() < idle);
         self.held = self.calls.values().map(Held::cost).sum();
     }
 
-    /// Takes a part. Returns the request that is whole with it. [`answer`](Self::answer) does the same for handlers that answer at once.
+    /// Takes a part. Returns the request that is whole with it. [`answer`](Self::answer) does the
+    /// same for handlers that answer at once.
     ///
     /// # Errors
     /// The reply to a part that makes no request whole.
     pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
         let lost = || vec![LOST];
-        let (kind, room, client, call, len, offset) = <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
+        let (kind, room, client, call, len, offset) =
+            <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
         let len = len as usize;
         let offset = offset as usize;
         let room = room as usize;
         // A client has one call. Its next one replaces one that it gave up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
-        let mut held = match earlier.filter(|held| (held.call, held.kind, held.done) == (call, kind, offset) && offset > 0) {
+        let mut held = match earlier
+            .filter(|held| (held.call, held.kind, held.done) == (call, kind, offset) && offset > 0)
+        {
             Some(held) => held,
             None if (kind, offset) == (REQUEST, 0) => self.admit(call, len)?,
             None => return Err(lost()),
@@ -373,7 +458,14 @@ impl Reassembler {
 
     /// Returns the reply to the last part of a request.
     pub fn reply(&mut self, to: Whole, reply: Vec<u8>) -> Vec<u8> {
-        let held = Held { call: to.call, kind: FETCH, len: reply.len(), bytes: reply, done: 0, touched: Instant::now() };
+        let held = Held {
+            call: to.call,
+            kind: FETCH,
+            len: reply.len(),
+            bytes: reply,
+            done: 0,
+            touched: Instant::now(),
+        };
         self.send(to.client, to.room, held)
     }
 
@@ -384,7 +476,9 @@ impl Reassembler {
             (self.max_bytes as u64).encode(&mut reply);
             return Err(reply);
         }
-        let is_short = |parts: &Self| len.saturating_add(CALL_BYTES) > parts.max_held.saturating_sub(parts.held);
+        let is_short = |parts: &Self| {
+            len.saturating_add(CALL_BYTES) > parts.max_held.saturating_sub(parts.held)
+        };
         if is_short(self) {
             self.forget_idle(self.idle);
         }
@@ -392,12 +486,23 @@ impl Reassembler {
         if is_short(self) || bytes.try_reserve_exact(len).is_err() {
             return Err(vec![BUSY]);
         }
-        Ok(Held { call, kind: REQUEST, bytes, len, done: 0, touched: Instant::now() })
+        Ok(Held {
+            call,
+            kind: REQUEST,
+            bytes,
+            len,
+            done: 0,
+            touched: Instant::now(),
+        })
     }
 
-    /// Returns the next part of a reply, in `room` bytes if that is enough for one of it. Keeps the rest.
+    /// Returns the next part of a reply, in `room` bytes if that is enough for one of it. Keeps the
+    /// rest.
     fn send(&mut self, client: u64, room: usize, mut held: Held) -> Vec<u8> {
-        let len = room.saturating_sub(REPLY_HEADER).max(1).min(held.len - held.done);
+        let len = room
+            .saturating_sub(REPLY_HEADER)
+            .max(1)
+            .min(held.len - held.done);
         let mut part = Vec::with_capacity(REPLY_HEADER + len);
         (DONE, held.len as u64).encode(&mut part);
         part.extend_from_slice(&held.bytes[held.done..held.done + len]);

@@ -8,16 +8,18 @@ const UNTIMED: u32 = 64;
 /// Number of polls before a sleep: usually, and at most.
 const FEWEST: u32 = 256;
 const MOST: u32 = 8192;
-/// A sleep below this is one that a few more polls might have saved. A thread wakes up within 5 us on a host, and 50 us on a virtual machine.
+/// A sleep below this is one that a few more polls might have saved. A thread wakes up within 5 us
+/// on a host, and 50 us on a virtual machine.
 const SHORT: Duration = Duration::from_micros(100);
 /// Number of sleeps before more polls are tried again, once they have not helped.
 const SLEEPS_PER_TRY: u32 = 1024;
 
 /// Decides when a thread sleeps whose polls find nothing.
 ///
-/// Two threads that answer each other may wake each other for every message: while one wakes up, the polls of the other find nothing, and it
-/// sleeps too. So after a short sleep a thread polls twice as often before the next one. Where that does not help, as the other thread needs
-/// the same core, the thread sleeps early again. The clock is read only around a sleep.
+/// Two threads that answer each other may wake each other for every message: while one wakes up,
+/// the polls of the other find nothing, and it sleeps too. So after a short sleep a thread polls
+/// twice as often before the next one. Where that does not help, as the other thread needs the same
+/// core, the thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {
     /// Empty polls since the last one that found something.
@@ -32,7 +34,11 @@ impl Patience {
     /// Makes one that sleeps after 256 empty polls.
     #[must_use]
     pub const fn new() -> Self {
-        Self { polls: 0, limit: FEWEST, sleeps: 0 }
+        Self {
+            polls: 0,
+            limit: FEWEST,
+            sleeps: 0,
+        }
     }
 
     /// Notes a poll that found something, or the beginning of a wait.
@@ -41,15 +47,17 @@ impl Patience {
         self.polls = 0;
     }
 
-    /// Returns whether this is the time to read the clock for a timeout: once after a [`reset`](Self::reset), behind the 64th empty poll.
-    /// An answer that comes earlier needs no clock, and a thread sleeps only later.
+    /// Returns whether this is the time to read the clock for a timeout: once after a
+    /// [`reset`](Self::reset), behind the 64th empty poll. An answer that comes earlier needs no
+    /// clock, and a thread sleeps only later.
     #[must_use]
     pub const fn is_clock_due(&self) -> bool {
         self.polls == UNTIMED
     }
 
-    /// Notes an empty poll. Returns the time if there have been enough of them since the last [`reset`](Self::reset): then the thread sleeps
-    /// until there is something to poll for, and calls [`slept`](Self::slept).
+    /// Notes an empty poll. Returns the time if there have been enough of them since the last
+    /// [`reset`](Self::reset): then the thread sleeps until there is something to poll for, and
+    /// calls [`slept`](Self::slept).
     #[inline]
     pub fn idle(&mut self) -> Option<Instant> {
         if self.polls < self.limit {
@@ -103,7 +111,10 @@ mod tests {
         let mut patience = Patience::new();
         let short = Duration::from_micros(30);
         let long = Duration::from_millis(1);
-        assert_eq!([long, short, short, short, long, short].map(|time| polls(&mut patience, time)), [256, 256, 512, 1024, 2048, 256]);
+        assert_eq!(
+            [long, short, short, short, long, short].map(|time| polls(&mut patience, time)),
+            [256, 256, 512, 1024, 2048, 256]
+        );
     }
 
     #[test]

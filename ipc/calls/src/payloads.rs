@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 
-/// A value that arguments and results consist of. [`payload!`](crate::payload!) implements it for structs and enums.
+/// A value that arguments and results consist of. [`payload!`](crate::payload!) implements it for
+/// structs and enums.
 pub trait Payload: Sized {
     /// Appends the bytes of the value. A sequence or a string has at most `u32::MAX` elements.
     fn encode(&self, into: &mut Vec<u8>);
@@ -93,7 +94,11 @@ impl<T: Payload> Payload for Vec<T> {
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let count = u32::decode(bytes)? as usize;
         // A false number does not make the loop long.
-        if count > bytes.len() { None } else { T::decode_all(count, bytes) }
+        if count > bytes.len() {
+            None
+        } else {
+            T::decode_all(count, bytes)
+        }
     }
 }
 
@@ -115,7 +120,11 @@ impl<T: Payload> Payload for Option<T> {
     }
 
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
-        Some(if bool::decode(bytes)? { Some(T::decode(bytes)?) } else { None })
+        Some(if bool::decode(bytes)? {
+            Some(T::decode(bytes)?)
+        } else {
+            None
+        })
     }
 }
 
@@ -154,8 +163,9 @@ pub fn decode<T: Payload>(mut bytes: &[u8]) -> Option<T> {
     T::decode(&mut bytes).filter(|_| bytes.is_empty())
 }
 
-/// Makes a struct of payloads, or an enum without fields, a [`Payload`](crate::methods::Payload). The order of the fields and the numbers
-/// of the variants, 0 to 255, are what both ends must agree on. [`methods`](crate::methods) has an example.
+/// Makes a struct of payloads, or an enum without fields, a [`Payload`](crate::methods::Payload).
+/// The order of the fields and the numbers of the variants, 0 to 255, are what both ends must agree
+/// on. [`methods`](crate::methods) has an example.
 #[macro_export]
 macro_rules! payload {
     ($(#[$attribute:meta])* $visibility:vis struct $name:ident {
@@ -215,10 +225,24 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_value_are_none() {
-        assert_eq!(decode::<Vec<()>>(&[0xff; 4]), None, "a number of elements is at most that of the bytes");
-        assert_eq!(decode::<Vec<u64>>(&[8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), None);
+        assert_eq!(
+            decode::<Vec<()>>(&[0xff; 4]),
+            None,
+            "a number of elements is at most that of the bytes"
+        );
+        assert_eq!(
+            decode::<Vec<u64>>(&[8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]),
+            None
+        );
         assert_eq!(decode::<String>(&[1, 0, 0, 0, 0xff]), None);
-        assert_eq!((decode::<bool>(&[2]), decode::<Problem>(&[4]), decode::<Infallible>(&[])), (None, None, None));
+        assert_eq!(
+            (
+                decode::<bool>(&[2]),
+                decode::<Problem>(&[4]),
+                decode::<Infallible>(&[])
+            ),
+            (None, None, None)
+        );
         assert_eq!(decode::<Problem>(&[3]), Some(Problem::Missing));
     }
 }

@@ -1,5 +1,5 @@
-//! Calls on their way to the thread that owns a connection: any number of threads post them, and the thread takes them in the order in which
-//! they were posted.
+//! Calls on their way to the thread that owns a connection: any number of threads post them, and
+//! the thread takes them in the order in which they were posted.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -31,7 +31,8 @@ struct Mailbox<J> {
     is_away: bool,
 }
 
-/// The posting side. Its drop ends the thread and waits for it, except while the thread connects again.
+/// The posting side. Its drop ends the thread and waits for it, except while the thread connects
+/// again.
 pub(crate) struct Poster<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     /// Ends the sleep of the thread.
@@ -40,7 +41,8 @@ pub(crate) struct Poster<J> {
     thread: OnceLock<JoinHandle<()>>,
 }
 
-/// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and each later one as it is posted.
+/// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and
+/// each later one as it is posted.
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     pub(crate) wakes: Arc<Wakes>,
@@ -48,26 +50,49 @@ pub(crate) struct Posted<J> {
     waiting: BTreeMap<u64, J>,
     /// The end and the number of each of them that has an end.
     ends: BTreeSet<(Instant, u64)>,
-    /// The waiting jobs of the last mail, each younger than all of those. Most are sent at once, and need no order by their ends.
+    /// The waiting jobs of the last mail, each younger than all of those. Most are sent at once,
+    /// and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
-    /// The numbers of the jobs that were given up since they were last drained, and that did not wait here any more.
+    /// The numbers of the jobs that were given up since they were last drained, and that did not
+    /// wait here any more.
     pub(crate) given_up: Vec<u64>,
 }
 
 /// Makes both sides. `waker` ends the thread's sleep.
 pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
-    let mailbox = Mailbox { jobs: VecDeque::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
+    let mailbox = Mailbox {
+        jobs: VecDeque::new(),
+        given_up: Vec::new(),
+        last: 0,
+        is_over: false,
+        is_away: false,
+    };
     let (mailbox, wakes) = (Arc::new(Mutex::new(mailbox)), Arc::new(Wakes::default()));
     let waiting = BTreeMap::new();
     let ends = BTreeSet::new();
     let fresh = VecDeque::new();
-    let posted = Posted { mailbox: Arc::clone(&mailbox), wakes: Arc::clone(&wakes), waiting, ends, fresh, given_up: Vec::new() };
-    (Poster { mailbox, waker, wakes, thread: OnceLock::new() }, posted)
+    let posted = Posted {
+        mailbox: Arc::clone(&mailbox),
+        wakes: Arc::clone(&wakes),
+        waiting,
+        ends,
+        fresh,
+        given_up: Vec::new(),
+    };
+    (
+        Poster {
+            mailbox,
+            waker,
+            wakes,
+            thread: OnceLock::new(),
+        },
+        posted,
+    )
 }
 
 impl<J> Poster<J> {
-    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended.
-    /// Returns the number.
+    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the
+    /// thread. Drops the job if the thread has ended. Returns the number.
     pub(crate) fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused, is_first) = {
             let mut mailbox = lock(&self.mailbox);
@@ -111,7 +136,10 @@ impl<J> Drop for Poster<J> {
             mailbox.is_away
         };
         self.waker.wake_by_ref();
-        let thread = self.thread.take().filter(|thread| !is_away && thread.thread().id() != thread::current().id());
+        let thread = self
+            .thread
+            .take()
+            .filter(|thread| !is_away && thread.thread().id() != thread::current().id());
         if let Some(thread) = thread {
             // A panic of the thread was reported by its own message.
             let _ = thread.join();
@@ -120,8 +148,8 @@ impl<J> Drop for Poster<J> {
 }
 
 impl<J: Job> Posted<J> {
-    /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting jobs that were given up. Returns whether a
-    /// poster is left.
+    /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting
+    /// jobs that were given up. Returns whether a poster is left.
     pub(crate) fn take(&mut self) -> bool {
         self.settle();
         let (given_up, has_posters) = {
@@ -146,7 +174,9 @@ impl<J: Job> Posted<J> {
 
     /// Takes the oldest waiting job out, with its number.
     pub(crate) fn pop(&mut self) -> Option<(u64, J)> {
-        let Some((number, job)) = self.waiting.pop_first() else { return self.fresh.pop_front() };
+        let Some((number, job)) = self.waiting.pop_first() else {
+            return self.fresh.pop_front();
+        };
         self.forget_end(number, &job);
         Some((number, job))
     }
@@ -180,13 +210,18 @@ impl<J: Job> Posted<J> {
     /// Returns the time until the first waiting job ends, or `None` if none does.
     pub(crate) fn left(&mut self) -> Option<Duration> {
         self.settle();
-        self.ends.first().map(|(end, _)| end.saturating_duration_since(Instant::now()))
+        self.ends
+            .first()
+            .map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
     /// Takes the waiting job out whose time ended first, if that is over.
     pub(crate) fn pop_late(&mut self) -> Option<J> {
         self.settle();
-        let &(_, number) = self.ends.first().filter(|(end, _)| *end <= Instant::now())?;
+        let &(_, number) = self
+            .ends
+            .first()
+            .filter(|(end, _)| *end <= Instant::now())?;
         self.remove(number)
     }
 
@@ -197,8 +232,9 @@ impl<J: Job> Posted<J> {
         }
     }
 
-    /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of a length, and gives it up when the function
-    /// that it is lent returns `false`. A job whose time ends meanwhile ends then. If no poster is left, drops the jobs and makes no attempt.
+    /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of
+    /// a length, and gives it up when the function that it is lent returns `false`. A job whose
+    /// time ends meanwhile ends then. If no poster is left, drops the jobs and makes no attempt.
     ///
     /// # Errors
     /// The error of the last attempt. The jobs that still wait are the caller's to end.
@@ -208,7 +244,8 @@ impl<J: Job> Posted<J> {
         mut connect: impl FnMut(Duration, &mut dyn FnMut() -> bool) -> Result<(), E>,
     ) -> Result<(), E> {
         let is_over = {
-            // In one step: a poster that is dropped sets the one flag and reads the other, and would wait for an attempt of which it does not know.
+            // In one step: a poster that is dropped sets the one flag and reads the other, and
+            // would wait for an attempt of which it does not know.
             let mut mailbox = lock(&self.mailbox);
             mailbox.is_away = !mailbox.is_over;
             mailbox.is_over
@@ -232,7 +269,8 @@ impl<J: Job> Posted<J> {
                 break connected;
             }
             self.end_late();
-            // There is another attempt only if this one ended with a job, and others still have time.
+            // There is another attempt only if this one ended with a job, and others still have
+            // time.
             if self.waiting.is_empty() || attempt == whole || began.elapsed() < attempt {
                 break connected;
             }
@@ -257,13 +295,17 @@ impl<J> Drop for Posted<J> {
 
 impl<J> fmt::Debug for Poster<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poster").field("has_thread", &self.thread.get().is_some()).finish_non_exhaustive()
+        f.debug_struct("Poster")
+            .field("has_thread", &self.thread.get().is_some())
+            .finish_non_exhaustive()
     }
 }
 
 impl<J> fmt::Debug for Posted<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Posted").field("waiting", &self.waiting.len()).finish_non_exhaustive()
+        f.debug_struct("Posted")
+            .field("waiting", &self.waiting.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -309,28 +351,56 @@ mod tests {
 
     fn pair() -> Pair {
         let ((poster, posted), (tell, told)) = (posting(Waker::noop().clone()), channel());
-        Pair { poster, posted, told, tell }
+        Pair {
+            poster,
+            posted,
+            told,
+            tell,
+        }
     }
 
     fn post(poster: &Poster<Call>, tell: &Sender<(u64, bool)>, time: Option<Duration>) -> u64 {
         let end = time.and_then(|time| Instant::now().checked_add(time));
-        poster.post(|number| Call { number, end, told: tell.clone(), is_late: false })
+        poster.post(|number| Call {
+            number,
+            end,
+            told: tell.clone(),
+            is_late: false,
+        })
     }
 
     #[test]
     fn jobs_are_taken_in_order_with_what_was_given_up() {
-        let Pair { poster, mut posted, tell, told } = pair();
-        assert_eq!([post(&poster, &tell, None), post(&poster, &tell, Some(LONG))], [1, 2]);
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            told,
+        } = pair();
+        assert_eq!(
+            [post(&poster, &tell, None), post(&poster, &tell, Some(LONG))],
+            [1, 2]
+        );
         poster.give_up(1);
         assert!(posted.take());
         posted.settle();
         assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2]);
         assert!(posted.given_up.is_empty(), "it waited here");
-        assert!(posted.left().is_some_and(|left| left > LONG / 2 && left <= LONG));
+        assert!(
+            posted
+                .left()
+                .is_some_and(|left| left > LONG / 2 && left <= LONG)
+        );
         let (number, job) = posted.pop().unwrap();
         assert_eq!((number, posted.left()), (2, None), "none waits");
         poster.give_up(2);
-        assert_eq!([post(&poster, &tell, None), post(&poster, &tell, Some(SHORT))], [3, 4]);
+        assert_eq!(
+            [
+                post(&poster, &tell, None),
+                post(&poster, &tell, Some(SHORT))
+            ],
+            [3, 4]
+        );
         assert!(posted.take());
         assert_eq!(posted.given_up, [2]);
         posted.put_back(number, job);
@@ -339,18 +409,27 @@ mod tests {
         assert!(!posted.take());
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, false)]);
         drop(posted.drain());
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(2, false), (3, false), (4, false)], "the oldest first");
+        assert_eq!(
+            told.try_iter().collect::<Vec<_>>(),
+            [(2, false), (3, false), (4, false)],
+            "the oldest first"
+        );
         assert_eq!((posted.waiting.is_empty(), posted.left()), (true, None));
     }
 
-    /// Each turn of the thread takes one that was given up, asks for the first end and ends what is late. With a scan of all jobs for any of
-    /// these it takes hours, and the watchdog ends it.
+    /// Each turn of the thread takes one that was given up, asks for the first end and ends what is
+    /// late. With a scan of all jobs for any of these it takes hours, and the watchdog ends it.
     #[test]
     fn a_turn_costs_no_more_with_many_waiting_jobs() {
         const JOBS: u64 = 200_000;
         let (done, is_done) = channel();
         let turns = thread::spawn(move || {
-            let Pair { poster, mut posted, tell, told } = pair();
+            let Pair {
+                poster,
+                mut posted,
+                tell,
+                told,
+            } = pair();
             for job in 0..JOBS {
                 post(&poster, &tell, (job % 2 == 0).then_some(LONG * 60));
             }
@@ -363,12 +442,21 @@ mod tests {
             assert_eq!(told.try_iter().count() as u64, JOBS);
             let _ = done.send(());
         });
-        assert!(is_done.recv_timeout(LONG).is_ok(), "{:?}", turns.is_finished());
+        assert!(
+            is_done.recv_timeout(LONG).is_ok(),
+            "{:?}",
+            turns.is_finished()
+        );
     }
 
     #[test]
     fn only_late_jobs_end() {
-        let Pair { poster, mut posted, tell, told } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            told,
+        } = pair();
         for time in [Some(Duration::ZERO), None, Some(Duration::ZERO), Some(LONG)] {
             post(&poster, &tell, time);
         }
@@ -380,16 +468,29 @@ mod tests {
 
     #[test]
     fn nobody_posts_to_a_thread_that_has_ended() {
-        let Pair { poster, posted, tell, told } = pair();
+        let Pair {
+            poster,
+            posted,
+            tell,
+            told,
+        } = pair();
         post(&poster, &tell, None);
         drop(posted);
         post(&poster, &tell, None);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, false), (2, false)]);
+        assert_eq!(
+            told.try_iter().collect::<Vec<_>>(),
+            [(1, false), (2, false)]
+        );
     }
 
     #[test]
     fn attempts_end_with_the_first_job_until_one_succeeds() {
-        let Pair { poster, mut posted, tell, told } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            told,
+        } = pair();
         post(&poster, &tell, Some(SHORT));
         post(&poster, &tell, Some(LONG));
         posted.take();
@@ -407,14 +508,22 @@ mod tests {
             Err("silent")
         });
         assert_eq!(outcome, Ok(()));
-        assert!(attempts[0] <= SHORT && attempts[1] > LONG / 2, "{attempts:?}");
+        assert!(
+            attempts[0] <= SHORT && attempts[1] > LONG / 2,
+            "{attempts:?}"
+        );
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, true)]);
         assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]
     fn an_attempt_that_fails_early_is_the_last() {
-        let Pair { poster, mut posted, tell, .. } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            ..
+        } = pair();
         post(&poster, &tell, Some(LONG));
         posted.take();
         let mut attempts = 0;
@@ -422,12 +531,20 @@ mod tests {
             attempts += 1;
             Err::<(), _>("refused")
         });
-        assert_eq!((outcome, attempts, posted.waiting.len()), (Err("refused"), 1, 1));
+        assert_eq!(
+            (outcome, attempts, posted.waiting.len()),
+            (Err("refused"), 1, 1)
+        );
     }
 
     #[test]
     fn an_attempt_is_unwanted_without_jobs_and_without_posters() {
-        let Pair { poster, mut posted, tell, .. } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            ..
+        } = pair();
         post(&poster, &tell, Some(SHORT));
         posted.take();
         let outcome = posted.reconnect(LONG, |attempt, is_wanted| {
@@ -446,20 +563,34 @@ mod tests {
         assert_eq!((outcome, posted.waiting.len()), (Err("given up"), 1));
     }
 
-    /// An attempt is not asked whether it is wanted until its time is over: a poster that was dropped before would wait for its end.
+    /// An attempt is not asked whether it is wanted until its time is over: a poster that was
+    /// dropped before would wait for its end.
     #[test]
     fn there_is_no_attempt_once_the_last_poster_is_gone() {
-        let Pair { poster, mut posted, tell, told } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            told,
+        } = pair();
         post(&poster, &tell, None);
         assert!(posted.take());
         drop(poster);
         let outcome = posted.reconnect(LONG, |_, _| -> Result<(), ()> { panic!("an attempt") });
-        assert_eq!((outcome, told.try_iter().collect::<Vec<_>>()), (Ok(()), vec![(1, false)]));
+        assert_eq!(
+            (outcome, told.try_iter().collect::<Vec<_>>()),
+            (Ok(()), vec![(1, false)])
+        );
     }
 
     #[test]
     fn the_last_poster_waits_for_the_thread_but_not_while_it_is_away() {
-        let Pair { poster, mut posted, tell, .. } = pair();
+        let Pair {
+            poster,
+            mut posted,
+            tell,
+            ..
+        } = pair();
         let (tell_end, told_end) = channel();
         poster.set_thread(thread::spawn(move || {
             while posted.take() {
@@ -470,7 +601,9 @@ mod tests {
         drop(poster);
         assert_eq!(told_end.try_recv(), Ok(()), "the drop has waited");
 
-        let Pair { poster, mut posted, .. } = pair();
+        let Pair {
+            poster, mut posted, ..
+        } = pair();
         post(&poster, &tell, None);
         let ((tell_away, told_away), (release, may_go)) = (channel(), channel::<()>());
         poster.set_thread(thread::spawn(move || {

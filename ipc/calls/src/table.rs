@@ -12,20 +12,26 @@ pub const CALLS_MAX: usize = 1 << 24;
 const NONE: u32 = u32::MAX;
 /// `Entry::next` of an entry without a value that still waits for its answer.
 const ABANDONED: u32 = u32::MAX - 1;
-/// The first generation: with debug assertions and in models one step before the last, so that every test goes past the end.
-const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 2 } else { 1 };
+/// The first generation: with debug assertions and in models one step before the last, so that
+/// every test goes past the end.
+const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) {
+    u32::MAX - 2
+} else {
+    1
+};
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// The tag of the current use, or of the next one if the entry is free. Its generation is odd, and so never 0.
+    /// The tag of the current use, or of the next one if the entry is free. Its generation is odd,
+    /// and so never 0.
     tag: Tag,
     /// The next free entry, if this one is free.
     next: u32,
     value: Option<T>,
 }
 
-/// The calls of one caller: a fixed number of entries with generations. A late, repeated or forged tag finds no call. Only `new` and the
-/// first deadline allocate.
+/// The calls of one caller: a fixed number of entries with generations. A late, repeated or forged
+/// tag finds no call. Only `new` and the first deadline allocate.
 #[derive(Debug)]
 pub struct Calls<T> {
     entries: Box<[Entry<T>]>,
@@ -43,7 +49,13 @@ impl<T> Calls<T> {
         let capacity = capacity.min(CALLS_MAX) as u32;
         let next = |slot: u32| if slot + 1 == capacity { NONE } else { slot + 1 };
         Self {
-            entries: (0..capacity).map(|slot| Entry { tag: Tag::new(slot, FIRST_GENERATION), next: next(slot), value: None }).collect(),
+            entries: (0..capacity)
+                .map(|slot| Entry {
+                    tag: Tag::new(slot, FIRST_GENERATION),
+                    next: next(slot),
+                    value: None,
+                })
+                .collect(),
             free: if capacity == 0 { NONE } else { 0 },
             used: 0,
             abandoned: 0,
@@ -54,9 +66,25 @@ impl<T> Calls<T> {
     /// Returns the same calls, with the values that `f` returns for theirs.
     #[must_use]
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Calls<U> {
-        let Self { entries, free, used, abandoned, deadlines } = self;
-        let entries = entries.into_iter().map(|Entry { tag, next, value }| Entry { tag, next, value: value.map(&mut f) });
-        Calls { entries: entries.collect(), free, used, abandoned, deadlines }
+        let Self {
+            entries,
+            free,
+            used,
+            abandoned,
+            deadlines,
+        } = self;
+        let entries = entries.into_iter().map(|Entry { tag, next, value }| Entry {
+            tag,
+            next,
+            value: value.map(&mut f),
+        });
+        Calls {
+            entries: entries.collect(),
+            free,
+            used,
+            abandoned,
+            deadlines,
+        }
     }
 
     /// Returns the number of entries in use.
@@ -94,17 +122,23 @@ impl<T> Calls<T> {
     #[inline(always)]
     pub fn insert(&mut self, value: T) -> Result<Tag, T> {
         let slot = self.free;
-        let Some(entry) = self.entries.get_mut(slot as usize) else { return Err(value) };
+        let Some(entry) = self.entries.get_mut(slot as usize) else {
+            return Err(value);
+        };
         self.free = entry.next;
         entry.value = Some(value);
         self.used += 1;
         Ok(entry.tag)
     }
 
-    /// Takes the value of the call `tag`. Returns `None` if there is no such call any more, or never was.
+    /// Takes the value of the call `tag`. Returns `None` if there is no such call any more, or
+    /// never was.
     #[inline(always)]
     pub fn take(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
+        let entry = self
+            .entries
+            .get_mut(tag.slot())
+            .filter(|entry| entry.tag == tag)?;
         let value = entry.value.take();
         if value.is_none() {
             return self.reclaim(tag);
@@ -119,7 +153,10 @@ impl<T> Calls<T> {
     /// Frees an entry without a value if it was abandoned.
     #[cold]
     fn reclaim(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
+        let entry = self
+            .entries
+            .get_mut(tag.slot())
+            .filter(|entry| entry.next == ABANDONED)?;
         entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
@@ -128,20 +165,27 @@ impl<T> Calls<T> {
         None
     }
 
-    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the
-    /// call.
+    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first
+    /// [`expire`](Self::expire) after it [abandons](Self::abandon) the call.
     pub fn end_within(&mut self, tag: Tag, now_ns: u64, timeout: Duration) {
-        let Self { entries, deadlines, .. } = self;
+        let Self {
+            entries, deadlines, ..
+        } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         // The first call allocates, for all.
         deadlines.reserve(2 * entries.len());
-        deadlines.push(now_ns.saturating_add(timeout_ns), tag, |tag| holds(entries, *tag));
+        deadlines.push(now_ns.saturating_add(timeout_ns), tag, |tag| {
+            holds(entries, *tag)
+        });
     }
 
-    /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the memory that belongs to it is the peer's
-    /// until then.
+    /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the
+    /// memory that belongs to it is the peer's until then.
     pub fn abandon(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
+        let entry = self
+            .entries
+            .get_mut(tag.slot())
+            .filter(|entry| entry.tag == tag)?;
         let value = entry.value.take()?;
         entry.next = ABANDONED;
         self.abandoned += 1;
@@ -157,10 +201,13 @@ impl<T> Calls<T> {
 
     /// Returns whether a waiting call has a deadline. Otherwise the clock need not be read.
     pub fn is_timed(&mut self) -> bool {
-        self.deadlines.next(|tag| holds(&self.entries, *tag)).is_some()
+        self.deadlines
+            .next(|tag| holds(&self.entries, *tag))
+            .is_some()
     }
 
-    /// [Abandons](Self::abandon) the calls whose deadline has passed at `now_ns`, and passes their values to `f`. Returns their number.
+    /// [Abandons](Self::abandon) the calls whose deadline has passed at `now_ns`, and passes their
+    /// values to `f`. Returns their number.
     pub fn expire(&mut self, now_ns: u64, mut f: impl FnMut(T)) -> usize {
         let mut ended = 0;
         while let Some(tag) = self.deadlines.pop_before(now_ns.saturating_add(1)) {
@@ -172,16 +219,21 @@ impl<T> Calls<T> {
         ended
     }
 
-    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` if there is one.
+    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` if there
+    /// is one.
     #[must_use]
     pub fn until_deadline(&self, now_ns: impl FnOnce() -> u64) -> Option<Duration> {
-        self.deadlines.first_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
+        self.deadlines
+            .first_ns()
+            .map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
     }
 
     /// Takes the values of all waiting calls, and passes them to `f`.
     pub fn take_all(&mut self, mut f: impl FnMut(T)) {
         for slot in 0..self.entries.len() as u32 {
-            let Some(entry) = self.entries.get(slot as usize) else { return };
+            let Some(entry) = self.entries.get(slot as usize) else {
+                return;
+            };
             if entry.value.is_some() {
                 let tag = entry.tag;
                 self.take(tag).into_iter().for_each(&mut f);
@@ -192,7 +244,9 @@ impl<T> Calls<T> {
 
 /// Returns whether the call `tag` waits.
 fn holds<T>(entries: &[Entry<T>], tag: Tag) -> bool {
-    entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && entry.tag == tag)
+    entries
+        .get(tag.slot())
+        .is_some_and(|entry| entry.value.is_some() && entry.tag == tag)
 }
 
 #[cfg(test)]
@@ -204,12 +258,19 @@ mod tests {
         let mut calls = Calls::new(2);
         let a = calls.insert('a').unwrap();
         let b = calls.insert('b').unwrap();
-        assert_eq!((calls.insert('c'), calls.len()), (Err('c'), calls.capacity()));
+        assert_eq!(
+            (calls.insert('c'), calls.len()),
+            (Err('c'), calls.capacity())
+        );
         assert_eq!(calls.take(a), Some('a'));
         assert_eq!(calls.take(a), None);
         let d = calls.insert('d').unwrap();
         assert_eq!(d.slot(), a.slot());
-        assert_eq!(calls.take(a), None, "an old tag reached the slot's next use");
+        assert_eq!(
+            calls.take(a),
+            None,
+            "an old tag reached the slot's next use"
+        );
         assert_eq!(calls.take(Tag::unpack(d.pack(0) + 1).0), None);
         assert_eq!((calls.take(b), calls.take(d)), (Some('b'), Some('d')));
         assert!(calls.is_empty());
@@ -222,12 +283,23 @@ mod tests {
         assert!(holds(&calls.entries, a));
         assert_eq!((calls.abandon(a), calls.abandon(a)), (Some('a'), None));
         assert!(!holds(&calls.entries, a));
-        assert_eq!((calls.insert('c'), calls.len(), calls.waiting()), (Err('c'), 2, 1));
+        assert_eq!(
+            (calls.insert('c'), calls.len(), calls.waiting()),
+            (Err('c'), 2, 1)
+        );
         assert_eq!(calls.take(a), None, "the answer of nobody");
         assert_eq!((calls.len(), calls.waiting()), (1, 1));
         let c = calls.insert('c').unwrap();
         assert_eq!(c.slot(), a.slot());
-        assert_eq!((calls.take(a), calls.abandon(a), calls.take(c), calls.take(b)), (None, None, Some('c'), Some('b')));
+        assert_eq!(
+            (
+                calls.take(a),
+                calls.abandon(a),
+                calls.take(c),
+                calls.take(b)
+            ),
+            (None, None, Some('c'), Some('b'))
+        );
         let mut taken = vec![];
         let d = calls.insert('d').unwrap();
         calls.abandon(d);
@@ -267,7 +339,10 @@ mod tests {
     fn take_all_takes_all_that_waits() {
         let mut calls = Calls::new(4);
         let tags = [0, 1, 2, 3].map(|n| calls.insert(n).unwrap());
-        assert_eq!((calls.take(tags[1]), calls.abandon(tags[2])), (Some(1), Some(2)));
+        assert_eq!(
+            (calls.take(tags[1]), calls.abandon(tags[2])),
+            (Some(1), Some(2))
+        );
         let mut taken = vec![];
         calls.take_all(|n| taken.push(n));
         assert_eq!((taken, calls.len(), calls.waiting()), (vec![0, 3], 1, 0));
@@ -277,19 +352,33 @@ mod tests {
     fn a_call_that_has_expired_is_not_ended_again_and_one_that_has_ended_does_not_expire() {
         let mut calls = Calls::new(3);
         let [a, b, c] = ['a', 'b', 'c'].map(|value| calls.insert(value).unwrap());
-        for (tag, timeout) in [(a, Duration::from_nanos(5)), (b, Duration::from_nanos(7)), (c, Duration::MAX)] {
+        for (tag, timeout) in [
+            (a, Duration::from_nanos(5)),
+            (b, Duration::from_nanos(7)),
+            (c, Duration::MAX),
+        ] {
             calls.end_within(tag, 100, timeout);
         }
         assert_eq!(calls.until_deadline(|| 101), Some(Duration::from_nanos(4)));
         calls.take(b);
         let mut ended = vec![];
-        assert_eq!((calls.expire(104, |value| ended.push(value)), calls.expire(110, |value| ended.push(value))), (0, 1));
-        assert_eq!((ended, calls.take(a), calls.is_timed()), (vec!['a'], None, true));
+        assert_eq!(
+            (
+                calls.expire(104, |value| ended.push(value)),
+                calls.expire(110, |value| ended.push(value))
+            ),
+            (0, 1)
+        );
+        assert_eq!(
+            (ended, calls.take(a), calls.is_timed()),
+            (vec!['a'], None, true)
+        );
         calls.take(c);
         assert!(!calls.is_timed() && !calls.has_deadlines());
     }
 
-    /// Random operations against an oracle: every value that goes in comes out once, by its own tag, at the latest in its time.
+    /// Random operations against an oracle: every value that goes in comes out once, by its own
+    /// tag, at the latest in its time.
     #[test]
     fn every_call_ends_once_whatever_the_order() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -318,12 +407,14 @@ mod tests {
                     Err(back) => assert_eq!((back, waiting.len() + given_up.len()), (value, 5)),
                 },
                 2 if !waiting.is_empty() => {
-                    let (tag, value, _) = waiting.swap_remove(random(waiting.len() as u64) as usize);
+                    let (tag, value, _) =
+                        waiting.swap_remove(random(waiting.len() as u64) as usize);
                     assert_eq!(calls.take(tag), Some(value));
                     old.push(tag);
                 }
                 3 if !waiting.is_empty() => {
-                    let (tag, value, _) = waiting.swap_remove(random(waiting.len() as u64) as usize);
+                    let (tag, value, _) =
+                        waiting.swap_remove(random(waiting.len() as u64) as usize);
                     assert_eq!(calls.abandon(tag), Some(value));
                     given_up.push(tag);
                 }
@@ -335,7 +426,8 @@ mod tests {
                 _ => {
                     let mut ended = vec![];
                     calls.expire(now, |value| ended.push(value));
-                    let (late, in_time): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|(_, _, at)| *at <= now);
+                    let (late, in_time): (Vec<_>, Vec<_>) =
+                        waiting.drain(..).partition(|(_, _, at)| *at <= now);
                     waiting = in_time;
                     ended.sort_unstable();
                     let mut expected: Vec<u64> = late.iter().map(|(_, value, _)| *value).collect();
@@ -348,7 +440,10 @@ mod tests {
             for tag in &old {
                 assert_eq!(calls.take(*tag), None);
             }
-            assert_eq!((calls.waiting(), calls.len()), (waiting.len(), waiting.len() + given_up.len()));
+            assert_eq!(
+                (calls.waiting(), calls.len()),
+                (waiting.len(), waiting.len() + given_up.len())
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The name of a call.
 
-/// The name of one call of a client, until the call has ended. It consists of the slot of the call's entry in [`Calls`](crate::Calls) and
-/// the generation of that entry. Never 0 as a number.
+/// The name of one call of a client, until the call has ended. It consists of the slot of the
+/// call's entry in [`Calls`](crate::Calls) and the generation of that entry. Never 0 as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
 
@@ -11,14 +11,15 @@ impl Tag {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// Returns the tag of the next use of its entry: the generation is the next but one, so it stays odd.
+    /// Returns the tag of the next use of its entry: the generation is the next but one, so it
+    /// stays odd.
     #[inline(always)]
     pub(crate) fn of_next_use(self) -> Self {
         Self(self.0.wrapping_add(2 << 32))
     }
 
-    /// Returns the word for a message: generation in the high 32 bits, then 8 bits for a note (the kind of message, or the outcome of the
-    /// call), then 24 bits of slot. Never 0.
+    /// Returns the word for a message: generation in the high 32 bits, then 8 bits for a note (the
+    /// kind of message, or the outcome of the call), then 24 bits of slot. Never 0.
     #[must_use]
     #[inline(always)]
     pub fn pack(self, note: u8) -> u64 {
@@ -26,7 +27,8 @@ impl Tag {
         self.0.wrapping_add(u64::from(note) << 24)
     }
 
-    /// Splits a word of a peer into tag and note. Any word is allowed: [`Calls::take`](crate::Calls::take) checks the tag.
+    /// Splits a word of a peer into tag and note. Any word is allowed:
+    /// [`Calls::take`](crate::Calls::take) checks the tag.
     #[must_use]
     #[inline(always)]
     pub fn unpack(word: u64) -> (Self, u8) {
@@ -41,11 +43,15 @@ impl Tag {
     #[inline(always)]
     pub fn with_last_bit(word: u64) -> Option<Self> {
         const BIT: u64 = (Tag::LAST_BIT as u64) << 24;
-        if word & BIT == 0 { None } else { Some(Self(word - BIT)) }
+        if word & BIT == 0 {
+            None
+        } else {
+            Some(Self(word - BIT))
+        }
     }
 
-    /// Like [`unpack`](Self::unpack), for a word whose note should be 0. With another note the result names no call: its slot is beyond
-    /// [`CALLS_MAX`](crate::CALLS_MAX).
+    /// Like [`unpack`](Self::unpack), for a word whose note should be 0. With another note the
+    /// result names no call: its slot is beyond [`CALLS_MAX`](crate::CALLS_MAX).
     #[must_use]
     #[inline(always)]
     pub fn without_note(word: u64) -> Self {
@@ -70,11 +76,14 @@ pub struct Tagged<T> {
     pub payload: T,
 }
 
-const _: () = assert!(std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::offset_of!(Tagged<u64>, payload) == 8);
+const _: () = assert!(
+    std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::offset_of!(Tagged<u64>, payload) == 8
+);
 
 /// Note of an answer: the payload is the handler's response.
 pub const ANSWERED: u8 = 0;
-/// Note of an answer: the handler dropped the request; the payload is zero. So it is with the notes below.
+/// Note of an answer: the handler dropped the request; the payload is zero. So it is with the notes
+/// below.
 pub const DROPPED: u8 = 1;
 /// Note of an answer: the handler refused the request.
 pub const REFUSED: u8 = 2;

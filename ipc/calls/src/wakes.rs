@@ -6,9 +6,10 @@ use std::task::Waker;
 
 use crate::oneshot::lock;
 
-/// The wakes that are due to the tasks whose calls have ended. Most executors need a system call to wake a task from another thread, and little
-/// from a task of the same one. So the thread of the connection wakes one task, whose call wakes the others, or wakes all if that task does
-/// not run soon.
+/// The wakes that are due to the tasks whose calls have ended. Most executors need a system call to
+/// wake a task from another thread, and little from a task of the same one. So the thread of the
+/// connection wakes one task, whose call wakes the others, or wakes all if that task does not run
+/// soon.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     due: Mutex<Vec<Waker>>,

@@ -1,7 +1,7 @@
 //! Bytes and the processor's cache: fetching ahead, and copies too short for a call.
 
-/// Fetches ahead the line at `addr`, which may be any: nothing is accessed, and nothing faults. On processors other than x86-64 it
-/// does nothing.
+/// Fetches ahead the line at `addr`, which may be any: nothing is accessed, and nothing faults. On
+/// processors other than x86-64 it does nothing.
 #[inline(always)]
 pub fn prefetch(addr: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -14,10 +14,12 @@ pub fn prefetch(addr: usize) {
     let _ = addr;
 }
 
-/// Like [`prefetch`], for the line `offset` and `AHEAD` bytes after `base` that this core will write: no other core has it then.
+/// Like [`prefetch`], for the line `offset` and `AHEAD` bytes after `base` that this core will
+/// write: no other core has it then.
 #[inline(always)]
 pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
-    // By hand, because the compiler emits the instruction only for processors that are sure to have it; it does nothing on others.
+    // By hand, because the compiler emits the instruction only for processors that are sure to have
+    // it; it does nothing on others.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect but on the cache.
     unsafe {
@@ -27,13 +29,16 @@ pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
     let _ = (base, offset);
 }
 
-/// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied here, all read before any is written: a call costs as much as the copy.
+/// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied here, all read before any is
+/// written: a call costs as much as the copy.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes. Another process may write them meanwhile: which bytes are copied then is not said.
+/// `from` is readable and `to` writable for `len` bytes. Another process may write them meanwhile:
+/// which bytes are copied then is not said.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor shorter than a quarter.
+    /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor
+    /// shorter than a quarter.
     #[inline(always)]
     unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
         let second = size_of::<T>();

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or one of [hands](Self::by_hand). Cheap to
-/// clone, `Send + Sync`.
+/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or one
+/// of [hands](Self::by_hand). Cheap to clone, `Send + Sync`.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     hands: Option<Arc<AtomicU64>>,
 }
 
 impl Clock {
-    /// The clock whose time is whatever `hands` holds, which only go up: time passes when their owner stores it.
+    /// The clock whose time is whatever `hands` holds, which only go up: time passes when their
+    /// owner stores it.
     #[must_use]
     pub fn by_hand(hands: Arc<AtomicU64>) -> Self {
         Self { hands: Some(hands) }
@@ -20,7 +21,9 @@ impl Clock {
     /// Returns the time.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
-        self.hands.as_ref().map_or_else(monotonic_ns, |hands| hands.load(Ordering::Relaxed))
+        self.hands
+            .as_ref()
+            .map_or_else(monotonic_ns, |hands| hands.load(Ordering::Relaxed))
     }
 }
 
@@ -30,14 +33,18 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the same for a fifth of the cost, behind by at most a tick of the kernel, 10 ms (`CLOCK_MONOTONIC_COARSE`).
+/// Returns the same for a fifth of the cost, behind by at most a tick of the kernel, 10 ms
+/// (`CLOCK_MONOTONIC_COARSE`).
 #[must_use]
 pub fn coarse_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE)
 }
 
 fn read(clock: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: a valid pointer to a timespec; Linux has both clocks.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -20,14 +20,16 @@ pub(crate) use memory::{InMemory, Memory};
 
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
-/// Maximum number of times that the removal of a dead region asks for the directory lock before it gives up.
+/// Maximum number of times that the removal of a dead region asks for the directory lock before it
+/// gives up.
 const LOCK_ATTEMPTS: usize = 256;
 
 /// Why the directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {
-    /// It does not exist. Only the default directory is created: a mistyped path must not become a second, empty fabric.
+    /// It does not exist. Only the default directory is created: a mistyped path must not become a
+    /// second, empty fabric.
     #[error("shared-memory directory {} does not exist: create it, or leave the option out", .0.display())]
     Missing(PathBuf),
     /// Something else is at that path.
@@ -102,10 +104,12 @@ pub(crate) enum Removal {
 }
 
 impl Dir {
-    /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, which is created with mode 0700.
+    /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, which is created with
+    /// mode 0700.
     ///
-    /// The directory must belong to the effective user and be writable by no other user. A `tmpfs` is the right place: on a disk,
-    /// files of owners that died in a power failure cannot be distinguished from those of living ones and must be removed by hand.
+    /// The directory must belong to the effective user and be writable by no other user. A `tmpfs`
+    /// is the right place: on a disk, files of owners that died in a power failure cannot be
+    /// distinguished from those of living ones and must be removed by hand.
     ///
     /// # Errors
     /// [`DirError`], with the path and a remedy.
@@ -116,7 +120,10 @@ impl Dir {
             Some(path) => path.components().collect(),
             None => default_path(user)?,
         };
-        let io_error = |source| DirError::Io { path: path.clone(), source };
+        let io_error = |source| DirError::Io {
+            path: path.clone(),
+            source,
+        };
         // `O_PATH`, so that the owner of a directory that this user may not read can be named.
         let opened = sys::open_path(&path, libc::O_DIRECTORY | libc::O_NOFOLLOW);
         let fd = opened.map_err(|source| match source.raw_os_error() {
@@ -133,20 +140,35 @@ impl Dir {
             return Err(DirError::OpenToOthers { path, mode });
         }
         // By the real ids, as is right for a set-uid program.
-        accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())
-            .map_err(|error| DirError::NotWritable { path: path.clone(), source: error.into() })?;
+        accessat(
+            &fd,
+            ".",
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::empty(),
+        )
+        .map_err(|error| DirError::NotWritable {
+            path: path.clone(),
+            source: error.into(),
+        })?;
         Ok(Self::new(path, Place::Files(fd), Clock::default()))
     }
 
-    /// An empty directory of this process alone. Its regions are memory that no other process can open; they take no file, no descriptor
-    /// and no lock of the kernel's, and go with their last user. A user of one goes by `clock`: its calls end in time by it.
+    /// An empty directory of this process alone. Its regions are memory that no other process can
+    /// open; they take no file, no descriptor and no lock of the kernel's, and go with their last
+    /// user. A user of one goes by `clock`: its calls end in time by it.
     #[must_use]
     pub fn in_memory(clock: Clock) -> Self {
-        Self::new(PathBuf::from("(memory)"), Place::Memory(Memory::default()), clock)
+        Self::new(
+            PathBuf::from("(memory)"),
+            Place::Memory(Memory::default()),
+            clock,
+        )
     }
 
     fn new(path: PathBuf, place: Place, clock: Clock) -> Self {
-        Self { inner: Arc::new(Inner { path, place, clock }) }
+        Self {
+            inner: Arc::new(Inner { path, place, clock }),
+        }
     }
 
     /// Returns the clock that the users of its regions go by.
@@ -163,14 +185,16 @@ impl Dir {
         }
     }
 
-    /// Returns the path it was opened by. A directory in memory has no path, but a word for messages.
+    /// Returns the path it was opened by. A directory in memory has no path, but a word for
+    /// messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// Removes the regions whose owner is proven dead. Returns their number. Files without a header of this crate, files of other users,
-    /// and regions whose owner is not proven dead stay. Safe against any number of processes doing the same.
+    /// Removes the regions whose owner is proven dead. Returns their number. Files without a header
+    /// of this crate, files of other users, and regions whose owner is not proven dead stay. Safe
+    /// against any number of processes doing the same.
     ///
     /// # Errors
     /// The directory cannot be listed. A file that cannot be examined is skipped.
@@ -178,7 +202,10 @@ impl Dir {
         if self.memory().is_some() {
             return Ok(0);
         }
-        let io_error = |source| DirError::Io { path: self.inner.path.clone(), source };
+        let io_error = |source| DirError::Io {
+            path: self.inner.path.clone(),
+            source,
+        };
         let entries = fs::read_dir(self.at(".")).map_err(io_error)?;
         let mut removed = 0;
         for entry in entries {
@@ -189,8 +216,8 @@ impl Dir {
         Ok(removed)
     }
 
-    /// Returns the path of `name` in the directory that was opened, whatever is at its own path now. There is nothing there if it is in
-    /// memory.
+    /// Returns the path of `name` in the directory that was opened, whatever is at its own path
+    /// now. There is nothing there if it is in memory.
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         match &self.inner.place {
             Place::Files(fd) => sys::path_of(fd.as_raw_fd()).join(name),
@@ -200,38 +227,56 @@ impl Dir {
 
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
-    /// Death is final for an inode: its lock is taken once, before it gets a name. Of two removers the slower one must not
-    /// unlink the living region that the faster one has put there. So removals exclude each other and check again.
+    /// Death is final for an inode: its lock is taken once, before it gets a name. Of two removers
+    /// the slower one must not unlink the living region that the faster one has put there. So
+    /// removals exclude each other and check again.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Removal::Gone),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EINVAL)) => return Ok(Removal::Foreign),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EINVAL)) => {
+                return Ok(Removal::Foreign);
+            }
             Err(error) => return Err(error),
         };
-        let standing = if header::is_temporary(name) { header::standing_of_temporary } else { header::standing };
+        let standing = if header::is_temporary(name) {
+            header::standing_of_temporary
+        } else {
+            header::standing
+        };
         match standing(&file)? {
             Standing::Foreign => return Ok(Removal::Foreign),
             Standing::Alive => return Ok(Removal::Alive),
             Standing::Dead => {}
         }
-        let Some(_removing) = self.lock_removals()? else { return Ok(Removal::Busy) };
+        let Some(_removing) = self.lock_removals()? else {
+            return Ok(Removal::Busy);
+        };
         self.unlink_if_same(name, &file)?;
         Ok(Removal::Gone)
     }
 
     /// Unlinks `name` if it still is `file`.
     pub(crate) fn unlink_if_same(&self, name: &str, file: &LockFile) -> io::Result<()> {
-        let found = fs::symlink_metadata(self.at(name)).map(|metadata| lock::key_of(&metadata) == file.key());
-        match found.and_then(|is_same| if is_same { fs::remove_file(self.at(name)) } else { Ok(()) }) {
+        let found = fs::symlink_metadata(self.at(name))
+            .map(|metadata| lock::key_of(&metadata) == file.key());
+        match found.and_then(|is_same| {
+            if is_same {
+                fs::remove_file(self.at(name))
+            } else {
+                Ok(())
+            }
+        }) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
     }
 
-    /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.
+    /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits:
+    /// its holder may be stopped.
     pub(crate) fn lock_removals(&self) -> io::Result<Option<File>> {
-        // A descriptor of its own, because the lock belongs to the open file and threads share `self`.
+        // A descriptor of its own, because the lock belongs to the open file and threads share
+        // `self`.
         let fd = File::open(self.at("."))?;
         for _ in 0..LOCK_ATTEMPTS {
             match retry_on_intr(|| flock(&fd, FlockOperation::NonBlockingLockExclusive)) {
@@ -246,9 +291,12 @@ impl Dir {
 
 fn default_path(user: u32) -> Result<PathBuf, DirError> {
     let path = PathBuf::from(format!("/dev/shm/copyrpc-{user}"));
-    let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path);
+    let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+        .create(&path);
     match made {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(DirError::NotWritable { path, source }),
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            Err(DirError::NotWritable { path, source })
+        }
         _ => Ok(path),
     }
 }

@@ -1,4 +1,5 @@
-//! Requests whose tokens were dropped without an answer: any thread hands them to the thread that sends the rejections.
+//! Requests whose tokens were dropped without an answer: any thread hands them to the thread that
+//! sends the rejections.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -9,15 +10,18 @@ use crate::sync::{AtomicBool, Ordering};
 /// Dropped requests, each named by a `K`. While there is none, a check costs a load.
 #[derive(Debug)]
 pub struct Dropped<K> {
-    /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before the keys are taken; not used under the
-    /// lock.
+    /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before
+    /// the keys are taken; not used under the lock.
     any: AtomicBool,
     keys: Mutex<Vec<K>>,
 }
 
 impl<K> Default for Dropped<K> {
     fn default() -> Self {
-        Self { any: AtomicBool::new(false), keys: Mutex::default() }
+        Self {
+            any: AtomicBool::new(false),
+            keys: Mutex::default(),
+        }
     }
 }
 
@@ -49,8 +53,8 @@ impl<K> Dropped<K> {
     }
 }
 
-/// Values by number, for tokens: a token with a number costs a call about a tenth less than one with a counted reference. A process has one
-/// set of a kind (`static`).
+/// Values by number, for tokens: a token with a number costs a call about a tenth less than one
+/// with a counted reference. A process has one set of a kind (`static`).
 #[derive(Debug)]
 pub struct Numbered<V> {
     next: AtomicU64,
@@ -67,7 +71,10 @@ impl<V> Numbered<V> {
     /// Makes an empty set.
     #[must_use]
     pub const fn new() -> Self {
-        Self { next: AtomicU64::new(0), values: Mutex::new(BTreeMap::new()) }
+        Self {
+            next: AtomicU64::new(0),
+            values: Mutex::new(BTreeMap::new()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, V>> {
@@ -81,7 +88,8 @@ impl<V> Numbered<V> {
         number
     }
 
-    /// Calls `f` with the value of this number, if there is one. No other thread can [remove](Self::remove) the value meanwhile.
+    /// Calls `f` with the value of this number, if there is one. No other thread can
+    /// [remove](Self::remove) the value meanwhile.
     pub fn with<R>(&self, number: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         self.lock().get(&number).map(f)
     }

@@ -13,9 +13,11 @@ use crate::sys;
 
 /// "CPYRPSHM" read as a big-endian number.
 pub(crate) const MAGIC: u64 = 0x4350_5952_5053_484d;
-/// "CPYRPNEW": in the place of [`MAGIC`] as long as a file has its [temporary name](TEMPORARY_PREFIX) only.
+/// "CPYRPNEW": in the place of [`MAGIC`] as long as a file has its [temporary
+/// name](TEMPORARY_PREFIX) only.
 pub(crate) const MAGIC_OF_TEMPORARY: u64 = 0x4350_5952_504e_4557;
-/// Names of files that are being made, in file systems without `O_TMPFILE`; 16 hexadecimal digits follow.
+/// Names of files that are being made, in file systems without `O_TMPFILE`; 16 hexadecimal digits
+/// follow.
 pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
 /// Changes with every change of this layout.
 pub(crate) const VERSION: u32 = 1;
@@ -24,10 +26,12 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 /// The byte whose lock the owner holds as long as it lives.
 pub(crate) const OWNER_BYTE: u64 = 0;
 
-/// The header as it lies in the file. Everything but `closed` and `robust` is written before the file gets its name.
+/// The header as it lies in the file. Everything but `closed` and `robust` is written before the
+/// file gets its name.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
-    /// [`MAGIC`], stored last (Release); before, [`MAGIC_OF_TEMPORARY`] if the file has a name meanwhile.
+    /// [`MAGIC`], stored last (Release); before, [`MAGIC_OF_TEMPORARY`] if the file has a name
+    /// meanwhile.
     pub(crate) magic: AtomicU64,
     pub(crate) version: u32,
     pub(crate) header_bytes: u32,
@@ -68,14 +72,16 @@ impl Header {
         self.robust.mark();
     }
 
-    /// Returns whether the owner closed the region. Acquire (O3): the owner's writes before closing are visible.
+    /// Returns whether the owner closed the region. Acquire (O3): the owner's writes before closing
+    /// are visible.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
     }
 }
 
-/// The header of a file, copied out and not trusted yet: the fields of [`Header`] up to the end of the robust word.
+/// The header of a file, copied out and not trusted yet: the fields of [`Header`] up to the end of
+/// the robust word.
 #[derive(Debug, FromBytes, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Claim {
@@ -112,8 +118,9 @@ impl Claim {
         self.closed != 0
     }
 
-    /// O2: proof of death needs both: the lock free, which another part of the process may have caused by closing the file, and the
-    /// word, which the end of a mere thread may have caused (or the owner's own good-bye).
+    /// O2: proof of death needs both: the lock free, which another part of the process may have
+    /// caused by closing the file, and the word, which the end of a mere thread may have caused (or
+    /// the owner's own good-bye).
     pub(crate) fn is_dead(&self, file: &LockFile) -> bool {
         (robust::owner_died_in(&self.robust) || self.is_closed()) && !file.is_held(OWNER_BYTE)
     }
@@ -122,10 +129,14 @@ impl Claim {
 /// Returns whether a file of this name is being made, or was being made when its maker died.
 pub(crate) fn is_temporary(name: &str) -> bool {
     let digits = name.strip_prefix(TEMPORARY_PREFIX).unwrap_or_default();
-    digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    digits.len() == 16
+        && digits
+            .bytes()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Marks a file that is being made, whose owner's byte is locked. A file without the mark is not removed by a sweep.
+/// Marks a file that is being made, whose owner's byte is locked. A file without the mark is not
+/// removed by a sweep.
 pub(crate) fn mark_temporary(file: &LockFile) {
     let mark = MAGIC_OF_TEMPORARY.to_ne_bytes();
     // Beyond the limit a write is a signal.
@@ -154,13 +165,20 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
     })
 }
 
-/// Returns the state of a file whose name [is temporary](is_temporary). As long as it is marked, its maker holds the lock of the owner's
-/// byte, and no other process opens it.
+/// Returns the state of a file whose name [is temporary](is_temporary). As long as it is marked,
+/// its maker holds the lock of the owner's byte, and no other process opens it.
 pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
     let (mut magic, inner) = ([0; 8], file.file()?);
     let is_own = inner.metadata()?.uid() == sys::user();
-    if !is_own || inner.read_at(&mut magic, 0)? != magic.len() || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY {
+    if !is_own
+        || inner.read_at(&mut magic, 0)? != magic.len()
+        || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY
+    {
         return standing(file);
     }
-    Ok(if file.is_held(OWNER_BYTE) { Standing::Alive } else { Standing::Dead })
+    Ok(if file.is_held(OWNER_BYTE) {
+        Standing::Alive
+    } else {
+        Standing::Dead
+    })
 }

@@ -1,15 +1,17 @@
 //! A lane: one producer, one consumer, a power-of-two array of lap-stamped slots.
 //!
-//! A message is a slot. The producer writes the body and then stores `position + 1` into the slot's sequence word; a slot is full for
-//! the consumer's position `p` exactly when the word is `p + 1`. There is no head or tail to share, so in the steady state a message
-//! moves one cache line, and a producer stopped or killed at any instruction has either published a whole message or none.
+//! A message is a slot. The producer writes the body and then stores `position + 1` into the slot's
+//! sequence word; a slot is full for the consumer's position `p` exactly when the word is `p + 1`.
+//! There is no head or tail to share, so in the steady state a message moves one cache line, and a
+//! producer stopped or killed at any instruction has either published a whole message or none.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `Slot::seq` | producer | consumer | **L1**: Release store / Acquire load, guards `body` for the consumer |
 //! | `consumed` (the user's, anywhere) | consumer | producer | **L2**: Release store / Acquire load, guards `body` for its reuse |
 //!
-//! **L3**: a protocol in which a reply proves that the slot is free (at most `capacity` unanswered requests) needs no `consumed` word.
+//! **L3**: a protocol in which a reply proves that the slot is free (at most `capacity` unanswered
+//! requests) needs no `consumed` word.
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
 
@@ -30,12 +32,13 @@ pub enum Ahead {
     Nothing,
     /// The slot of that message.
     Slot,
-    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane it is no line of the lane's, so this is
-    /// for lanes of hundreds of slots.
+    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane
+    /// it is no line of the lane's, so this is for lanes of hundreds of slots.
     Line,
 }
 
-/// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
+/// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an
+/// empty slot.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot<T> {
@@ -54,11 +57,14 @@ impl<T> Slot<T> {
     /// An empty slot.
     #[must_use]
     pub fn empty() -> Self {
-        Self { seq: AtomicU64::new(0), body: UnsafeCell::new(MaybeUninit::uninit()) }
+        Self {
+            seq: AtomicU64::new(0),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
     }
 
-    /// Returns whether there has been no message here, ever or since the lane was [cleared](Self::clear). Nothing may be read on the
-    /// strength of it.
+    /// Returns whether there has been no message here, ever or since the lane was
+    /// [cleared](Self::clear). Nothing may be read on the strength of it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.seq.load(Ordering::Relaxed) == 0
@@ -88,14 +94,18 @@ struct Slots<T> {
 impl<T> Slots<T> {
     #[inline(always)]
     fn at(&self, position: u64) -> &Slot<T> {
-        // SAFETY: `base` points to `mask + 1` slots that outlive this value (contract of `LaneTx::new` and `LaneRx::new`).
+        // SAFETY: `base` points to `mask + 1` slots that outlive this value (contract of
+        // `LaneTx::new` and `LaneRx::new`).
         unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
     }
 
     /// Returns the place of message number `position`: an address, and the bytes from there.
     #[inline(always)]
     fn place(&self, position: u64) -> (usize, usize) {
-        (self.base.addr().get(), (position & self.mask) as usize * size_of::<Slot<T>>())
+        (
+            self.base.addr().get(),
+            (position & self.mask) as usize * size_of::<Slot<T>>(),
+        )
     }
 }
 
@@ -115,12 +125,15 @@ impl<T> Slots<Tagged<T>> {
             return None;
         }
         // SAFETY: as in `LaneRx::pop`.
-        let tag = slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
+        let tag = slot
+            .body
+            .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
         Some((tag, Unread { slot }))
     }
 }
 
-/// The producing end. Messages are `Copy`: nothing that needs a destructor crosses a process boundary.
+/// The producing end. Messages are `Copy`: nothing that needs a destructor crosses a process
+/// boundary.
 #[derive(Debug)]
 pub struct LaneTx<T> {
     slots: Slots<T>,
@@ -137,7 +150,8 @@ pub struct Filled<'a, T> {
     next: &'a mut u64,
 }
 
-/// A message that was taken, and whose payload still lies in its slot. The producer of another process may write there all the same.
+/// A message that was taken, and whose payload still lies in its slot. The producer of another
+/// process may write there all the same.
 #[derive(Debug)]
 pub struct Unread<'a, T> {
     slot: &'a Slot<Tagged<T>>,
@@ -148,7 +162,9 @@ impl<T: Copy> Unread<'_, T> {
     #[inline(always)]
     pub fn read(self) -> T {
         // SAFETY: as in `LaneRx::pop`, which this is a part of.
-        self.slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
+        self.slot
+            .body
+            .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
     }
 
     /// Returns the place of the payload. It may be read as long as the producer leaves it alone.
@@ -156,7 +172,9 @@ impl<T: Copy> Unread<'_, T> {
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
         // SAFETY: nothing is read; the place is inside the slot.
-        self.slot.body.with(|p| unsafe { &raw const (*p.cast::<Tagged<T>>()).payload })
+        self.slot
+            .body
+            .with(|p| unsafe { &raw const (*p.cast::<Tagged<T>>()).payload })
     }
 }
 
@@ -173,19 +191,30 @@ unsafe impl<T: Send> Send for LaneTx<T> {}
 unsafe impl<T: Send> Send for LaneRx<T> {}
 
 impl<T: Copy> LaneTx<T> {
-    /// The producing end over `capacity` slots at `slots`, its first message being number `position`.
+    /// The producing end over `capacity` slots at `slots`, its first message being number
+    /// `position`.
     ///
     /// # Safety
-    /// - `slots` points to `capacity` (a power of two) slots that stay mapped as long as this value lives.
-    /// - It is the only producing end of these slots, and both ends start at the same `position`, with no slot holding a sequence
-    ///   word in `position + 1 ..= position + capacity`.
-    /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is known to be consumed:
-    ///   [`has_room`](Self::has_room) said so, or the protocol above implies it.
+    /// - `slots` points to `capacity` (a power of two) slots that stay mapped as long as this value
+    ///   lives.
+    /// - It is the only producing end of these slots, and both ends start at the same `position`,
+    ///   with no slot holding a sequence word in `position + 1 ..= position + capacity`.
+    /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is
+    ///   known to be consumed: [`has_room`](Self::has_room) said so, or the protocol above implies
+    ///   it.
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
         debug_assert!(capacity.is_power_of_two());
-        let slots = Slots { base: slots, mask: capacity - 1, _slots: PhantomData };
-        Self { slots, next: position, limit: position.wrapping_add(capacity) }
+        let slots = Slots {
+            base: slots,
+            mask: capacity - 1,
+            _slots: PhantomData,
+        };
+        Self {
+            slots,
+            next: position,
+            limit: position.wrapping_add(capacity),
+        }
     }
 
     /// Returns the number of the next message.
@@ -195,8 +224,8 @@ impl<T: Copy> LaneTx<T> {
         self.next
     }
 
-    /// Returns whether one more message fits. Reads `consumed` (L2) only when the last value read is used up; a value that is no possible
-    /// consumer position is ignored.
+    /// Returns whether one more message fits. Reads `consumed` (L2) only when the last value read
+    /// is used up; a value that is no possible consumer position is ignored.
     #[inline(always)]
     pub fn has_room(&mut self, consumed: &AtomicU64) -> bool {
         if self.next != self.limit {
@@ -219,14 +248,15 @@ impl<T: Copy> LaneTx<T> {
         self.fill(body).publish();
     }
 
-    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is dropped, the next message takes its
-    /// place.
+    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is
+    /// dropped, the next message takes its place.
     #[inline(always)]
     pub fn fill(&mut self, body: T) -> Filled<'_, T> {
         let Self { slots, next, .. } = self;
         let slot = slots.at(*next);
         slot.body.with_mut(|p| {
-            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so no other thread accesses the body.
+            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so no
+            // other thread accesses the body.
             unsafe { (*p).write(body) };
         });
         Filled { slot, next }
@@ -244,15 +274,16 @@ impl<T> Filled<'_, T> {
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. Fetches `ahead`.
+    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. Fetches
+    /// `ahead`.
     #[inline(always)]
     pub fn publish_tagged(&mut self, tag: u64, payload: T, ahead: Ahead) {
         let (position, next) = (self.next, self.next.wrapping_add(1));
         let (slot, place) = (self.slots.at(position), self.slots.place(position));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
-            // SAFETY: as in `publish`. The payload goes first: nothing is written between where it comes from and its slot, so the compiler
-            // copies it once.
+            // SAFETY: as in `publish`. The payload goes first: nothing is written between where it
+            // comes from and its slot, so the compiler copies it once.
             unsafe {
                 (&raw mut (*p).payload).write(payload);
                 (&raw mut (*p).tag).write(tag);
@@ -274,11 +305,15 @@ impl<T> LaneTx<T> {
     #[cfg(loom)]
     pub fn publish_half(&self, body: T) {
         // SAFETY: as in `publish`.
-        self.slots.at(self.next).body.with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
+        self.slots
+            .at(self.next)
+            .body
+            .with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
     }
 
-    /// Fetches the line of a message that will be published soon, which the other end has read: for a producer that has several on the way.
-    /// With one at a time it would only add to the travels of the lines.
+    /// Fetches the line of a message that will be published soon, which the other end has read: for
+    /// a producer that has several on the way. With one at a time it would only add to the travels
+    /// of the lines.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
         fetch::<0>(self.slots.place(self.next.wrapping_add(SLOTS_AHEAD)));
@@ -286,15 +321,24 @@ impl<T> LaneTx<T> {
 }
 
 impl<T: Copy> LaneRx<T> {
-    /// The consuming end over `capacity` slots at `slots`, its first message being number `position`.
+    /// The consuming end over `capacity` slots at `slots`, its first message being number
+    /// `position`.
     ///
     /// # Safety
-    /// Like [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may write must be a valid `T` (a peer in
-    /// another process is not trusted: use types that are `FromBytes`).
+    /// Like [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may
+    /// write must be a valid `T` (a peer in another process is not trusted: use types that are
+    /// `FromBytes`).
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
         debug_assert!(capacity.is_power_of_two());
-        Self { slots: Slots { base: slots, mask: capacity - 1, _slots: PhantomData }, next: position }
+        Self {
+            slots: Slots {
+                base: slots,
+                mask: capacity - 1,
+                _slots: PhantomData,
+            },
+            next: position,
+        }
     }
 
     /// Returns the number of the next message, and of messages taken since position 0.
@@ -311,7 +355,8 @@ impl<T: Copy> LaneRx<T> {
         self.is_ready_at(self.next)
     }
 
-    /// Returns whether message number `position` is there, which is at most a capacity after the next.
+    /// Returns whether message number `position` is there, which is at most a capacity after the
+    /// next.
     #[must_use]
     #[inline(always)]
     pub fn is_ready_at(&self, position: u64) -> bool {
@@ -329,8 +374,8 @@ impl<T: Copy> LaneRx<T> {
             return None;
         }
         let body = slot.body.with(|p| {
-            // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may not reuse it before it learns that
-            // this end is past it.
+            // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may
+            // not reuse it before it learns that this end is past it.
             unsafe { (*p).assume_init_read() }
         });
         self.next = next;
@@ -339,7 +384,8 @@ impl<T: Copy> LaneRx<T> {
 }
 
 impl<T: Copy> LaneRx<Tagged<T>> {
-    /// Like [`pop`](Self::pop), with the tag alone at first, by which the caller decides what to do with the message.
+    /// Like [`pop`](Self::pop), with the tag alone at first, by which the caller decides what to do
+    /// with the message.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
         let next = self.next.wrapping_add(1);
@@ -348,16 +394,22 @@ impl<T: Copy> LaneRx<Tagged<T>> {
         Some(message)
     }
 
-    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with each, and with whether it is the first.
-    /// Returns how many were taken.
+    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with
+    /// each, and with whether it is the first. Returns how many were taken.
     #[inline(always)]
-    pub fn pop_each(&mut self, budget: usize, mut f: impl FnMut(bool, u64, Unread<'_, T>)) -> usize {
+    pub fn pop_each(
+        &mut self,
+        budget: usize,
+        mut f: impl FnMut(bool, u64, Unread<'_, T>),
+    ) -> usize {
         // In registers, whatever `f` writes.
         let (slots, first) = (self.slots, self.next);
         let mut position = first;
         for _ in 0..budget {
             let next = position.wrapping_add(1);
-            let Some((tag, message)) = slots.tagged_at(position) else { break };
+            let Some((tag, message)) = slots.tagged_at(position) else {
+                break;
+            };
             self.next = next;
             f(position == first, tag, message);
             position = next;
@@ -383,7 +435,8 @@ mod tests {
             let base = NonNull::from(&mut *s).cast();
             let consumed = AtomicU64::new(start);
             // SAFETY: one producer and one consumer over four slots that outlive both.
-            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
+            let (mut tx, mut rx) =
+                unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
             for round in 0..50u64 {
                 let mut sent = 0;
                 while tx.has_room(&consumed) {
@@ -395,7 +448,10 @@ mod tests {
                     assert_eq!(rx.pop(), Some(round * 4 + i));
                 }
                 assert_eq!(rx.pop(), None);
-                assert!(!tx.has_room(&consumed), "room without a published consumer position");
+                assert!(
+                    !tx.has_room(&consumed),
+                    "room without a published consumer position"
+                );
                 consumed.store(rx.position(), Ordering::Release);
             }
         }
@@ -441,7 +497,8 @@ mod tests {
             let first = u64::from(crate::sync::FIRST);
             let consumed = loom::sync::Arc::new(AtomicU64::new(first));
             // SAFETY: one producer and one consumer over leaked slots.
-            let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, first), LaneRx::new(base, 2, first)) };
+            let (mut tx, mut rx) =
+                unsafe { (LaneTx::new(base, 2, first), LaneRx::new(base, 2, first)) };
             let c = consumed.clone();
             let producer = loom::thread::spawn(move || {
                 for i in 0..3u64 {

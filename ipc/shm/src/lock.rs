@@ -1,15 +1,16 @@
 //! Locks that the kernel drops when their process dies: POSIX record locks, one byte each.
 //!
-//! The locks are POSIX locks (`F_SETLK`). OFD locks are not used, because a forked child keeps them alive after its parent's death. POSIX
-//! locks have two traps, which this file closes:
-//! - Closing *any* descriptor of a file drops *all* locks that the process has on the file. So a process opens a file exactly once (O4): a
-//!   registry, keyed by device and inode, returns the one descriptor. The identity of a file is read through an `O_PATH` descriptor, whose
-//!   close drops no lock.
-//! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A forked child has a copy of the registry
-//!   and none of the locks; it clears the record.
+//! The locks are POSIX locks (`F_SETLK`). OFD locks are not used, because a forked child keeps them
+//! alive after its parent's death. POSIX locks have two traps, which this file closes:
+//! - Closing *any* descriptor of a file drops *all* locks that the process has on the file. So a
+//!   process opens a file exactly once (O4): a registry, keyed by device and inode, returns the one
+//!   descriptor. The identity of a file is read through an `O_PATH` descriptor, whose close drops
+//!   no lock.
+//! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A
+//!   forked child has a copy of the registry and none of the locks; it clears the record.
 //!
-//! Code outside this crate that opens and closes the same file still drops the locks. So a free lock proves a death only together with the
-//! robust word of [`crate::region`].
+//! Code outside this crate that opens and closes the same file still drops the locks. So a free
+//! lock proves a death only together with the robust word of [`crate::region`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -42,7 +43,8 @@ pub enum LockError {
     },
 }
 
-/// The identity of an open file: device and inode. The system does not reuse it while the file is open.
+/// The identity of an open file: device and inode. The system does not reuse it while the file is
+/// open.
 pub(crate) type Key = (u64, u64);
 
 #[derive(Debug)]
@@ -66,22 +68,25 @@ impl OpenFile {
         let mut held = unpoisoned(&self.held);
         let pid = std::process::id();
         if held.pid != pid {
-            *held = Held { pid, bytes: BTreeSet::new() };
+            *held = Held {
+                pid,
+                bytes: BTreeSet::new(),
+            };
         }
         held
     }
 }
 
-/// The files that this process has open for locking. The mutex covers each open and each last close: a close that overlaps another thread's
-/// open and lock would drop that lock.
+/// The files that this process has open for locking. The mutex covers each open and each last
+/// close: a close that overlaps another thread's open and lock would drop that lock.
 static REGISTRY: Mutex<BTreeMap<Key, Weak<OpenFile>>> = Mutex::new(BTreeMap::new());
 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file whose bytes can be locked. This process has exactly one descriptor of it, which is closed with the last clone. Cheap to clone;
-/// `Send + Sync`.
+/// A file whose bytes can be locked. This process has exactly one descriptor of it, which is closed
+/// with the last clone. Cheap to clone; `Send + Sync`.
 #[derive(Debug, Clone)]
 pub struct LockFile {
     /// Dropped under the registry's mutex.
@@ -89,7 +94,8 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Registers the descriptor of a file that was just created. Fails with `WouldBlock` if another thread has opened the file meanwhile.
+    /// Registers the descriptor of a file that was just created. Fails with `WouldBlock` if another
+    /// thread has opened the file meanwhile.
     pub(crate) fn adopt(fd: File) -> io::Result<Self> {
         let key = key_of(&fd.metadata()?);
         let mut files = unpoisoned(&REGISTRY);
@@ -99,8 +105,9 @@ impl LockFile {
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Opens the regular file at `path` for reading and writing, or shares this process's descriptor of it. A symbolic link is an error
-    /// (`ELOOP`), as is any other kind of file (`EINVAL`).
+    /// Opens the regular file at `path` for reading and writing, or shares this process's
+    /// descriptor of it. A symbolic link is an error (`ELOOP`), as is any other kind of file
+    /// (`EINVAL`).
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let seen = sys::open_path(path, libc::O_NOFOLLOW)?;
         let metadata = seen.metadata()?;
@@ -112,20 +119,31 @@ impl LockFile {
         let key = key_of(&metadata);
         let mut files = unpoisoned(&REGISTRY);
         if let Some(file) = files.get(&key).and_then(Weak::upgrade) {
-            return Ok(Self { file: ManuallyDrop::new(file) });
+            return Ok(Self {
+                file: ManuallyDrop::new(file),
+            });
         }
-        let fd = File::options().read(true).write(true).open(sys::path_of(seen.as_raw_fd()))?;
+        let fd = File::options()
+            .read(true)
+            .write(true)
+            .open(sys::path_of(seen.as_raw_fd()))?;
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Makes a file without a descriptor, for memory that no other process has. Its locks exclude only the holders of this value and its
-    /// clones.
+    /// Makes a file without a descriptor, for memory that no other process has. Its locks exclude
+    /// only the holders of this value and its clones.
     pub(crate) fn of_no_file() -> Self {
         Self::of(None, (0, 0))
     }
 
     fn of(fd: Option<File>, key: Key) -> Self {
-        Self { file: ManuallyDrop::new(Arc::new(OpenFile { fd, key, held: Mutex::default() })) }
+        Self {
+            file: ManuallyDrop::new(Arc::new(OpenFile {
+                fd,
+                key,
+                held: Mutex::default(),
+            })),
+        }
     }
 
     fn insert(files: &mut BTreeMap<Key, Weak<OpenFile>>, key: Key, fd: File) -> Self {
@@ -134,13 +152,14 @@ impl LockFile {
         inserted
     }
 
-    /// Locks one byte for this process, without waiting. The lock ends with the returned value or with the process (also by `SIGKILL`), and
-    /// not with a forked child.
+    /// Locks one byte for this process, without waiting. The lock ends with the returned value or
+    /// with the process (also by `SIGKILL`), and not with a forked child.
     ///
     /// Byte numbers are independent of the file's length and contents.
     ///
     /// # Errors
-    /// [`LockError::Held`] if a process, maybe this one, holds the byte; otherwise [`LockError::Io`].
+    /// [`LockError::Held`] if a process, maybe this one, holds the byte; otherwise
+    /// [`LockError::Io`].
     pub fn try_lock(&self, byte: u64) -> Result<ByteLock, LockError> {
         let mut held = self.file.held();
         if held.bytes.contains(&byte) {
@@ -149,26 +168,31 @@ impl LockFile {
         if let Some(fd) = &self.file.fd {
             let mut lock = flock(libc::F_WRLCK, byte);
             // SAFETY: `lock` is a valid `flock` for the whole call.
-            sys::retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &mut lock) }).map_err(|source| {
-                match source.raw_os_error() {
+            sys::retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &mut lock) })
+                .map_err(|source| match source.raw_os_error() {
                     Some(libc::EAGAIN | libc::EACCES) => LockError::Held { byte },
                     _ => LockError::Io { byte, source },
-                }
-            })?;
+                })?;
         }
         held.bytes.insert(byte);
         let pid = held.pid;
         drop(held);
-        Ok(ByteLock { file: self.clone(), byte, pid })
+        Ok(ByteLock {
+            file: self.clone(),
+            byte,
+            pid,
+        })
     }
 
-    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does not answer: a death must be proven.
-    /// Takes about 200 ns.
+    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does
+    /// not answer: a death must be proven. Takes about 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
         if self.file.held().bytes.contains(&byte) {
             return true;
         }
-        let Some(fd) = &self.file.fd else { return false };
+        let Some(fd) = &self.file.fd else {
+            return false;
+        };
         let mut lock = flock(libc::F_WRLCK, byte);
         // SAFETY: `lock` is a valid `flock` for the whole call, which writes the answer into it.
         match sys::retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLK, &mut lock) }) {
@@ -182,7 +206,10 @@ impl LockFile {
     /// # Errors
     /// The directory is in memory: there is no file.
     pub(crate) fn file(&self) -> io::Result<&File> {
-        self.file.fd.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.file
+            .fd
+            .as_ref()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Returns the identity of the file.
@@ -227,7 +254,8 @@ impl Drop for LockFile {
     }
 }
 
-/// A locked byte of a [`LockFile`]. The drop unlocks the byte, except in a forked child of the process that locked it.
+/// A locked byte of a [`LockFile`]. The drop unlocks the byte, except in a forked child of the
+/// process that locked it.
 #[derive(Debug)]
 pub struct ByteLock {
     file: LockFile,

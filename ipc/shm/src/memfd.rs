@@ -1,7 +1,9 @@
-//! Bulk memory that leaves nothing behind: a sealed memfd that peers open through `/proc/<pid>/fd/<n>`.
+//! Bulk memory that leaves nothing behind: a sealed memfd that peers open through
+//! `/proc/<pid>/fd/<n>`.
 //!
-//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, cannot
-//! be truncated under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
+//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not
+//! bounded by the size of `/dev/shm`, cannot be truncated under a peer, and it vanishes with its
+//! last user. Both ends must be in one pid namespace and of one user.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,16 +22,19 @@ use rustix::param::page_size;
 
 use crate::sys::{self, Mapping};
 
-const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SHRINK).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::GROW
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::SEAL);
 /// `/proc` shows a memfd as this, its name, and " (deleted)".
 const NAME_PREFIX: &str = "/memfd:";
 
-/// The location of a memfd, to be handed to peers through any channel. Plain data: 24 bytes, no padding; any value is safe to
-/// [`attach`](Memfd::attach), which checks it.
+/// The location of a memfd, to be handed to peers through any channel. Plain data: 24 bytes, no
+/// padding; any value is safe to [`attach`](Memfd::attach), which checks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct MemfdId {
-    /// Random; part of the memfd's name, so that a reused pid or descriptor is not taken for it. Never 0.
+    /// Random; part of the memfd's name, so that a reused pid or descriptor is not taken for it.
+    /// Never 0.
     pub token: u64,
     /// Size in bytes.
     pub bytes: u64,
@@ -41,8 +46,8 @@ pub struct MemfdId {
 
 const _: () = assert!(size_of::<MemfdId>() == 24 && align_of::<MemfdId>() == 8);
 
-/// Returns the number of this process's pid namespace; 0 if there is no `/proc`, and so nothing to attach. Processes with different numbers
-/// cannot attach each other's memfds.
+/// Returns the number of this process's pid namespace; 0 if there is no `/proc`, and so nothing to
+/// attach. Processes with different numbers cannot attach each other's memfds.
 #[must_use]
 pub fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
@@ -53,7 +58,9 @@ pub fn pid_namespace() -> u64 {
 #[non_exhaustive]
 pub enum MemfdCreateError {
     /// The size is 0, no multiple of the page size, or more than a file can have.
-    #[error("a memfd of {bytes} bytes is not possible: use a positive multiple of the page size, {page} bytes")]
+    #[error(
+        "a memfd of {bytes} bytes is not possible: use a positive multiple of the page size, {page} bytes"
+    )]
     BadSize {
         /// Bytes asked for.
         bytes: usize,
@@ -61,7 +68,9 @@ pub enum MemfdCreateError {
         page: usize,
     },
     /// The process may not have files of that size.
-    #[error("a memfd of {need} bytes is above RLIMIT_FSIZE, {limit}: raise it (ulimit -f) or ask for less")]
+    #[error(
+        "a memfd of {need} bytes is above RLIMIT_FSIZE, {limit}: raise it (ulimit -f) or ask for less"
+    )]
     FileLimit {
         /// Bytes asked for.
         need: u64,
@@ -95,7 +104,9 @@ pub enum MemfdAttachError {
     #[error("descriptor {} of process {} is not the memory that was announced: its owner was replaced", .0.fd, .0.pid)]
     Stale(MemfdId),
     /// It can be truncated under us, or has another size than announced.
-    #[error("the memory of process {pid} is not sealed, or has {found} bytes instead of {announced}: its owner is of another build")]
+    #[error(
+        "the memory of process {pid} is not sealed, or has {found} bytes instead of {announced}: its owner is of another build"
+    )]
     Unsealed {
         /// The owner's process id.
         pid: u32,
@@ -116,7 +127,9 @@ pub enum MemfdAttachError {
 #[derive(Debug, thiserror::Error)]
 pub enum MemfdRangeError {
     /// The range is empty, not on page boundaries, or beyond the end.
-    #[error("range {start}..{end} must be not empty, on boundaries of {page} bytes, and end at most at {len}")]
+    #[error(
+        "range {start}..{end} must be not empty, on boundaries of {page} bytes, and end at most at {len}"
+    )]
     BadRange {
         /// First byte.
         start: usize,
@@ -150,14 +163,18 @@ pub enum NoHugePages {
     #[error("this kernel has no transparent huge pages, or is older than 5.14")]
     Unsupported,
     /// The kernel gave others.
-    #[error("no huge pages: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, and look for free memory in large pieces")]
+    #[error(
+        "no huge pages: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, and look for free memory in large pieces"
+    )]
     NotGiven,
 }
 
-/// A mapped memfd: one's own, made by [`create`](Self::create), or a peer's, by [`attach`](Self::attach).
+/// A mapped memfd: one's own, made by [`create`](Self::create), or a peer's, by
+/// [`attach`](Self::attach).
 ///
-/// Its size is address space; memory is taken page by page, by [`commit`](Self::commit). `Send + Sync`: it hands out an address; other
-/// processes may write there at any time. A forked child does not have the mapping.
+/// Its size is address space; memory is taken page by page, by [`commit`](Self::commit).
+/// `Send + Sync`: it hands out an address; other processes may write there at any time. A forked
+/// child does not have the mapping.
 #[derive(Debug)]
 pub struct Memfd {
     map: Mapping,
@@ -166,10 +183,11 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Makes a sealed memfd of `bytes` bytes (a multiple of the page size), all zero and none allocated.
+    /// Makes a sealed memfd of `bytes` bytes (a multiple of the page size), all zero and none
+    /// allocated.
     ///
-    /// `purpose` is for people who look at `/proc/<pid>/maps`. Touching a page that was not [committed](Self::commit) works too, but
-    /// ends in SIGBUS if memory is short then.
+    /// `purpose` is for people who look at `/proc/<pid>/maps`. Touching a page that was not
+    /// [committed](Self::commit) works too, but ends in SIGBUS if memory is short then.
     ///
     /// # Errors
     /// [`MemfdCreateError`].
@@ -186,30 +204,51 @@ impl Memfd {
         if let Some(limit) = sys::file_size_limit_below(need) {
             return Err(MemfdCreateError::FileLimit { need, limit });
         }
-        let refused = |call| move |error| MemfdCreateError::Io { call, source: sys::explain(error) };
+        let refused = |call| {
+            move |error| MemfdCreateError::Io {
+                call,
+                source: sys::explain(error),
+            }
+        };
         let token = sys::random_nonzero().map_err(refused("getrandom"))?;
         let fd = new_memfd(&memfd_name(purpose, token)).map_err(refused("memfd_create"))?;
         fd.set_len(need).map_err(refused("ftruncate"))?;
         fcntl_add_seals(&fd, SEALS).map_err(|error| refused("fcntl(F_ADD_SEALS)")(error.into()))?;
-        let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
-            _ => refused("mmap or madvise")(error),
-        })?;
-        let id = MemfdId { token, bytes: need, pid: std::process::id(), fd: fd.as_raw_fd().unsigned_abs() };
-        Ok(Self { map, fd: Arc::new(fd), id })
+        let map =
+            Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
+                Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
+                _ => refused("mmap or madvise")(error),
+            })?;
+        let id = MemfdId {
+            token,
+            bytes: need,
+            pid: std::process::id(),
+            fd: fd.as_raw_fd().unsigned_abs(),
+        };
+        Ok(Self {
+            map,
+            fd: Arc::new(fd),
+            id,
+        })
     }
 
-    /// Maps the memfd that `id` names, of this or another process, running or stopped. Read-only unless `writable`: then a store
-    /// through the address is SIGSEGV.
+    /// Maps the memfd that `id` names, of this or another process, running or stopped. Read-only
+    /// unless `writable`: then a store through the address is SIGSEGV.
     ///
-    /// `id` may come from an untrusted place: token, seals and size are checked before anything is mapped.
+    /// `id` may come from an untrusted place: token, seals and size are checked before anything is
+    /// mapped.
     ///
     /// # Errors
     /// [`MemfdAttachError`].
     pub fn attach(id: &MemfdId, writable: bool) -> Result<Self, MemfdAttachError> {
-        let MemfdId { pid, fd: number, bytes, .. } = *id;
-        // The file is examined through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
-        // would drop the locks, see `crate::lock`.
+        let MemfdId {
+            pid,
+            fd: number,
+            bytes,
+            ..
+        } = *id;
+        // The file is examined through `O_PATH` first: if it is one of this process's locked files
+        // by now, opening and closing it would drop the locks, see `crate::lock`.
         let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), 0);
         let path = path.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
@@ -219,27 +258,44 @@ impl Memfd {
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale(*id));
         }
-        let fd = File::options().read(true).write(writable).open(sys::path_of(path.as_raw_fd()));
+        let fd = File::options()
+            .read(true)
+            .write(writable)
+            .open(sys::path_of(path.as_raw_fd()));
         let fd = fd.map_err(|error| MemfdAttachError::Io(sys::explain(error)))?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
         let found = fd.metadata().map_err(MemfdAttachError::Io)?.len();
         if !is_sealed || found != bytes || found == 0 {
-            return Err(MemfdAttachError::Unsealed { pid, announced: bytes, found });
+            return Err(MemfdAttachError::Unsealed {
+                pid,
+                announced: bytes,
+                found,
+            });
         }
         let no_room = || MemfdAttachError::NoAddressSpace(bytes);
         let len = usize::try_from(bytes).map_err(|_| no_room())?;
-        let map = Mapping::new(&fd, len, writable, false).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOMEM) => no_room(),
-            _ => MemfdAttachError::Io(error),
+        let map = Mapping::new(&fd, len, writable, false).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::ENOMEM) => no_room(),
+                _ => MemfdAttachError::Io(error),
+            }
         })?;
-        Ok(Self { map, fd: Arc::new(fd), id: *id })
+        Ok(Self {
+            map,
+            fd: Arc::new(fd),
+            id: *id,
+        })
     }
 
-    /// Makes another handle of the same mapping and descriptor; both are given back when the last handle is dropped. For peers in the
-    /// same process.
+    /// Makes another handle of the same mapping and descriptor; both are given back when the last
+    /// handle is dropped. For peers in the same process.
     #[must_use]
     pub fn share(&self) -> Self {
-        Self { map: self.map.share(), fd: Arc::clone(&self.fd), id: self.id }
+        Self {
+            map: self.map.share(),
+            fd: Arc::clone(&self.fd),
+            id: self.id,
+        }
     }
 
     /// Returns the id that peers need to attach. Valid as long as the owner's `Memfd` exists.
@@ -256,12 +312,16 @@ impl Memfd {
 
     /// Size in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a length in bytes, not a collection; never 0")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a length in bytes, not a collection; never 0"
+    )]
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Allocates the pages of `range`, so that touching them cannot fail later. Pages that exist keep their contents.
+    /// Allocates the pages of `range`, so that touching them cannot fail later. Pages that exist
+    /// keep their contents.
     ///
     /// # Errors
     /// [`MemfdRangeError`]; on [`MemfdRangeError::NoMemory`] nothing new stays allocated.
@@ -269,19 +329,28 @@ impl Memfd {
         self.allocate(FallocateFlags::empty(), range)
     }
 
-    /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the system allows it: both ends are to be
-    /// multiples of [`HUGE_PAGE`]. Returns why they are ordinary pages, if they are; the memory is there all the same.
+    /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the
+    /// system allows it: both ends are to be multiples of [`HUGE_PAGE`]. Returns why they are
+    /// ordinary pages, if they are; the memory is there all the same.
     ///
     /// # Errors
     /// [`MemfdRangeError`].
     pub fn commit_huge(&self, range: Range<usize>) -> Result<Option<NoHugePages>, MemfdRangeError> {
         let Range { start, end } = range;
         if start >= end || end > self.len() || start % HUGE_PAGE != 0 || end % HUGE_PAGE != 0 {
-            return Err(MemfdRangeError::BadRange { start, end, page: HUGE_PAGE, len: self.len() });
+            return Err(MemfdRangeError::BadRange {
+                start,
+                end,
+                page: HUGE_PAGE,
+                len: self.len(),
+            });
         }
         // A kernel that gives huge pages maps this at a multiple of their size.
-        let why =
-            if self.base().addr().get() % HUGE_PAGE == 0 { self.populate_huge(start, end - start) } else { Some(NoHugePages::NotGiven) };
+        let why = if self.base().addr().get() % HUGE_PAGE == 0 {
+            self.populate_huge(start, end - start)
+        } else {
+            Some(NoHugePages::NotGiven)
+        };
         // Whatever could not be populated is allocated, or known not to be there.
         self.commit(start..end)?;
         Ok(why)
@@ -306,30 +375,48 @@ impl Memfd {
         (given < bytes).then_some(NoHugePages::NotGiven)
     }
 
-    /// Gives the pages of `range` back to the system; they read as zero and are not committed any more, for every process.
+    /// Gives the pages of `range` back to the system; they read as zero and are not committed any
+    /// more, for every process.
     ///
     /// # Errors
     /// [`MemfdRangeError`].
     pub fn release(&self, range: Range<usize>) -> Result<(), MemfdRangeError> {
-        self.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
+        self.allocate(
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            range,
+        )
     }
 
     fn allocate(&self, mode: FallocateFlags, range: Range<usize>) -> Result<(), MemfdRangeError> {
         let Range { start, end } = range;
         let (page, len) = (page_size(), self.len());
         if start >= end || end > len || start % page != 0 || end % page != 0 {
-            return Err(MemfdRangeError::BadRange { start, end, page, len });
+            return Err(MemfdRangeError::BadRange {
+                start,
+                end,
+                page,
+                len,
+            });
         }
         let bytes = end - start;
-        retry_on_intr(|| fallocate(&*self.fd, mode, start as u64, bytes as u64)).map_err(|error| match error {
-            Errno::NOSPC | Errno::NOMEM => MemfdRangeError::NoMemory { bytes, source: error.into() },
-            error => MemfdRangeError::Io(error.into()),
+        retry_on_intr(|| fallocate(&*self.fd, mode, start as u64, bytes as u64)).map_err(|error| {
+            match error {
+                Errno::NOSPC | Errno::NOMEM => MemfdRangeError::NoMemory {
+                    bytes,
+                    source: error.into(),
+                },
+                error => MemfdRangeError::Io(error.into()),
+            }
         })
     }
 }
 
 fn memfd_name(purpose: &str, token: u64) -> String {
-    let purpose: String = purpose.chars().filter(char::is_ascii_alphanumeric).take(32).collect();
+    let purpose: String = purpose
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .take(32)
+        .collect();
     format!("copyrpc-{purpose}-{token:016x}")
 }
 
@@ -337,7 +424,9 @@ fn memfd_name(purpose: &str, token: u64) -> String {
 fn new_memfd(name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: the name is NUL-terminated and outlives the call.
-    let fd = sys::retry(|| unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    let fd = sys::retry(|| unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    })?;
     // SAFETY: the call just returned this descriptor and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
@@ -345,7 +434,11 @@ fn new_memfd(name: &str) -> io::Result<File> {
 /// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.
 fn is_memfd_of(fd: &File, token: u64) -> io::Result<bool> {
     let target = std::fs::read_link(sys::path_of(fd.as_raw_fd()))?;
-    let name = target.to_str().and_then(|target| target.strip_prefix(NAME_PREFIX));
+    let name = target
+        .to_str()
+        .and_then(|target| target.strip_prefix(NAME_PREFIX));
     let name = name.and_then(|name| name.strip_suffix(" (deleted)"));
-    Ok(name.is_some_and(|name| name.starts_with("copyrpc-") && name.ends_with(&format!("-{token:016x}"))))
+    Ok(name.is_some_and(|name| {
+        name.starts_with("copyrpc-") && name.ends_with(&format!("-{token:016x}"))
+    }))
 }

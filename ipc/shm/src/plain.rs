@@ -2,15 +2,18 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Plain old data: any bytes are a valid value (a peer's bytes are not trusted), there is no padding (which would carry this process's
-/// memory to another one), and a copy is a copy. Implemented for every type that derives the four traits; an `enum` cannot.
+/// Plain old data: any bytes are a valid value (a peer's bytes are not trusted), there is no
+/// padding (which would carry this process's memory to another one), and a copy is a copy.
+/// Implemented for every type that derives the four traits; an `enum` cannot.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
-/// The payload types of an RPC, on which both ends must agree, as they lie in shared memory: 24 bytes.
+/// The payload types of an RPC, on which both ends must agree, as they lie in shared memory: 24
+/// bytes.
 ///
-/// The sizes catch most mistakes; `tag` is the application's: a number that it changes with the meaning of the fields.
+/// The sizes catch most mistakes; `tag` is the application's: a number that it changes with the
+/// meaning of the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct TypeShape {
@@ -29,11 +32,16 @@ pub struct TypeShape {
 const _: () = assert!(size_of::<TypeShape>() == 24);
 
 impl TypeShape {
-    /// The shape of an RPC from `Req` to `Resp`. Sizes beyond `u32` read as `u32::MAX`, which no region can hold.
+    /// The shape of an RPC from `Req` to `Resp`. Sizes beyond `u32` read as `u32::MAX`, which no
+    /// region can hold.
     #[must_use]
     pub const fn of<Req: Plain, Resp: Plain>(tag: u64) -> Self {
         const fn clamp(n: usize) -> u32 {
-            if n > u32::MAX as usize { u32::MAX } else { n as u32 }
+            if n > u32::MAX as usize {
+                u32::MAX
+            } else {
+                n as u32
+            }
         }
         Self {
             request_bytes: clamp(size_of::<Req>()),
@@ -47,7 +55,13 @@ impl TypeShape {
 
 impl std::fmt::Display for TypeShape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { request_bytes, request_align, response_bytes, response_align, tag } = self;
+        let Self {
+            request_bytes,
+            request_align,
+            response_bytes,
+            response_align,
+            tag,
+        } = self;
         write!(
             f,
             "requests of {request_bytes} B (align {request_align}), responses of {response_bytes} B (align {response_align}), tag {tag:#x}"

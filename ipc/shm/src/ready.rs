@@ -1,8 +1,10 @@
 //! Polling many lanes at the price of the busy ones.
 //!
-//! A consumer of N lanes polls only the **hot** ones. A lane that has been idle for about a millisecond is made **cold**: its `armed`
-//! flag is raised. The next producer that publishes there sees the flag and sets the lane's bit in [`ReadyWords`]. The consumer drains the
-//! bits, which makes the lane hot again. So a busy lane costs one load per pass and no read-modify-write, an idle lane nothing.
+//! A consumer of N lanes polls only the **hot** ones. A lane that has been idle for about a
+//! millisecond is made **cold**: its `armed` flag is raised. The next producer that publishes there
+//! sees the flag and sets the lane's bit in [`ReadyWords`]. The consumer drains the bits, which
+//! makes the lane hot again. So a busy lane costs one load per pass and no read-modify-write, an
+//! idle lane nothing.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -21,8 +23,9 @@ pub const HOT: u32 = 0;
 /// `armed`: the consumer waits for the lane's ready bit.
 pub const ARMED: u32 = 1;
 
-/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all producers. Bit `b` of the summary word
-/// stands for the words `b`, `b + 64`, `b + 128` and so on. Zero bytes are "none ready".
+/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all
+/// producers. Bit `b` of the summary word stands for the words `b`, `b + 64`, `b + 128` and so on.
+/// Zero bytes are "none ready".
 #[derive(Debug, Clone, Copy)]
 pub struct ReadyWords {
     base: NonNull<AtomicU64>,
@@ -33,7 +36,8 @@ pub struct ReadyWords {
 unsafe impl Send for ReadyWords {}
 
 impl ReadyWords {
-    /// Returns the number of 64-bit words that `lanes` lanes take: the summary word, then the bit words.
+    /// Returns the number of 64-bit words that `lanes` lanes take: the summary word, then the bit
+    /// words.
     #[must_use]
     pub const fn words(lanes: usize) -> usize {
         1 + lanes.div_ceil(64)
@@ -42,8 +46,8 @@ impl ReadyWords {
     /// A view of the words at `base`.
     ///
     /// # Safety
-    /// `base` points to [`words(lanes)`](Self::words) atomics that stay mapped as long as this value or a copy is used.
-    /// There is one lane at least.
+    /// `base` points to [`words(lanes)`](Self::words) atomics that stay mapped as long as this
+    /// value or a copy is used. There is one lane at least.
     #[must_use]
     pub const unsafe fn new(base: NonNull<AtomicU64>, lanes: usize) -> Self {
         Self { base, lanes }
@@ -61,16 +65,23 @@ impl ReadyWords {
         unsafe { &*self.base.as_ptr().add(1 + index) }
     }
 
-    /// Producer: sets the lane's bit after publishing to `lane`, if the consumer does not poll the lane (R1, R2, R3). Returns whether the
-    /// bit was set, so that a sleeping consumer can be woken.
+    /// Producer: sets the lane's bit after publishing to `lane`, if the consumer does not poll the
+    /// lane (R1, R2, R3). Returns whether the bit was set, so that a sleeping consumer can be
+    /// woken.
     #[inline(always)]
     pub fn notify_if_armed(&self, lane: usize, armed: &AtomicU32) -> bool {
         self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
     }
 
-    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier at hand.
+    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier at
+    /// hand.
     #[inline(always)]
-    pub fn notify_if_armed_behind(&self, barrier: LightBarrier, lane: usize, armed: &AtomicU32) -> bool {
+    pub fn notify_if_armed_behind(
+        &self,
+        barrier: LightBarrier,
+        lane: usize,
+        armed: &AtomicU32,
+    ) -> bool {
         barrier.execute();
         if armed.load(Ordering::Relaxed) != ARMED {
             return false;
@@ -86,8 +97,8 @@ impl ReadyWords {
         }
     }
 
-    /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false` means that
-    /// a producer that notifies from now on sees the flag.
+    /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false`
+    /// means that a producer that notifies from now on sees the flag.
     #[must_use]
     #[inline(always)]
     pub fn any(&self) -> bool {
@@ -103,7 +114,8 @@ impl ReadyWords {
         self.summary().fetch_or(1 << (word % 64), Ordering::AcqRel);
     }
 
-    /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
+    /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes
+    /// (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
         // Nearly always there is nothing.
@@ -115,10 +127,15 @@ impl ReadyWords {
     #[cold]
     fn drain_words(&self, f: &mut impl FnMut(usize)) {
         let bit_words = self.lanes.div_ceil(64);
-        for word in bits(self.summary().swap(0, Ordering::AcqRel)).flat_map(|first| (first..bit_words).step_by(64)) {
+        for word in bits(self.summary().swap(0, Ordering::AcqRel))
+            .flat_map(|first| (first..bit_words).step_by(64))
+        {
             if self.word(word).load(Ordering::Relaxed) != 0 {
                 let set = self.word(word).swap(0, Ordering::AcqRel);
-                bits(set).map(|b| word * 64 + b).filter(|&lane| lane < self.lanes).for_each(&mut *f);
+                bits(set)
+                    .map(|b| word * 64 + b)
+                    .filter(|&lane| lane < self.lanes)
+                    .for_each(&mut *f);
             }
         }
     }
@@ -126,7 +143,9 @@ impl ReadyWords {
 
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
-        let bit = word.checked_sub(1).map(|_| word.trailing_zeros() as usize)?;
+        let bit = word
+            .checked_sub(1)
+            .map(|_| word.trailing_zeros() as usize)?;
         word &= word - 1;
         Some(bit)
     })
@@ -134,8 +153,9 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 
 /// The source of a consumer's wake-ups: it names the cold lanes that have messages.
 pub trait Wakes {
-    /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that
-    /// a producer that announces from now on sees the flag.
+    /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`]
+    /// behind raising a flag, `false` means that a producer that announces from now on sees the
+    /// flag.
     fn any(&self) -> bool;
     /// Takes all names, and calls `f` with each lane. A lane may be empty.
     fn drain(&mut self, f: impl FnMut(usize));
@@ -170,7 +190,8 @@ struct Hot {
     idle_epochs: u32,
 }
 
-/// The lanes that the consumer polls: its private state. A lane that was never hot must be created with its `armed` word [`ARMED`].
+/// The lanes that the consumer polls: its private state. A lane that was never hot must be created
+/// with its `armed` word [`ARMED`].
 #[derive(Debug)]
 pub struct HotSet {
     hot: Vec<Hot>,
@@ -214,9 +235,10 @@ impl HotSet {
         }
     }
 
-    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and sometimes deactivates idle lanes. Returns
-    /// the number of messages taken. `visit` takes up to a number of messages of a lane and returns their number: 0 must mean that the lane
-    /// was empty (or is gone). `now_ns` is any monotonic clock; it is read rarely.
+    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and
+    /// sometimes deactivates idle lanes. Returns the number of messages taken. `visit` takes up to
+    /// a number of messages of a lane and returns their number: 0 must mean that the lane was empty
+    /// (or is gone). `now_ns` is any monotonic clock; it is read rarely.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,
@@ -228,7 +250,11 @@ impl HotSet {
         self.passes_to_rest -= 1;
         // One call for all rare work.
         let is_odd = self.passes_to_rest == 0 || wakes.any() || self.hot.len() > LANES_PER_PASS;
-        let some = if is_odd { self.prepare(wakes, lanes, now_ns) } else { self.hot.as_mut_slice() };
+        let some = if is_odd {
+            self.prepare(wakes, lanes, now_ns)
+        } else {
+            self.hot.as_mut_slice()
+        };
         let mut taken = 0;
         for hot in some {
             let n = visit(lanes, hot.lane, MESSAGES_PER_LANE);
@@ -242,21 +268,39 @@ impl HotSet {
 
     /// Does the rare work of a pass, and chooses among many lanes. Returns the lanes to visit.
     #[cold]
-    fn prepare(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) -> &mut [Hot] {
+    fn prepare(
+        &mut self,
+        wakes: &mut impl Wakes,
+        lanes: &impl Lanes,
+        now_ns: impl FnOnce() -> u64,
+    ) -> &mut [Hot] {
         if wakes.any() {
             wakes.drain(|lane| self.activate(lane, lanes));
         }
         if self.passes_to_rest == 0 {
             self.rest(wakes, lanes, now_ns);
         }
-        if self.hot.len() > LANES_PER_PASS { self.some_of_many() } else { self.hot.as_mut_slice() }
+        if self.hot.len() > LANES_PER_PASS {
+            self.some_of_many()
+        } else {
+            self.hot.as_mut_slice()
+        }
     }
 
-    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about the same length.
+    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about
+    /// the same length.
     fn some_of_many(&mut self) -> &mut [Hot] {
-        let begin = if self.next < self.hot.len() { self.next } else { 0 };
+        let begin = if self.next < self.hot.len() {
+            self.next
+        } else {
+            0
+        };
         let left = self.hot.len() - begin;
-        let turn = if left > LANES_PER_PASS { left.div_ceil(2).min(LANES_PER_PASS) } else { left };
+        let turn = if left > LANES_PER_PASS {
+            left.div_ceil(2).min(LANES_PER_PASS)
+        } else {
+            left
+        };
         self.next = begin + turn;
         self.hot.get_mut(begin..self.next).unwrap_or_default()
     }
@@ -275,24 +319,33 @@ impl HotSet {
     }
 
     fn activate(&mut self, lane: usize, lanes: &impl Lanes) {
-        let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else { return };
+        let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else {
+            return;
+        };
         armed.store(HOT, Ordering::Relaxed);
         if !*is_hot {
             *is_hot = true;
-            self.hot.push(Hot { lane, idle_epochs: 0 });
+            self.hot.push(Hot {
+                lane,
+                idle_epochs: 0,
+            });
         }
     }
 
-    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first `count` lanes, and activates lanes that
-    /// are not armed: a producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes
-    /// for messages: their announcement may have been overwritten, or a producer of another process did not see the flag
-    /// ([`heavy_barrier`]). Each flag costs a line of `armed` and each lane a line, so do this rarely.
+    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first
+    /// `count` lanes, and activates lanes that are not armed: a producer lowered the flag and its
+    /// announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
+    /// messages: their announcement may have been overwritten, or a producer of another process did
+    /// not see the flag ([`heavy_barrier`]). Each flag costs a line of `armed` and each lane a
+    /// line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
             let lane = self.next_flag % count;
             self.next_flag = lane + 1;
-            let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
+            let is_armed = lanes
+                .armed(lane)
+                .is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
                 self.activate(lane, lanes);
             }
@@ -314,7 +367,8 @@ impl HotSet {
         }
     }
 
-    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`deactivate`](Self::deactivate) must follow.
+    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and
+    /// [`deactivate`](Self::deactivate) must follow.
     pub fn arm(&self, lanes: &impl Lanes) {
         self.arm_some(lanes, |_| true);
     }
@@ -322,23 +376,34 @@ impl HotSet {
     /// [`arm`](Self::arm) for the lanes that are `chosen`. Returns whether there are any.
     fn arm_some(&self, lanes: &impl Lanes, chosen: impl Fn(&Hot) -> bool) -> bool {
         let mut any = false;
-        for armed in self.hot.iter().filter(|hot| chosen(hot)).filter_map(|hot| lanes.armed(hot.lane)) {
+        for armed in self
+            .hot
+            .iter()
+            .filter(|hot| chosen(hot))
+            .filter_map(|hot| lanes.armed(hot.lane))
+        {
             armed.store(ARMED, Ordering::Relaxed);
             any = true;
         }
         any
     }
 
-    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which says that they were [armed](Self::arm)
-    /// and that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others
-    /// are polled on.
+    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which
+    /// says that they were [armed](Self::arm) and that a [`heavy_barrier`] returned `true` since
+    /// (R1): a producer that publishes there from now on sets a ready bit. The others are polled
+    /// on.
     #[must_use]
     pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
         self.deactivate_some(lanes, may_deactivate, |_| true)
     }
 
     /// [`deactivate`](Self::deactivate) for the lanes that are `chosen`.
-    fn deactivate_some(&mut self, lanes: &impl Lanes, may_deactivate: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
+    fn deactivate_some(
+        &mut self,
+        lanes: &impl Lanes,
+        may_deactivate: bool,
+        chosen: impl Fn(&Hot) -> bool,
+    ) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);
         self.hot.retain(|hot| {
             if !chosen(hot) {
@@ -367,7 +432,9 @@ impl HotSet {
             return;
         }
         self.epoch_start_ns = now_ns;
-        self.hot.iter_mut().for_each(|hot| hot.idle_epochs = hot.idle_epochs.saturating_add(1));
+        self.hot
+            .iter_mut()
+            .for_each(|hot| hot.idle_epochs = hot.idle_epochs.saturating_add(1));
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
             // R1: from here on a producer sees the flag, or its message is seen.
@@ -410,8 +477,17 @@ mod tests {
         }
 
         fn boxes(n: usize) -> (Boxes, Box<[AtomicU64]>) {
-            let b = Boxes { waiting: vec![0; n], armed: (0..n).map(|_| AtomicU32::new(ARMED)).collect(), visits: vec![0; n] };
-            (b, (0..ReadyWords::words(n)).map(|_| AtomicU64::new(0)).collect())
+            let b = Boxes {
+                waiting: vec![0; n],
+                armed: (0..n).map(|_| AtomicU32::new(ARMED)).collect(),
+                visits: vec![0; n],
+            };
+            (
+                b,
+                (0..ReadyWords::words(n))
+                    .map(|_| AtomicU64::new(0))
+                    .collect(),
+            )
         }
 
         #[test]
@@ -432,10 +508,18 @@ mod tests {
                 got += set.pass(&mut ready, &mut lanes, Boxes::visit, || clock);
             }
             assert_eq!(got, 18);
-            assert_eq!(lanes.visits.iter().filter(|&&v| v > 0).count(), 6, "only notified lanes are visited");
+            assert_eq!(
+                lanes.visits.iter().filter(|&&v| v > 0).count(),
+                6,
+                "only notified lanes are visited"
+            );
             let before: usize = lanes.visits.iter().sum();
             set.pass(&mut ready, &mut lanes, Boxes::visit, || clock);
-            assert_eq!(lanes.visits.iter().sum::<usize>(), before, "cold again after the idle time");
+            assert_eq!(
+                lanes.visits.iter().sum::<usize>(),
+                before,
+                "cold again after the idle time"
+            );
             // A lane in use is not armed, so its producer makes no atomic read-modify-write.
             lanes.waiting[7] = 1;
             assert!(ready.notify_if_armed(7, &lanes.armed[7]));
@@ -443,14 +527,17 @@ mod tests {
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
         }
 
-        /// Where no lane goes cold, one without messages counts milliseconds, which 32 bits do for 50 days.
+        /// Where no lane goes cold, one without messages counts milliseconds, which 32 bits do for
+        /// 50 days.
         #[test]
         fn a_lane_that_is_idle_for_months_stays_idle() {
             let (lanes, _) = boxes(1);
             let mut set = HotSet::new(1);
             set.activate(0, &lanes);
             for epoch in 1..4 {
-                set.hot.iter_mut().for_each(|hot| hot.idle_epochs = u32::MAX);
+                set.hot
+                    .iter_mut()
+                    .for_each(|hot| hot.idle_epochs = u32::MAX);
                 set.tick(&lanes, epoch * EPOCH_NS);
                 assert!(set.hot.iter().all(|hot| hot.idle_epochs > 1));
                 set.activate(0, &lanes);
@@ -468,7 +555,10 @@ mod tests {
             let mut seen = vec![];
             ready.drain(|lane| seen.push(lane));
             assert_eq!(seen, (0..70).collect::<Vec<_>>());
-            assert_eq!(HotSet::new(70).pass(&mut ready, &mut lanes, Boxes::visit, || 0), 0);
+            assert_eq!(
+                HotSet::new(70).pass(&mut ready, &mut lanes, Boxes::visit, || 0),
+                0
+            );
         }
 
         #[test]
@@ -489,7 +579,8 @@ mod tests {
         }
 
         #[test]
-        fn a_round_over_any_number_of_hot_lanes_takes_the_fewest_passes_and_none_of_them_is_much_shorter() {
+        fn a_round_over_any_number_of_hot_lanes_takes_the_fewest_passes_and_none_of_them_is_much_shorter()
+         {
             for n in LANES_PER_PASS + 1..=5 * LANES_PER_PASS {
                 let (mut lanes, words) = boxes(n);
                 // SAFETY: the words outlive the view.
@@ -501,10 +592,18 @@ mod tests {
                 }
                 for round in 1..=3 {
                     for _ in 0..n.div_ceil(LANES_PER_PASS) {
-                        let looks = set.pass(&mut ready, &mut lanes, Boxes::visit, || 0) / MESSAGES_PER_LANE;
-                        assert!((LANES_PER_PASS / 2..=LANES_PER_PASS).contains(&looks), "{looks} of {n}");
+                        let looks = set.pass(&mut ready, &mut lanes, Boxes::visit, || 0)
+                            / MESSAGES_PER_LANE;
+                        assert!(
+                            (LANES_PER_PASS / 2..=LANES_PER_PASS).contains(&looks),
+                            "{looks} of {n}"
+                        );
                     }
-                    assert!(lanes.visits.iter().all(|&visits| visits == round), "{n}: {:?}", lanes.visits);
+                    assert!(
+                        lanes.visits.iter().all(|&visits| visits == round),
+                        "{n}: {:?}",
+                        lanes.visits
+                    );
                 }
             }
         }
@@ -537,13 +636,24 @@ mod tests {
         }
 
         fn one(armed: u32) -> (ReadyWords, One) {
-            let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
+            let words: &'static [AtomicU64] = Box::leak(
+                (0..ReadyWords::words(1))
+                    .map(|_| AtomicU64::new(0))
+                    .collect(),
+            );
             // SAFETY: the words are leaked.
             let ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), 1) };
-            (ready, One { message: Arc::new(AtomicU64::new(0)), armed: Arc::new(AtomicU32::new(armed)) })
+            (
+                ready,
+                One {
+                    message: Arc::new(AtomicU64::new(0)),
+                    armed: Arc::new(AtomicU32::new(armed)),
+                },
+            )
         }
 
-        /// The hand-over from hot to cold loses no message: either the consumer's second check or the ready bit finds it.
+        /// The hand-over from hot to cold loses no message: either the consumer's second check or
+        /// the ready bit finds it.
         #[test]
         fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
             loom::model(|| {
@@ -563,7 +673,10 @@ mod tests {
                 let mut woken = false;
                 ready.drain(|_| woken = true);
                 let waiting = lanes.is_ready(0);
-                assert!(early == 1 || !waiting || !was_cold || woken, "a message waits in a cold lane nobody will look at");
+                assert!(
+                    early == 1 || !waiting || !was_cold || woken,
+                    "a message waits in a cold lane nobody will look at"
+                );
             });
         }
 
@@ -586,7 +699,8 @@ mod tests {
             }
         }
 
-        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by a message that is published there, and finds it.
+        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by a message
+        /// that is published there, and finds it.
         #[test]
         fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
             for armed in [HOT, ARMED] {
@@ -606,7 +720,12 @@ mod tests {
                     if armed == HOT {
                         set.activate(0, &lanes);
                     }
-                    let mut idle = Idle { set: &mut set, lanes: &lanes, ready, sleep: &sleep };
+                    let mut idle = Idle {
+                        set: &mut set,
+                        lanes: &lanes,
+                        ready,
+                        sleep: &sleep,
+                    };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
                     // The bit may come after the message was seen in a lane that is polled.
                     let taken = set.pass(&mut ready, &mut lanes, One::visit, || 0);

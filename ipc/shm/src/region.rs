@@ -1,12 +1,16 @@
-//! A named piece of shared memory that appears whole, and whose owner's death is noticed and cleaned up after.
+//! A named piece of shared memory that appears whole, and whose owner's death is noticed and
+//! cleaned up after.
 //!
-//! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
-//! So a process that can open the file sees a finished region, and an owner that is killed half-way leaves nothing.
+//! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and
+//! its contents, and only then its name. So a process that can open the file sees a finished
+//! region, and an owner that is killed half-way leaves nothing.
 //!
-//! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
-//! the second when the owner ends, also by `SIGKILL`. Each alone can be wrong: the lock is lost when another part of the process opens and
-//! closes the file, and the word is marked when the *thread* that created the region ends. An owner is dead if both say so, or if it closed
-//! the region and the lock is free. A death is noticed within about a millisecond.
+//! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the
+//! kernel drops the first and marks the second when the owner ends, also by `SIGKILL`. Each alone
+//! can be wrong: the lock is lost when another part of the process opens and closes the file, and
+//! the word is marked when the *thread* that created the region ends. An owner is dead if both say
+//! so, or if it closed the region and the lock is free. A death is noticed within about a
+//! millisecond.
 //!
 //! A forked child inherits neither the mapping nor the lock nor the word.
 
@@ -33,7 +37,8 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// Maximum number of times that a dead region of the same name is removed before the name is given up.
+/// Maximum number of times that a dead region of the same name is removed before the name is given
+/// up.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
@@ -47,8 +52,8 @@ pub enum OwnerState {
     Dead,
 }
 
-/// The user bytes of a region: an address and a length, with checked arithmetic. Other processes write the bytes, so access them through
-/// atomics or validated copies.
+/// The user bytes of a region: an address and a length, with checked arithmetic. Other processes
+/// write the bytes, so access them through atomics or validated copies.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionView<'a> {
     base: NonNull<u8>,
@@ -65,18 +70,23 @@ impl RegionView<'_> {
 
     /// Returns the number of user bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a length in bytes, not a collection")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a length in bytes, not a collection"
+    )]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the address of a `T` at `offset`; `None` unless all of it lies inside and it is aligned.
+    /// Returns the address of a `T` at `offset`; `None` unless all of it lies inside and it is
+    /// aligned.
     #[must_use]
     pub fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
         self.array_at(offset, 1)
     }
 
-    /// Returns the address of `count` consecutive `T`s at `offset`; `None` unless all of them lie inside and are aligned.
+    /// Returns the address of `count` consecutive `T`s at `offset`; `None` unless all of them lie
+    /// inside and are aligned.
     #[must_use]
     pub fn array_at<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
@@ -91,9 +101,10 @@ impl RegionView<'_> {
 
 /// A mapped region: owned when made by [`Region::create`], a peer's when made by [`Region::open`].
 ///
-/// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page, and with it the file's memory, stays
-/// until the process ends, because it is linked into the creating thread's list of robust futexes. In a forked child the memory is not
-/// mapped: do not touch it; dropping the region is harmless.
+/// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page,
+/// and with it the file's memory, stays until the process ends, because it is linked into the
+/// creating thread's list of robust futexes. In a forked child the memory is not mapped: do not
+/// touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
     /// Unmapped in `drop`, or leaked but for its tail.
@@ -108,16 +119,24 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates the region `name` of `kind` with `user_bytes` zeroed bytes, runs `init` on them, and only then lets others see it.
+    /// Creates the region `name` of `kind` with `user_bytes` zeroed bytes, runs `init` on them, and
+    /// only then lets others see it.
     ///
-    /// The file has `user_bytes + 4096` bytes, all allocated, mode 0600. `kind` is the caller's magic number and layout version in
-    /// one. A region of the same name whose owner is proven dead is replaced.
+    /// The file has `user_bytes + 4096` bytes, all allocated, mode 0600. `kind` is the caller's
+    /// magic number and layout version in one. A region of the same name whose owner is proven dead
+    /// is replaced.
     ///
     /// Dropping the region closes it (peers see [`OwnerState::Closed`]) and removes the name.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn create(dir: &Dir, name: &str, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> Result<Self, CreateError> {
+    pub fn create(
+        dir: &Dir,
+        name: &str,
+        kind: u64,
+        user_bytes: usize,
+        init: impl FnOnce(RegionView<'_>),
+    ) -> Result<Self, CreateError> {
         if !is_valid_name(name) {
             return Err(CreateError::BadName(name.to_owned()));
         }
@@ -138,11 +157,16 @@ impl Region {
         init: impl FnOnce(RegionView<'_>),
     ) -> Result<Self, CreateError> {
         let path = || dir.path().join(name);
-        let io_error = |source| CreateError::Io { path: path(), source };
+        let io_error = |source| CreateError::Io {
+            path: path(),
+            source,
+        };
         let map = Mapping::of_no_file(HEADER_BYTES.saturating_add(user_bytes)).map_err(io_error)?;
         let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let file = LockFile::of_no_file();
-        let lock = file.try_lock(OWNER_BYTE).map_err(|error| io_error(io::Error::other(error)))?;
+        let lock = file
+            .try_lock(OWNER_BYTE)
+            .map_err(|error| io_error(io::Error::other(error)))?;
         let region = InMemory { map, file };
         header_of(&region.map).robust.hold();
         // O1
@@ -152,7 +176,15 @@ impl Region {
         }
         let InMemory { map, file } = region;
         let name = name.to_owned();
-        Ok(Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) })
+        Ok(Self {
+            map: ManuallyDrop::new(map),
+            file,
+            dir: dir.clone(),
+            name,
+            epoch,
+            user_bytes,
+            owner: Some(lock),
+        })
     }
 
     fn create_in(
@@ -163,7 +195,10 @@ impl Region {
         user_bytes: usize,
         init: impl FnOnce(RegionView<'_>),
     ) -> Result<Self, CreateError> {
-        let io_error = |source| CreateError::Io { path: dir.path().join(name), source };
+        let io_error = |source| CreateError::Io {
+            path: dir.path().join(name),
+            source,
+        };
         let file_bytes = fresh::allocate(&fresh.file, user_bytes, &dir.path().join(name))?;
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
         let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
@@ -173,9 +208,21 @@ impl Region {
         // O1
         header.magic.store(MAGIC, Ordering::Release);
         // The temporary name is removed when the file has its own.
-        let Fresh { file, lock, temporary: _temporary } = fresh;
+        let Fresh {
+            file,
+            lock,
+            temporary: _temporary,
+        } = fresh;
         let name = name.to_owned();
-        let region = Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) };
+        let region = Self {
+            map: ManuallyDrop::new(map),
+            file,
+            dir: dir.clone(),
+            name,
+            epoch,
+            user_bytes,
+            owner: Some(lock),
+        };
         region.publish()?;
         Ok(region)
     }
@@ -186,14 +233,24 @@ impl Region {
         for _ in 0..REPLACE_ATTEMPTS {
             match fresh::link(&self.file, self.dir.at(&self.name)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                done => return done.map_err(|source| CreateError::Io { path: path(), source }),
+                done => {
+                    return done.map_err(|source| CreateError::Io {
+                        path: path(),
+                        source,
+                    });
+                }
             }
             match self.dir.remove_dead(&self.name) {
                 Ok(Removal::Gone) => {}
                 Ok(Removal::Alive) => return Err(CreateError::Exists(path())),
                 Ok(Removal::Foreign) => return Err(CreateError::Foreign(path())),
                 Ok(Removal::Busy) => break,
-                Err(source) => return Err(CreateError::Io { path: path(), source }),
+                Err(source) => {
+                    return Err(CreateError::Io {
+                        path: path(),
+                        source,
+                    });
+                }
             }
         }
         Err(CreateError::Busy(path()))
@@ -201,26 +258,37 @@ impl Region {
 
     /// Opens the region `name` of `kind` with at least `min_bytes` user bytes, of a living owner.
     ///
-    /// Everything is checked before anything is mapped: magic number, version, kind, and that the file is as long as its header says.
-    /// Peers can read the header's page and not write it. The owner's own process may open its region too.
+    /// Everything is checked before anything is mapped: magic number, version, kind, and that the
+    /// file is as long as its header says. Peers can read the header's page and not write it. The
+    /// owner's own process may open its region too.
     ///
     /// # Errors
-    /// [`OpenError`]. After [`OpenError::NotFound`] and [`OpenError::OwnerGone`] wait for the owner and try again.
+    /// [`OpenError`]. After [`OpenError::NotFound`] and [`OpenError::OwnerGone`] wait for the owner
+    /// and try again.
     pub fn open(dir: &Dir, name: &str, kind: u64, min_bytes: usize) -> Result<Self, OpenError> {
         if !is_valid_name(name) {
             return Err(OpenError::BadName(name.to_owned()));
         }
         let path = dir.path().join(name);
         if let Some(memory) = dir.memory() {
-            let InMemory { map, file } = memory.get(name).ok_or(OpenError::NotFound(path.clone()))?;
+            let InMemory { map, file } =
+                memory.get(name).ok_or(OpenError::NotFound(path.clone()))?;
             let header = header_of(&map);
-            let user_bytes = fits(&path, (header.kind, header.user_bytes), kind, min_bytes as u64)? as usize;
+            let user_bytes = fits(
+                &path,
+                (header.kind, header.user_bytes),
+                kind,
+                min_bytes as u64,
+            )? as usize;
             return Ok(Self::opened(map, file, dir, name, user_bytes));
         }
         let file = LockFile::open(&dir.at(name)).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => OpenError::NotFound(path.clone()),
             Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign(path.clone()),
-            _ => OpenError::Io { path: path.clone(), source },
+            _ => OpenError::Io {
+                path: path.clone(),
+                source,
+            },
         })?;
         let user_bytes = check(&file, &path, kind, min_bytes as u64)?;
         let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, true)
@@ -231,7 +299,15 @@ impl Region {
 
     fn opened(map: Mapping, file: LockFile, dir: &Dir, name: &str, user_bytes: usize) -> Self {
         let epoch = header_of(&map).epoch;
-        Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name: name.to_owned(), epoch, user_bytes, owner: None }
+        Self {
+            map: ManuallyDrop::new(map),
+            file,
+            dir: dir.clone(),
+            name: name.to_owned(),
+            epoch,
+            user_bytes,
+            owner: None,
+        }
     }
 
     #[inline(always)]
@@ -269,34 +345,39 @@ impl Region {
         self.epoch
     }
 
-    /// Returns whether the memory is mapped. In a forked child it is not: the child must not access [`view`](Self::view). A system call.
+    /// Returns whether the memory is mapped. In a forked child it is not: the child must not access
+    /// [`view`](Self::view). A system call.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
     }
 
-    /// Returns the region's file, for further locks: byte 0 is the owner's, the other bytes are free.
+    /// Returns the region's file, for further locks: byte 0 is the owner's, the other bytes are
+    /// free.
     #[must_use]
     pub fn lock_file(&self) -> &LockFile {
         &self.file
     }
 
-    /// Returns whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. A load of a line that
-    /// is written when the owner ends: cheap enough for every call.
+    /// Returns whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth
+    /// its system call. A load of a line that is written when the owner ends: cheap enough for
+    /// every call.
     #[must_use]
     #[inline(always)]
     pub fn owner_hint(&self) -> bool {
         self.header().may_be_ownerless()
     }
 
-    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that read it with every operation: [`owner_may_be_gone`] of
-    /// its value is the hint. It is mapped as long as this value lives.
+    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that read it with
+    /// every operation: [`owner_may_be_gone`] of its value is the hint. It is mapped as long as
+    /// this value lives.
     #[must_use]
     pub fn owner_word(&self) -> NonNull<AtomicU32> {
         NonNull::from(self.header().robust.word())
     }
 
-    /// Returns the proven state of the owner. No system call as long as [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
+    /// Returns the proven state of the owner. No system call as long as
+    /// [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
     #[must_use]
     pub fn owner_state(&self) -> OwnerState {
         let header = self.header();
@@ -318,8 +399,8 @@ impl Drop for Region {
             drop(map(&mut self.map));
             return;
         }
-        // Once closed and unlocked, anybody may remove the name. So it is taken away before the lock goes, with the fields below.
-        // O3
+        // Once closed and unlocked, anybody may remove the name. So it is taken away before the
+        // lock goes, with the fields below. O3
         self.header().close();
         if let Some(memory) = self.dir.memory() {
             memory.remove(&self.name);
@@ -336,18 +417,21 @@ impl Drop for Region {
     }
 }
 
-/// The check for a region's owner in a loop that polls: each call is cheap, and one in 64 asks the kernel.
+/// The check for a region's owner in a loop that polls: each call is cheap, and one in 64 asks the
+/// kernel.
 #[derive(Debug, Default)]
 pub struct OwnerWatch {
     calls_to_ask: u32,
     is_gone: bool,
 }
 
-/// Number of calls between two system calls while the hint is set. The hint stays set if only the creating thread has ended.
+/// Number of calls between two system calls while the hint is set. The hint stays set if only the
+/// creating thread has ended.
 const CALLS_PER_ASK: u32 = 64;
 
 impl OwnerWatch {
-    /// Returns whether the owner of `region` closed it or is proven dead. Once `true`, always `true`.
+    /// Returns whether the owner of `region` closed it or is proven dead. Once `true`, always
+    /// `true`.
     #[inline]
     pub fn is_gone(&mut self, region: &Region) -> bool {
         self.is_gone || (region.owner_hint() && self.ask(region))
@@ -373,15 +457,21 @@ impl OwnerWatch {
 /// Returns the header of a region, which [`prepare`] has written.
 #[inline(always)]
 fn header_of(map: &Mapping) -> &Header {
-    // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer written except for atomics and the
-    // robust word, which is in an `UnsafeCell`.
+    // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer
+    // written except for atomics and the robust word, which is in an `UnsafeCell`.
     unsafe { map.base().cast::<Header>().as_ref() }
 }
 
 /// Writes the header of a new region, and calls `init` for the rest. Returns the epoch.
-fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> io::Result<u64> {
+fn prepare(
+    map: &Mapping,
+    kind: u64,
+    user_bytes: usize,
+    init: impl FnOnce(RegionView<'_>),
+) -> io::Result<u64> {
     let epoch = sys::random_nonzero()?;
-    // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and no other process has it yet.
+    // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic
+    // number, and no other process has it yet.
     unsafe {
         let header = map.base().cast::<Header>().as_ptr();
         (&raw mut (*header).version).write(VERSION);
@@ -398,7 +488,11 @@ fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(Region
 fn view_of(map: &Mapping, user_bytes: usize) -> RegionView<'_> {
     // SAFETY: every mapping of a region has a header before its user bytes.
     let base = unsafe { map.base().add(HEADER_BYTES) };
-    RegionView { base, len: user_bytes, _region: PhantomData }
+    RegionView {
+        base,
+        len: user_bytes,
+        _region: PhantomData,
+    }
 }
 
 fn is_valid_name(name: &str) -> bool {
@@ -406,34 +500,59 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
-/// Compares kind and user bytes of a region with the expected ones. Returns the user bytes of the region.
+/// Compares kind and user bytes of a region with the expected ones. Returns the user bytes of the
+/// region.
 fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Result<u64, OpenError> {
     let path = || path.to_owned();
     if found != wanted {
-        return Err(OpenError::Kind { path: path(), found, wanted });
+        return Err(OpenError::Kind {
+            path: path(),
+            found,
+            wanted,
+        });
     }
     if have < need {
-        return Err(OpenError::TooSmall { path: path(), need, have });
+        return Err(OpenError::TooSmall {
+            path: path(),
+            need,
+            have,
+        });
     }
     Ok(have)
 }
 
 /// O5: checks the header of a file. Returns the number of its user bytes.
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
-    let io_error = |source| OpenError::Io { path: path.to_owned(), source };
+    let io_error = |source| OpenError::Io {
+        path: path.to_owned(),
+        source,
+    };
     let metadata = file.file().and_then(File::metadata).map_err(io_error)?;
     let (owner, user) = (metadata.uid(), sys::user());
     if owner != user {
-        return Err(OpenError::ForeignOwner { path: path.to_owned(), owner, user });
+        return Err(OpenError::ForeignOwner {
+            path: path.to_owned(),
+            owner,
+            user,
+        });
     }
-    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign(path.to_owned()))?;
+    let claim = Claim::read(file)
+        .map_err(io_error)?
+        .ok_or_else(|| OpenError::Foreign(path.to_owned()))?;
     if claim.version != VERSION {
-        return Err(OpenError::Version { path: path.to_owned(), found: claim.version });
+        return Err(OpenError::Version {
+            path: path.to_owned(),
+            found: claim.version,
+        });
     }
     let present = metadata.len().saturating_sub(HEADER_BYTES as u64);
     let user_bytes = fits(path, (claim.kind, claim.user_bytes), kind, min_bytes)?;
     if user_bytes > present {
-        return Err(OpenError::TooSmall { path: path.to_owned(), need: user_bytes, have: present });
+        return Err(OpenError::TooSmall {
+            path: path.to_owned(),
+            need: user_bytes,
+            have: present,
+        });
     }
     if claim.is_closed() || claim.is_dead(file) {
         return Err(OpenError::OwnerGone(path.to_owned()));
@@ -448,13 +567,20 @@ mod tests {
     use std::os::unix::fs::DirBuilderExt;
 
     fn scratch(name: &str) -> Dir {
-        let path = std::path::PathBuf::from(format!("/dev/shm/shm-unit-{name}-{}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let path =
+            std::path::PathBuf::from(format!("/dev/shm/shm-unit-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .unwrap();
         Dir::open(Some(&path)).unwrap()
     }
 
     fn names(dir: &Dir) -> Vec<String> {
-        std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -463,11 +589,19 @@ mod tests {
         let fresh = Fresh::with_temporary_name(&dir).unwrap();
         assert_eq!(names(&dir).len(), 1);
         assert_eq!(dir.sweep().unwrap(), 0, "a file in the making was swept");
-        let init = |_: RegionView<'_>| assert!(matches!(Region::open(&dir, "r", 1, 1), Err(OpenError::NotFound { .. })));
+        let init = |_: RegionView<'_>| {
+            assert!(matches!(
+                Region::open(&dir, "r", 1, 1),
+                Err(OpenError::NotFound { .. })
+            ))
+        };
         let region = Region::create_in(fresh, &dir, "r", 1, 64, init).unwrap();
         assert_eq!(names(&dir), ["r"]);
         let fresh = Fresh::with_temporary_name(&dir).unwrap();
-        assert!(matches!(Region::create_in(fresh, &dir, "r", 1, 64, |_| {}), Err(CreateError::Exists { .. })));
+        assert!(matches!(
+            Region::create_in(fresh, &dir, "r", 1, 64, |_| {}),
+            Err(CreateError::Exists { .. })
+        ));
         assert_eq!(names(&dir), ["r"], "the failed creation left something");
         drop(region);
         assert!(names(&dir).is_empty());
@@ -477,14 +611,21 @@ mod tests {
     #[test]
     fn temporary_file_of_a_dead_maker_is_swept() {
         let dir = scratch("temporary");
-        // The state after a death, as far as this process can make it: the lock is dropped, and the name stays.
-        let Fresh { temporary, file, lock } = Fresh::with_temporary_name(&dir).unwrap();
+        // The state after a death, as far as this process can make it: the lock is dropped, and the
+        // name stays.
+        let Fresh {
+            temporary,
+            file,
+            lock,
+        } = Fresh::with_temporary_name(&dir).unwrap();
         std::mem::forget(temporary);
         assert_eq!(dir.sweep().unwrap(), 0, "its maker holds the lock");
         drop((file, lock));
         assert_eq!(dir.sweep().unwrap(), 1);
         // A file that had its own name, too: finished, and later closed.
-        let temporary = dir.path().join(format!("{TEMPORARY_PREFIX}0123456789abcdef"));
+        let temporary = dir
+            .path()
+            .join(format!("{TEMPORARY_PREFIX}0123456789abcdef"));
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
         std::fs::hard_link(dir.path().join("r"), &temporary).unwrap();
         assert_eq!(dir.sweep().unwrap(), 0, "its owner lives");
@@ -499,7 +640,10 @@ mod tests {
         let dir = scratch("thesis");
         let of_users = [
             (".new-thesis.txt", "years of work"),
-            (".new-0123456789abcdef", "as long a name, and other contents"),
+            (
+                ".new-0123456789abcdef",
+                "as long a name, and other contents",
+            ),
             (".new-0123456789abcde0", ""),
             (".new-0123456789ABCDEF", "WENPRYPC"),
             (".new-0123456789abcdef0", "WENPRYPC"),
@@ -511,10 +655,17 @@ mod tests {
         }
         assert_eq!(dir.sweep().unwrap(), 0);
         for (name, contents) in of_users {
-            assert_eq!(std::fs::read_to_string(dir.path().join(name)).unwrap(), contents);
+            assert_eq!(
+                std::fs::read_to_string(dir.path().join(name)).unwrap(),
+                contents
+            );
         }
         // That text is the mark, on this machine.
-        std::fs::write(dir.path().join(".new-0123456789abcdef"), MAGIC_OF_TEMPORARY.to_ne_bytes()).unwrap();
+        std::fs::write(
+            dir.path().join(".new-0123456789abcdef"),
+            MAGIC_OF_TEMPORARY.to_ne_bytes(),
+        )
+        .unwrap();
         assert_eq!(dir.sweep().unwrap(), 1);
         std::fs::remove_dir_all(dir.path()).unwrap();
     }
@@ -523,13 +674,17 @@ mod tests {
     fn removal_gives_up_on_a_stopped_remover() {
         let dir = scratch("busy");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
-        // The state that a killed owner leaves, as far as this process can make it: closed, unlocked, and still named.
+        // The state that a killed owner leaves, as far as this process can make it: closed,
+        // unlocked, and still named.
         region.header().closed.store(1, Ordering::Release);
         std::fs::hard_link(dir.path().join("r"), dir.path().join("s")).unwrap();
         drop(region);
         assert_eq!(names(&dir), ["s"]);
         let remover = dir.lock_removals().unwrap().unwrap();
-        assert!(matches!(Region::create(&dir, "s", 1, 64, |_| {}), Err(CreateError::Busy { .. })));
+        assert!(matches!(
+            Region::create(&dir, "s", 1, 64, |_| {}),
+            Err(CreateError::Busy { .. })
+        ));
         drop(remover);
         drop(Region::create(&dir, "s", 1, 64, |_| {}).unwrap());
         std::fs::remove_dir(dir.path()).unwrap();
@@ -541,7 +696,8 @@ mod tests {
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
         let peer = Region::open(&dir, "r", 1, 64).unwrap();
         // SAFETY: an atomic of the region, which is mapped.
-        let word_hints = || owner_may_be_gone(unsafe { peer.owner_word().as_ref() }.load(Ordering::Relaxed));
+        let word_hints =
+            || owner_may_be_gone(unsafe { peer.owner_word().as_ref() }.load(Ordering::Relaxed));
         assert!(!peer.owner_hint() && !word_hints());
         region.header().close();
         assert!(peer.owner_hint() && word_hints());

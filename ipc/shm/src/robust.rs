@@ -1,8 +1,9 @@
-//! The cheap hint that a region's owner died: a robust process-shared mutex that its creating thread holds.
+//! The cheap hint that a region's owner died: a robust process-shared mutex that its creating
+//! thread holds.
 //!
-//! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words it holds. So
-//! peers learn of a death with one load. It is a hint only: a *thread* that ends marks the word as well, with its
-//! process alive and well. [`crate::region`] has the proof of a death.
+//! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words it
+//! holds. So peers learn of a death with one load. It is a hint only: a *thread* that ends marks
+//! the word as well, with its process alive and well. [`crate::region`] has the proof of a death.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const OWNER_DIED: u32 = 0x4000_0000;
 /// linux/futex.h `FUTEX_TID_MASK`.
 const TID_MASK: u32 = 0x3fff_ffff;
-/// Offset of the futex word in the C library's `pthread_mutex_t`; [`RobustWord::lock_new`] checks it.
+/// Offset of the futex word in the C library's `pthread_mutex_t`; [`RobustWord::lock_new`] checks
+/// it.
 const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
 /// Bytes of a [`RobustWord`].
@@ -33,17 +35,20 @@ unsafe impl Sync for RobustWord {}
 
 /// Returns the hint as it stands in `bytes` of a header that was read rather than mapped.
 pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
-    let word = bytes.get(WORD_OFFSET..).and_then(|b| b.first_chunk::<4>()).copied();
+    let word = bytes
+        .get(WORD_OFFSET..)
+        .and_then(|b| b.first_chunk::<4>())
+        .copied();
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
 }
 
-/// Returns whether the owner of a region may be gone whose [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0,
-/// or marked.
+/// Returns whether the owner of a region may be gone whose
+/// [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0, or marked.
 #[must_use]
 #[inline(always)]
 pub const fn owner_may_be_gone(word: u32) -> bool {
-    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without the mark: neither the mark, then the sign,
-    // nor zero.
+    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without
+    // the mark: neither the mark, then the sign, nor zero.
     (word << 1) as i32 <= 0
 }
 
@@ -55,7 +60,14 @@ fn owner_died(word: u32) -> bool {
 impl RobustWord {
     pub(crate) fn word(&self) -> &AtomicU32 {
         // SAFETY: the offset lies inside the bytes and is aligned to 4; an atomic may be shared.
-        unsafe { &*self.0.get().cast::<u8>().add(WORD_OFFSET).cast::<AtomicU32>() }
+        unsafe {
+            &*self
+                .0
+                .get()
+                .cast::<u8>()
+                .add(WORD_OFFSET)
+                .cast::<AtomicU32>()
+        }
     }
 
     fn mutex(&self) -> *mut libc::pthread_mutex_t {
@@ -66,17 +78,26 @@ impl RobustWord {
     ///
     /// # Safety
     /// The memory is zeroed, no other thread or process uses it yet, and it stays mapped until
-    /// [`unlock`](Self::unlock) returned `true` or the calling thread ended: it is in that thread's robust list.
+    /// [`unlock`](Self::unlock) returned `true` or the calling thread ended: it is in that thread's
+    /// robust list.
     pub(crate) unsafe fn lock_new(&self) -> io::Result<()> {
         let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
         let attributes = attributes.as_mut_ptr();
-        // SAFETY: `attributes` is initialised by the first call and destroyed by the last; the mutex is ours
-        // alone (contract of this function).
+        // SAFETY: `attributes` is initialised by the first call and destroyed by the last; the
+        // mutex is ours alone (contract of this function).
         unsafe {
             check(libc::pthread_mutexattr_init(attributes))?;
-            let made = check(libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST))
-                .and_then(|()| check(libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED)))
-                .and_then(|()| check(libc::pthread_mutex_init(self.mutex(), attributes)));
+            let made = check(libc::pthread_mutexattr_setrobust(
+                attributes,
+                libc::PTHREAD_MUTEX_ROBUST,
+            ))
+            .and_then(|()| {
+                check(libc::pthread_mutexattr_setpshared(
+                    attributes,
+                    libc::PTHREAD_PROCESS_SHARED,
+                ))
+            })
+            .and_then(|()| check(libc::pthread_mutex_init(self.mutex(), attributes)));
             libc::pthread_mutexattr_destroy(attributes);
             made?;
             check(libc::pthread_mutex_lock(self.mutex()))?;
@@ -88,29 +109,36 @@ impl RobustWord {
         }
         // SAFETY: this thread locked it just now.
         unsafe { self.unlock() };
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this C library keeps the futex word of a mutex at an unknown place"))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this C library keeps the futex word of a mutex at an unknown place",
+        ))
     }
 
     /// Unlocks the mutex. Returns `false` if another thread locked it.
     ///
     /// # Safety
-    /// [`lock_new`](Self::lock_new) succeeded and `unlock` has not returned `true` yet, and the process has not forked since.
+    /// [`lock_new`](Self::lock_new) succeeded and `unlock` has not returned `true` yet, and the
+    /// process has not forked since.
     pub(crate) unsafe fn unlock(&self) -> bool {
         // SAFETY: the mutex is initialised; a robust mutex checks its owner and answers EPERM.
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Makes a word read as held, in memory that only this process has, where the kernel does not maintain it.
+    /// Makes a word read as held, in memory that only this process has, where the kernel does not
+    /// maintain it.
     pub(crate) fn hold(&self) {
         self.word().store(1, Ordering::Relaxed);
     }
 
-    /// Has peers take the owner for gone while the mutex is locked. Unlocked, it reads so by itself.
+    /// Has peers take the owner for gone while the mutex is locked. Unlocked, it reads so by
+    /// itself.
     pub(crate) fn mark(&self) {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
 
-    /// Returns whether the thread that locked it may have ended, or unlocked it, or the word is [marked](Self::mark). One load.
+    /// Returns whether the thread that locked it may have ended, or unlocked it, or the word is
+    /// [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering.
@@ -126,5 +154,9 @@ impl RobustWord {
 }
 
 fn check(code: libc::c_int) -> io::Result<()> {
-    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(code))
+    }
 }

@@ -1,4 +1,5 @@
-//! Sleeping until another thread or process publishes something, and waking sleepers: the only futex of the workspace.
+//! Sleeping until another thread or process publishes something, and waking sleepers: the only
+//! futex of the workspace.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -6,13 +7,16 @@
 //! | `wakes` | producers, `fetch_add` | the consumer | **W2**: a producer that sees the flag changes the word before it wakes, and the consumer sleeps only while the word is what it was before the flag went up |
 //! | `rings` | the ringer, `fetch_add` | sleepers | **W4**: a [`Bell`] has no flag: it changes the word and wakes at every ring, and a listener sleeps only while the word is what it was when it began to listen |
 //!
-//! In the steady state `sleeping` and `wakes` are not written, so a producer pays one load of a line that stays in its cache.
+//! In the steady state `sleeping` and `wakes` are not written, so a producer pays one load of a
+//! line that stays in its cache.
 //!
-//! A consumer that is stopped or killed in its sleep leaves `sleeping` set, which costs each producer a system call per message. Garbage in
-//! the words can delay a wake-up to the end of a [`SLICE`].
+//! A consumer that is stopped or killed in its sleep leaves `sleeping` set, which costs each
+//! producer a system call per message. Garbage in the words can delay a wake-up to the end of a
+//! [`SLICE`].
 //!
-//! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag before the one barrier and checks
-//! everything after it, so W1 and W2 hold for each of its words. Producers do not notice.
+//! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag
+//! before the one barrier and checks everything after it, so W1 and W2 hold for each of its words.
+//! Producers do not notice.
 
 mod alarm;
 mod futex;
@@ -30,15 +34,19 @@ use rest::RESTING;
 pub use rest::rest;
 pub use watches::{Due, Listener, Look};
 
-/// W3: maximum sleep of a waiter before it checks for events that send no wake-up: a dead peer, or garbage in the words.
+/// W3: maximum sleep of a waiter before it checks for events that send no wake-up: a dead peer, or
+/// garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// The same if a wake-up may be missed: the system has no membarrier(2), or not all words can be slept on.
+/// The same if a wake-up may be missed: the system has no membarrier(2), or not all words can be
+/// slept on.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
-/// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of a library.
+/// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of
+/// a library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
-/// The two words, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer sleeps on them; any number of producers wake it.
+/// The two words, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer sleeps on them;
+/// any number of producers wake it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Sleep {
@@ -55,7 +63,10 @@ const _: () = {
 
 impl Default for Sleep {
     fn default() -> Self {
-        Self { wakes: AtomicU32::new(FIRST), sleeping: AtomicU32::new(0) }
+        Self {
+            wakes: AtomicU32::new(FIRST),
+            sleeping: AtomicU32::new(0),
+        }
     }
 }
 
@@ -91,7 +102,10 @@ impl Sleep {
     /// Consumer: returns the word for its [`Watch`].
     #[must_use]
     pub const fn word(&self) -> Word<'_> {
-        Word { wakes: &self.wakes, sleeping: Some(&self.sleeping) }
+        Word {
+            wakes: &self.wakes,
+            sleeping: Some(&self.sleeping),
+        }
     }
 
     /// Resets the words for the next consumer, when the last one is gone.
@@ -100,8 +114,8 @@ impl Sleep {
     }
 }
 
-/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access. Zeroed bytes are "never rung". Every ring
-/// is a system call, so it is for rare events.
+/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access.
+/// Zeroed bytes are "never rung". Every ring is a system call, so it is for rare events.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bell {
@@ -110,7 +124,9 @@ pub struct Bell {
 
 impl Default for Bell {
     fn default() -> Self {
-        Self { rings: AtomicU32::new(FIRST) }
+        Self {
+            rings: AtomicU32::new(FIRST),
+        }
     }
 }
 
@@ -124,7 +140,8 @@ impl Bell {
         futex::wake(&self.rings);
     }
 
-    /// Returns a listener that hears every ring from now on. Data that were published before earlier rings are visible.
+    /// Returns a listener that hears every ring from now on. Data that were published before
+    /// earlier rings are visible.
     #[must_use]
     pub fn listen(&self) -> Listener<'_> {
         Listener::new(self)
@@ -135,7 +152,8 @@ impl Bell {
 #[derive(Debug, Clone, Copy)]
 pub struct Word<'a> {
     wakes: &'a AtomicU32,
-    /// The flag by which producers know that they must change the word; `None`: they always change it.
+    /// The flag by which producers know that they must change the word; `None`: they always change
+    /// it.
     sleeping: Option<&'a AtomicU32>,
 }
 
@@ -149,16 +167,16 @@ impl Word<'_> {
 
 /// The condition that a sleeper waits for.
 pub trait Watch {
-    /// Shows the words through which producers wake it: always the same ones, in the same order. There may be none, if
-    /// [`slice`](Self::slice) is short.
+    /// Shows the words through which producers wake it: always the same ones, in the same order.
+    /// There may be none, if [`slice`](Self::slice) is short.
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>));
 
-    /// Asks producers to announce their messages from now on, where they do not always: see [`HotSet::arm`](crate::ready::HotSet::arm).
-    /// A barrier follows.
+    /// Asks producers to announce their messages from now on, where they do not always: see
+    /// [`HotSet::arm`](crate::ready::HotSet::arm). A barrier follows.
     fn arm(&mut self) {}
 
-    /// Returns whether there is something to wake up for. If `is_told`, the barrier is done, so from now on producers announce and wake;
-    /// otherwise they may do neither.
+    /// Returns whether there is something to wake up for. If `is_told`, the barrier is done, so
+    /// from now on producers announce and wake; otherwise they may do neither.
     fn look(&mut self, is_told: bool) -> bool;
 
     /// Returns the maximum sleep before [`check`](Self::check). Zero: no sleep.
@@ -166,8 +184,8 @@ pub trait Watch {
         SLICE
     }
 
-    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is one. It may be called before the slice
-    /// is over, if another part has a shorter one.
+    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is
+    /// one. It may be called before the slice is over, if another part has a shorter one.
     fn check(&mut self) -> bool {
         false
     }
@@ -186,17 +204,23 @@ impl<W: Watch> Sleeper for W {
 }
 
 /// Joins several conditions: calls `then` with the condition that any of `parts` is met.
-pub fn join<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, then: &mut dyn FnMut(&mut dyn Watch)) {
+pub fn join<'a>(
+    parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
+    then: &mut dyn FnMut(&mut dyn Watch),
+) {
     watches::link(&mut parts.into_iter(), &mut Due(Duration::MAX), then);
 }
 
-/// Consumer: sleeps until there is something to wake up for in any of `parts` (`true`), or until `timeout` has passed (`false`; `None`:
-/// never).
+/// Consumer: sleeps until there is something to wake up for in any of `parts` (`true`), or until
+/// `timeout` has passed (`false`; `None`: never).
 ///
-/// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of their words, of which one sleep takes
-/// 128, and through more than one where the system has futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it checks every
-/// millisecond.
-pub fn wait<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, timeout: Option<Duration>) -> bool {
+/// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of
+/// their words, of which one sleep takes 128, and through more than one where the system has
+/// futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it checks every millisecond.
+pub fn wait<'a>(
+    parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
+    timeout: Option<Duration>,
+) -> bool {
     let mut found = false;
     join(parts, &mut |watch| found = wait_for(watch, timeout));
     found
@@ -205,7 +229,9 @@ pub fn wait<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, tim
 fn wait_for(watch: &mut dyn Watch, timeout: Option<Duration>) -> bool {
     let start = Instant::now();
     while !watch.look(false) {
-        let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(start.elapsed()));
+        let left = timeout.map_or(Duration::MAX, |timeout| {
+            timeout.saturating_sub(start.elapsed())
+        });
         if left.is_zero() {
             return false;
         }
@@ -222,8 +248,9 @@ fn wait_for(watch: &mut dyn Watch, timeout: Option<Duration>) -> bool {
     true
 }
 
-/// Consumer: checks once more and, if there is nothing, sleeps until it is woken, at most for `longest`. Returns whether there was
-/// something; after `false` it has slept, and the caller checks again.
+/// Consumer: checks once more and, if there is nothing, sleeps until it is woken, at most for
+/// `longest`. Returns whether there was something; after `false` it has slept, and the caller
+/// checks again.
 pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
     let mut known = Known::default();
     watch.words(&mut |word| {
@@ -237,7 +264,14 @@ pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
     let is_told = heavy_barrier();
     let found = watch.look(is_told);
     if !found {
-        known.sleep(watch, if is_told { longest } else { longest.min(SHORT_SLICE) });
+        known.sleep(
+            watch,
+            if is_told {
+                longest
+            } else {
+                longest.min(SHORT_SLICE)
+            },
+        );
     }
     watch.words(&mut |word| word.raise(0));
     found

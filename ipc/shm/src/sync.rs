@@ -1,7 +1,8 @@
-//! The only door to atomics of this crate and of every crate built on it: `std` normally, `loom` under `--cfg loom`, so that the code
-//! the models check is the code that ships.
+//! The only door to atomics of this crate and of every crate built on it: `std` normally, `loom`
+//! under `--cfg loom`, so that the code the models check is the code that ships.
 //!
-//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of its own, see [`LightBarrier`].
+//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of
+//! its own, see [`LightBarrier`].
 
 #[cfg(not(loom))]
 pub use std::{
@@ -17,14 +18,20 @@ pub use loom::{
     thread::yield_now,
 };
 
-/// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it is one step before its last value, so
-/// that every test goes past the end. For counters of one process, and for those in shared memory whose first value is read there.
-pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 1 } else { 0 };
+/// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it
+/// is one step before its last value, so that every test goes past the end. For counters of one
+/// process, and for those in shared memory whose first value is read there.
+pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) {
+    u32::MAX - 1
+} else {
+    0
+};
 
 #[cfg(loom)]
 pub use loom::cell::UnsafeCell;
 
-/// `UnsafeCell` with loom's access methods, so that loom can see every access to the payload that an atomic guards.
+/// `UnsafeCell` with loom's access methods, so that loom can see every access to the payload that
+/// an atomic guards.
 #[cfg(not(loom))]
 #[derive(Debug)]
 #[repr(transparent)]
@@ -37,13 +44,15 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Runs `f` with a pointer for reading. Dereferencing it is the caller's claim that no thread writes meanwhile.
+    /// Runs `f` with a pointer for reading. Dereferencing it is the caller's claim that no thread
+    /// writes meanwhile.
     #[inline(always)]
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
 
-    /// Runs `f` with a pointer for writing. Dereferencing it is the caller's claim of exclusive access.
+    /// Runs `f` with a pointer for writing. Dereferencing it is the caller's claim of exclusive
+    /// access.
     #[inline(always)]
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
@@ -74,7 +83,9 @@ mod barrier {
     #[cold]
     fn register() -> bool {
         static TRIED: Once = Once::new();
-        let register = || membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) && membarrier(CMD_REGISTER_PRIVATE_EXPEDITED);
+        let register = || {
+            membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) && membarrier(CMD_REGISTER_PRIVATE_EXPEDITED)
+        };
         TRIED.call_once(|| REGISTERED.store(register(), Ordering::Release));
         REGISTERED.load(Ordering::Acquire)
     }
@@ -84,12 +95,14 @@ mod barrier {
         REGISTERED.load(Ordering::Relaxed) || register()
     }
 
-    /// The producer's half of the store-load barrier: [execute](Self::execute) it between publishing and reading a flag the consumer may
-    /// raise.
+    /// The producer's half of the store-load barrier: [execute](Self::execute) it between
+    /// publishing and reading a flag the consumer may raise.
     ///
-    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes every registered CPU execute the hardware
-    /// fence at the moment it matters); elsewhere it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the
-    /// question beforehand whether this process has to pay for it, for producers that execute one with every message.
+    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes
+    /// every registered CPU execute the hardware fence at the moment it matters); elsewhere it is a
+    /// full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the question
+    /// beforehand whether this process has to pay for it, for producers that execute one with every
+    /// message.
     #[derive(Debug, Clone, Copy)]
     pub struct LightBarrier {
         is_fence: bool,
@@ -100,7 +113,9 @@ mod barrier {
         #[must_use]
         #[inline(always)]
         pub fn of_process() -> Self {
-            Self { is_fence: cfg!(loom) || !is_registered() }
+            Self {
+                is_fence: cfg!(loom) || !is_registered(),
+            }
         }
 
         /// Returns whether it is a full fence, so that a consumer needs no more than that either.
@@ -119,27 +134,38 @@ mod barrier {
         }
     }
 
-    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it never costs anything. Where
-    /// `membarrier(2)` does not work, no [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
+    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it
+    /// never costs anything. Where `membarrier(2)` does not work, no [`heavy_barrier`] of theirs
+    /// returns `true`, and they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
-        LightBarrier { is_fence: cfg!(loom) }.execute();
+        LightBarrier {
+            is_fence: cfg!(loom),
+        }
+        .execute();
     }
 
-    /// The consumer's half: call it between raising a flag and looking once more for published work.
+    /// The consumer's half: call it between raising a flag and looking once more for published
+    /// work.
     ///
-    /// After it returns `true`, every producer of this process either sees the flag or has its publication seen. `false`: the system cannot
-    /// give that guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
+    /// After it returns `true`, every producer of this process either sees the flag or has its
+    /// publication seen. `false`: the system cannot give that guarantee (no `membarrier(2)`), so
+    /// the caller must go on looking and not rely on the flag.
     ///
-    /// A producer of *another* process may be left out, rarely. Linux (6.18, kernel/sched/membarrier.c) finds the processors that run
-    /// registered processes by a word that each processor keeps of the last address space it switched to. If a processor idles after it ran
-    /// a process, and that process registers elsewhere meanwhile, its word stays as it was before until it switches to another address
-    /// space. So a consumer that relies on a flag across processes must check by itself sometimes. The barrier for the own process goes by
-    /// the address space, and leaves out none.
+    /// A producer of *another* process may be left out, rarely. Linux (6.18,
+    /// kernel/sched/membarrier.c) finds the processors that run registered processes by a word that
+    /// each processor keeps of the last address space it switched to. If a processor idles after it
+    /// ran a process, and that process registers elsewhere meanwhile, its word stays as it was
+    /// before until it switches to another address space. So a consumer that relies on a flag
+    /// across processes must check by itself sometimes. The barrier for the own process goes by the
+    /// address space, and leaves out none.
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        cfg!(loom) || (is_registered() && membarrier(CMD_PRIVATE_EXPEDITED) && membarrier(CMD_GLOBAL_EXPEDITED))
+        cfg!(loom)
+            || (is_registered()
+                && membarrier(CMD_PRIVATE_EXPEDITED)
+                && membarrier(CMD_GLOBAL_EXPEDITED))
     }
 }
 

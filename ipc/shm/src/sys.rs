@@ -28,15 +28,16 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     }
 }
 
-/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it drops no lock of this process on the
-/// file.
+/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it
+/// drops no lock of this process on the file.
 ///
-/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself. By the function of the C
-/// library, which programs that run others interpose.
+/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the
+/// file itself. By the function of the C library, which programs that run others interpose.
 pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path is NUL-terminated and outlives the call.
-    let fd = retry(|| unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) })?;
+    let fd =
+        retry(|| unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) })?;
     // SAFETY: the call just returned this descriptor and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
@@ -51,12 +52,14 @@ pub(crate) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the number of bytes that an unprivileged process can still allocate in the file system of `fd`.
+/// Returns the number of bytes that an unprivileged process can still allocate in the file system
+/// of `fd`.
 pub(crate) fn free_bytes(fd: impl AsFd) -> u64 {
     rustix::fs::fstatvfs(fd).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Returns the number of bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`); 0 if that cannot be found out.
+/// Returns the number of bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`);
+/// 0 if that cannot be found out.
 pub(crate) fn huge_bytes_around(addr: usize) -> usize {
     let contains = |line: &str| {
         let (start, rest) = line.split_once('-')?;
@@ -66,17 +69,27 @@ pub(crate) fn huge_bytes_around(addr: usize) -> usize {
     };
     let find = || {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
-        let mut lines = smaps.lines().skip_while(|line| contains(line) != Some(true));
+        let mut lines = smaps
+            .lines()
+            .skip_while(|line| contains(line) != Some(true));
         let field = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
-        field.trim().strip_suffix("kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
+        field
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<usize>()
+            .ok()
+            .map(|kib| kib << 10)
     };
     find().unwrap_or(0)
 }
 
-/// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel answers a
-/// file that outgrows it with SIGXFSZ, whose default action ends the process.
+/// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel
+/// answers a file that outgrows it with SIGXFSZ, whose default action ends the process.
 pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
-    getrlimit(Resource::Fsize).current.filter(|limit| *limit < need)
+    getrlimit(Resource::Fsize)
+        .current
+        .filter(|limit| *limit < need)
 }
 
 /// Returns the error of a system call, with a remedy if no descriptor was left.
@@ -85,7 +98,12 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
         return error;
     }
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    io::Error::new(error.kind(), format!("this process has as many open files as it may, {limit}; raise that number (ulimit -n)"))
+    io::Error::new(
+        error.kind(),
+        format!(
+            "this process has as many open files as it may, {limit}; raise that number (ulimit -n)"
+        ),
+    )
 }
 
 /// Returns a random number that is not zero.
@@ -96,9 +114,11 @@ pub(crate) fn random_nonzero() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
-/// A shared mapping of a whole file, or zeroed memory of this process; not inherited by a forked child.
+/// A shared mapping of a whole file, or zeroed memory of this process; not inherited by a forked
+/// child.
 ///
-/// The child of a `fork` would otherwise keep the memory alive, and could write into the rings of its parent.
+/// The child of a `fork` would otherwise keep the memory alive, and could write into the rings of
+/// its parent.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// Unmapped on drop, unless this is a forked child.
@@ -108,38 +128,62 @@ pub(crate) struct Mapping {
     pid: u32,
 }
 
-// SAFETY: the mapping is plain memory with no tie to a thread; what is done through its pointer is the
-// business of the code that dereferences it.
+// SAFETY: the mapping is plain memory with no tie to a thread; what is done through its pointer is
+// the business of the code that dereferences it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out nothing but an address and a length.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of `fd`; `is_reserved`: swap space is reserved for them.
-    pub(crate) fn new(fd: &impl AsRawFd, len: usize, writable: bool, is_reserved: bool) -> io::Result<Self> {
+    pub(crate) fn new(
+        fd: &impl AsRawFd,
+        len: usize,
+        writable: bool,
+        is_reserved: bool,
+    ) -> io::Result<Self> {
         let mut options = MmapOptions::new();
         options.len(len);
         if !is_reserved {
             options.no_reserve_swap();
         }
-        let map = if writable { options.map_raw(fd.as_raw_fd()) } else { options.map_raw_read_only(fd.as_raw_fd()) }?;
+        let map = if writable {
+            options.map_raw(fd.as_raw_fd())
+        } else {
+            options.map_raw_read_only(fd.as_raw_fd())
+        }?;
         Self::of(map)
     }
 
     /// Maps `len` zeroed bytes of no file. Pages take memory once they are used.
     pub(crate) fn of_no_file(len: usize) -> io::Result<Self> {
-        Self::of(MmapOptions::new().len(len).no_reserve_swap().map_anon()?.into())
+        Self::of(
+            MmapOptions::new()
+                .len(len)
+                .no_reserve_swap()
+                .map_anon()?
+                .into(),
+        )
     }
 
     fn of(map: MmapRaw) -> io::Result<Self> {
         map.advise(Advice::DontFork)?;
-        let base = NonNull::new(map.as_mut_ptr()).ok_or_else(|| io::Error::other("the kernel mapped at address zero"))?;
-        Ok(Self { map: ManuallyDrop::new(Arc::new(map)), base, pid: std::process::id() })
+        let base = NonNull::new(map.as_mut_ptr())
+            .ok_or_else(|| io::Error::other("the kernel mapped at address zero"))?;
+        Ok(Self {
+            map: ManuallyDrop::new(Arc::new(map)),
+            base,
+            pid: std::process::id(),
+        })
     }
 
     /// Makes another handle of the same memory; it is unmapped with the last handle.
     pub(crate) fn share(&self) -> Self {
-        Self { map: self.map.clone(), base: self.base, pid: self.pid }
+        Self {
+            map: self.map.clone(),
+            base: self.base,
+            pid: self.pid,
+        }
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {
@@ -150,7 +194,8 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Returns whether this process has the mapping, and is not a forked child of the one that has it.
+    /// Returns whether this process has the mapping, and is not a forked child of the one that has
+    /// it.
     pub(crate) fn is_here(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -161,7 +206,8 @@ impl Mapping {
             return Ok(());
         }
         // SAFETY: the range lies inside this mapping, and the caller holds no `&mut` into it.
-        unsafe { mprotect(self.base.as_ptr().cast(), bytes, MprotectFlags::READ) }.map_err(Into::into)
+        unsafe { mprotect(self.base.as_ptr().cast(), bytes, MprotectFlags::READ) }
+            .map_err(Into::into)
     }
 
     /// Unmaps all but the first page, which stays mapped for the rest of the process's life.
@@ -191,7 +237,13 @@ mod tests {
     #[test]
     fn a_process_without_descriptors_is_told_which_limit_to_raise() {
         let text = explain(io::Error::from_raw_os_error(libc::EMFILE)).to_string();
-        assert!(text.contains("open files") && text.contains("ulimit -n"), "{text}");
-        assert_eq!(explain(io::Error::from_raw_os_error(libc::EACCES)).raw_os_error(), Some(libc::EACCES));
+        assert!(
+            text.contains("open files") && text.contains("ulimit -n"),
+            "{text}"
+        );
+        assert_eq!(
+            explain(io::Error::from_raw_os_error(libc::EACCES)).raw_os_error(),
+            Some(libc::EACCES)
+        );
     }
 }

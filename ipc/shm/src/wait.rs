@@ -4,9 +4,11 @@ use std::fmt;
 
 use crate::sync::{spin_loop, yield_now};
 
-/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core away. Measured on two cores: with 2 to
-/// 16 threads in ping-pong pairs 0 to 32 are equal within the noise, and 64 and more are slower at most thread counts, up to 10 times; of
-/// whole benchkv jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the median of 8).
+/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core
+/// away. Measured on two cores: with 2 to 16 threads in ping-pong pairs 0 to 32 are equal within
+/// the noise, and 64 and more are slower at most thread counts, up to 10 times; of whole benchkv
+/// jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the
+/// median of 8).
 const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.
@@ -14,26 +16,34 @@ const SPIN_ROUNDS: u32 = 1;
 pub enum WaitStrategy {
     /// Keep polling: lowest latency, for threads that have a core each.
     Busy,
-    /// Give the core to another thread after a few empty rounds: for more threads than cores, where a polling thread would otherwise
-    /// hold the core for a whole scheduler slice while the thread it waits for could run.
+    /// Give the core to another thread after a few empty rounds: for more threads than cores, where
+    /// a polling thread would otherwise hold the core for a whole scheduler slice while the thread
+    /// it waits for could run.
     Yield,
-    /// Sleep after a few empty rounds, until there is something to do: the least load, for threads that are mostly idle. Waking up takes a
-    /// system call on either side.
+    /// Sleep after a few empty rounds, until there is something to do: the least load, for threads
+    /// that are mostly idle. Waking up takes a system call on either side.
     Event,
 }
 
 impl WaitStrategy {
-    /// The rule behind `auto`: [`Busy`](Self::Busy) if each of `threads` polling threads can have one of `cores` cores to itself,
-    /// otherwise [`Yield`](Self::Yield).
+    /// The rule behind `auto`: [`Busy`](Self::Busy) if each of `threads` polling threads can have
+    /// one of `cores` cores to itself, otherwise [`Yield`](Self::Yield).
     #[must_use]
     pub fn auto(threads: usize, cores: usize) -> Self {
-        if threads <= cores { Self::Busy } else { Self::Yield }
+        if threads <= cores {
+            Self::Busy
+        } else {
+            Self::Yield
+        }
     }
 
     /// A waiter for one loop of one thread.
     #[must_use]
     pub fn waiter(self) -> Waiter {
-        Waiter { strategy: self, empty_rounds: 0 }
+        Waiter {
+            strategy: self,
+            empty_rounds: 0,
+        }
     }
 }
 
@@ -47,8 +57,8 @@ impl fmt::Display for WaitStrategy {
     }
 }
 
-/// The wait strategy of one loop: call [`busy`](Self::busy) after a round that found work and [`idle`](Self::idle) after one that did
-/// not.
+/// The wait strategy of one loop: call [`busy`](Self::busy) after a round that found work and
+/// [`idle`](Self::idle) after one that did not.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     strategy: WaitStrategy,
@@ -62,8 +72,9 @@ impl Waiter {
         self.empty_rounds = 0;
     }
 
-    /// Waits after a round that found nothing. `sleep` sleeps until there is something: the `wait` of the polled object, with a timeout if
-    /// the loop has other work; its result is ignored. It is called under [`WaitStrategy::Event`] only.
+    /// Waits after a round that found nothing. `sleep` sleeps until there is something: the `wait`
+    /// of the polled object, with a timeout if the loop has other work; its result is ignored. It
+    /// is called under [`WaitStrategy::Event`] only.
     pub fn idle<R>(&mut self, sleep: impl FnOnce() -> R) {
         match self.strategy {
             WaitStrategy::Busy => spin_loop(),
@@ -84,7 +95,11 @@ mod tests {
 
     #[test]
     fn only_event_sleeps_and_not_in_the_first_empty_round() {
-        for (strategy, sleeps) in [(WaitStrategy::Busy, 0), (WaitStrategy::Yield, 0), (WaitStrategy::Event, 2)] {
+        for (strategy, sleeps) in [
+            (WaitStrategy::Busy, 0),
+            (WaitStrategy::Yield, 0),
+            (WaitStrategy::Event, 2),
+        ] {
             let (mut waiter, mut slept) = (strategy.waiter(), 0);
             for _ in 0..2 {
                 waiter.busy();

@@ -1,5 +1,11 @@
 //! The heavy barrier reaches every processor that runs a thread of this process.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,28 +21,45 @@ fn processors() -> Vec<usize> {
     // SAFETY: all zeroes are a set, and the kernel writes no more than its size.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
+        assert_eq!(
+            libc::sched_getaffinity(0, size_of_val(&set), &raw mut set),
+            0
+        );
         set
     };
     // SAFETY: the number is inside the set.
-    (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+    (0..libc::CPU_SETSIZE as usize)
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+        .collect()
 }
 
 /// Moves this thread to a processor.
 fn move_to(cpu: usize) {
-    // SAFETY: all zeroes are a set, the number is inside it, and the kernel reads no more than its size.
+    // SAFETY: all zeroes are a set, the number is inside it, and the kernel reads no more than its
+    // size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+        assert_eq!(
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set),
+            0
+        );
     }
 }
 
-/// The interrupts by which other processors made this one do something: a line of /proc/interrupts with a number for each processor.
+/// The interrupts by which other processors made this one do something: a line of /proc/interrupts
+/// with a number for each processor.
 fn calls_to(cpu: usize) -> u64 {
     let text = std::fs::read_to_string("/proc/interrupts").unwrap();
-    let line = text.lines().find(|line| line.ends_with("Function call interrupts")).expect("a line of function call interrupts");
-    line.split_whitespace().nth(1 + cpu).unwrap().parse().unwrap()
+    let line = text
+        .lines()
+        .find(|line| line.ends_with("Function call interrupts"))
+        .expect("a line of function call interrupts");
+    line.split_whitespace()
+        .nth(1 + cpu)
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 fn spin_for(time: Duration) {
@@ -46,9 +69,10 @@ fn spin_for(time: Duration) {
     }
 }
 
-/// A process registers for barriers after it ran on a processor that has been idle since. Linux then leaves that processor out of barriers
-/// for all registered processes, until it has run another process: on a processor that is never idle this test cannot fail, and on others
-/// it does in one process of many.
+/// A process registers for barriers after it ran on a processor that has been idle since. Linux
+/// then leaves that processor out of barriers for all registered processes, until it has run
+/// another process: on a processor that is never idle this test cannot fail, and on others it does
+/// in one process of many.
 #[test]
 #[ignore = "needs two processors and /proc/interrupts"]
 fn the_barrier_reaches_a_processor_that_idled_while_the_process_registered() {
@@ -59,14 +83,24 @@ fn the_barrier_reaches_a_processor_that_idled_while_the_process_registered() {
     }
     for _ in 0..50 {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--ignored", "--nocapture"]).env(CHILD, "1").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = child
+            .args(["--ignored", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }
 
 fn register_and_count() {
     const BURST: u64 = 50;
-    let [here, .., there] = processors()[..] else { panic!("one processor only") };
+    let [here, .., there] = processors()[..] else {
+        panic!("one processor only")
+    };
     move_to(there);
     spin_for(Duration::from_millis(2));
     move_to(here);
@@ -98,7 +132,9 @@ fn register_and_count() {
     // The first burst in which the other thread ran all the time.
     let reached = loop {
         let before = calls_to(there);
-        let ran = (0..BURST).filter(|_| runs() && heavy_barrier() && runs()).count();
+        let ran = (0..BURST)
+            .filter(|_| runs() && heavy_barrier() && runs())
+            .count();
         if ran as u64 == BURST {
             break calls_to(there) - before;
         }
@@ -106,5 +142,8 @@ fn register_and_count() {
     };
     is_over.store(true, Ordering::Relaxed);
     other.join().unwrap();
-    assert!(reached >= BURST / 2, "{reached} of {BURST} barriers reached the other processor");
+    assert!(
+        reached >= BURST / 2,
+        "{reached} of {BURST} barriers reached the other processor"
+    );
 }

@@ -1,5 +1,12 @@
-//! Regions and their owners' deaths, with real processes: each helper is this test binary, run again with a role in its environment.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+//! Regions and their owners' deaths, with real processes: each helper is this test binary, run
+//! again with a role in its environment.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +24,9 @@ fn create(dir: &Dir, name: &str) -> Region {
 /// The other side of every test below. Run as a test, without a role, it has nothing to check.
 #[test]
 fn helper_process() {
-    let Some((role, dir)) = helpers::role() else { return };
+    let Some((role, dir)) = helpers::role() else {
+        return;
+    };
     match role.as_str() {
         "own" => {
             let region = create(&dir, "r");
@@ -48,7 +57,9 @@ fn helper_process() {
         }
         "thread" => {
             let dir = dir.clone();
-            let _region = std::thread::spawn(move || create(&dir, "r")).join().unwrap();
+            let _region = std::thread::spawn(move || create(&dir, "r"))
+                .join()
+                .unwrap();
             say("ready");
             next_word();
         }
@@ -67,7 +78,10 @@ fn helper_process() {
             let word = unsafe { memory.base().cast::<AtomicU64>().as_ref() };
             word.store(0x1234, Ordering::Release);
             let id = memory.id();
-            say(format_args!("{} {} {} {}", id.token, id.bytes, id.pid, id.fd));
+            say(format_args!(
+                "{} {} {} {}",
+                id.token, id.bytes, id.pid, id.fd
+            ));
             next_word();
         }
         "client" => {
@@ -83,14 +97,19 @@ fn helper_process() {
             for _ in 0..50 {
                 match Region::create(&dir, "r", KIND, 4096, |_| {}) {
                     Ok(region) => {
-                        assert!(dir.path().join("r").exists(), "a living region lost its name");
+                        assert!(
+                            dir.path().join("r").exists(),
+                            "a living region lost its name"
+                        );
                         // Forgotten, not dropped: the next round finds it in the way, alive.
                         std::mem::forget(region);
                         say("won");
                         next_word();
                         return;
                     }
-                    Err(CreateError::Exists { .. } | CreateError::Busy { .. }) => std::thread::yield_now(),
+                    Err(CreateError::Exists { .. } | CreateError::Busy { .. }) => {
+                        std::thread::yield_now()
+                    }
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -110,11 +129,19 @@ fn killed_owner_is_dead_swept_and_replaced() {
     let seen = Region::open(&dir, "r", KIND, 4096).unwrap();
     assert_eq!(seen.owner_state(), OwnerState::Alive);
     assert!(!seen.owner_hint());
-    assert!(matches!(Region::create(&dir, "r", KIND, 4096, |_| {}), Err(CreateError::Exists { .. })));
+    assert!(matches!(
+        Region::create(&dir, "r", KIND, 4096, |_| {}),
+        Err(CreateError::Exists { .. })
+    ));
     assert_eq!(dir.sweep().unwrap(), 0, "a living region was swept");
     owner.kill();
-    wait_for("the death was not noticed", || seen.owner_state() == OwnerState::Dead);
-    assert!(matches!(Region::open(&dir, "r", KIND, 1), Err(OpenError::OwnerGone { .. })));
+    wait_for("the death was not noticed", || {
+        seen.owner_state() == OwnerState::Dead
+    });
+    assert!(matches!(
+        Region::open(&dir, "r", KIND, 1),
+        Err(OpenError::OwnerGone { .. })
+    ));
     assert_eq!(dir.sweep().unwrap(), 1);
     assert!(scratch.names().is_empty());
 
@@ -123,8 +150,15 @@ fn killed_owner_is_dead_swept_and_replaced() {
     owner.kill();
     let next = create(&dir, "r");
     assert_ne!(next.epoch(), seen.epoch());
-    assert_eq!(seen.owner_state(), OwnerState::Dead, "the successor does not revive the old region");
-    assert_eq!(Region::open(&dir, "r", KIND, 1).unwrap().epoch(), next.epoch());
+    assert_eq!(
+        seen.owner_state(),
+        OwnerState::Dead,
+        "the successor does not revive the old region"
+    );
+    assert_eq!(
+        Region::open(&dir, "r", KIND, 1).unwrap().epoch(),
+        next.epoch()
+    );
 }
 
 #[test]
@@ -135,10 +169,15 @@ fn orderly_end_is_closed_and_leaves_nothing() {
     owner.hear();
     let seen = Region::open(&dir, "r", KIND, 1).unwrap();
     owner.tell("end");
-    wait_for("the end was not noticed", || seen.owner_state() == OwnerState::Closed);
+    wait_for("the end was not noticed", || {
+        seen.owner_state() == OwnerState::Closed
+    });
     owner.wait();
     assert!(scratch.names().is_empty());
-    assert!(matches!(Region::open(&dir, "r", KIND, 1), Err(OpenError::NotFound { .. })));
+    assert!(matches!(
+        Region::open(&dir, "r", KIND, 1),
+        Err(OpenError::NotFound { .. })
+    ));
 }
 
 #[test]
@@ -150,8 +189,14 @@ fn forked_child_does_not_keep_a_dead_owner_alive() {
     let seen = Region::open(&dir, "r", KIND, 1).unwrap();
     owner.kill();
     // SAFETY: signal 0 only asks whether the process exists.
-    assert_eq!(unsafe { libc::kill(child, 0) }, 0, "the child must outlive its parent for this test");
-    wait_for("the child kept its parent alive", || seen.owner_state() == OwnerState::Dead);
+    assert_eq!(
+        unsafe { libc::kill(child, 0) },
+        0,
+        "the child must outlive its parent for this test"
+    );
+    wait_for("the child kept its parent alive", || {
+        seen.owner_state() == OwnerState::Dead
+    });
     // SAFETY: no pointers are involved; the child pauses until it is killed.
     unsafe { libc::kill(child, libc::SIGKILL) };
 }
@@ -163,11 +208,16 @@ fn owner_that_reopened_and_closed_its_file_is_not_dead() {
     let mut owner = Helper::start("reopen", &scratch);
     owner.hear();
     let seen = Region::open(&dir, "r", KIND, 1).unwrap();
-    assert!(!seen.lock_file().is_held(0), "the premise: the lock is lost");
+    assert!(
+        !seen.lock_file().is_held(0),
+        "the premise: the lock is lost"
+    );
     assert_eq!(seen.owner_state(), OwnerState::Alive);
     assert_eq!(dir.sweep().unwrap(), 0);
     owner.kill();
-    wait_for("the death was not noticed", || seen.owner_state() == OwnerState::Dead);
+    wait_for("the death was not noticed", || {
+        seen.owner_state() == OwnerState::Dead
+    });
 }
 
 #[test]
@@ -181,7 +231,9 @@ fn end_of_the_creating_thread_is_a_hint_and_no_death() {
     assert_eq!(seen.owner_state(), OwnerState::Alive);
     assert_eq!(dir.sweep().unwrap(), 0);
     owner.kill();
-    wait_for("the death was not noticed", || seen.owner_state() == OwnerState::Dead);
+    wait_for("the death was not noticed", || {
+        seen.owner_state() == OwnerState::Dead
+    });
 }
 
 #[test]
@@ -191,9 +243,15 @@ fn region_is_invisible_until_it_is_whole() {
     let mut owner = Helper::start("half", &scratch);
     assert_eq!(owner.hear(), "half");
     assert!(scratch.names().is_empty(), "a half-made region has a name");
-    assert!(matches!(Region::open(&dir, "r", KIND, 1), Err(OpenError::NotFound { .. })));
+    assert!(matches!(
+        Region::open(&dir, "r", KIND, 1),
+        Err(OpenError::NotFound { .. })
+    ));
     owner.kill();
-    assert!(scratch.names().is_empty(), "an owner killed half-way left something");
+    assert!(
+        scratch.names().is_empty(),
+        "an owner killed half-way left something"
+    );
     let mut owner = Helper::start("half", &scratch);
     owner.hear();
     owner.tell("go on");
@@ -228,7 +286,11 @@ fn of_many_processes_that_replace_a_dead_region_one_wins() {
         owner.hear();
         owner.kill();
         let mut racers: Vec<_> = (0..4).map(|_| Helper::start("racer", &scratch)).collect();
-        let won = racers.iter_mut().map(Helper::hear).filter(|word| word == "won").count();
+        let won = racers
+            .iter_mut()
+            .map(Helper::hear)
+            .filter(|word| word == "won")
+            .count();
         assert_eq!(won, 1);
         assert_eq!(scratch.names(), ["r"]);
     }
@@ -249,8 +311,13 @@ fn client_lock_is_seen_and_ends_with_the_client() {
     let mut client = Helper::start("client", &scratch);
     client.hear();
     client.kill();
-    wait_for("a dead client's lock stays", || !region.lock_file().is_held(7));
-    assert!(region.lock_file().is_held(0), "looking at client locks dropped the owner's");
+    wait_for("a dead client's lock stays", || {
+        !region.lock_file().is_held(7)
+    });
+    assert!(
+        region.lock_file().is_held(0),
+        "looking at client locks dropped the owner's"
+    );
 }
 
 #[test]
@@ -259,14 +326,28 @@ fn stopped_process_memory_can_be_attached() {
     let mut owner = Helper::start("memfd", &scratch);
     let line = owner.hear();
     let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().unwrap()).collect();
-    let [token, bytes, pid, fd] = numbers[..] else { panic!("{line}") };
-    let id = MemfdId { token, bytes, pid: pid as u32, fd: fd as u32 };
+    let [token, bytes, pid, fd] = numbers[..] else {
+        panic!("{line}")
+    };
+    let id = MemfdId {
+        token,
+        bytes,
+        pid: pid as u32,
+        fd: fd as u32,
+    };
     owner.signal(libc::SIGSTOP);
     let memory = Memfd::attach(&id, true).unwrap();
     // SAFETY: the owner committed the first page.
     let word = unsafe { memory.base().cast::<AtomicU64>().as_ref() };
     assert_eq!(word.load(Ordering::Acquire), 0x1234);
     owner.kill();
-    assert_eq!(word.load(Ordering::Acquire), 0x1234, "the mapping outlives the owner");
-    assert!(matches!(Memfd::attach(&id, true), Err(shm::memfd::MemfdAttachError::NotFound { .. })));
+    assert_eq!(
+        word.load(Ordering::Acquire),
+        0x1234,
+        "the mapping outlives the owner"
+    );
+    assert!(matches!(
+        Memfd::attach(&id, true),
+        Err(shm::memfd::MemfdAttachError::NotFound { .. })
+    ));
 }

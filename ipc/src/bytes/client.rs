@@ -15,9 +15,11 @@ use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with its reply.
+/// One client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with
+/// its reply.
 ///
-/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets unanswered calls.
+/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets
+/// unanswered calls.
 pub struct Client<U> {
     inner: crate::Client<Message, Message, U>,
     areas: Areas,
@@ -27,13 +29,16 @@ pub struct Client<U> {
 
 impl<U> fmt::Debug for Client<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("inner", &self.inner)
+            .field("areas", &self.areas)
+            .finish_non_exhaustive()
     }
 }
 
 impl<U> Client<U> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers made by `bind`.
-    /// [`connect_in`](Self::connect_in) takes another one.
+    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers
+    /// made by `bind`. [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
     /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
@@ -51,7 +56,8 @@ impl<U> Client<U> {
         Ok(client)
     }
 
-    /// Like the typed client's [`reconnect`](crate::Client::reconnect). The lengths of messages are those of the next server.
+    /// Like the typed client's [`reconnect`](crate::Client::reconnect). The lengths of messages are
+    /// those of the next server.
     ///
     /// # Errors
     /// [`ConnectError`]; the client is as before.
@@ -62,20 +68,37 @@ impl<U> Client<U> {
         Ok(())
     }
 
-    /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of messages are its choice.
+    /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of
+    /// messages are its choice.
     ///
     /// # Errors
-    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is full.
+    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
+    /// full.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
         let header = views::header::<ReadyWords>(&region)?;
         let max = MessageBytes::of_shape(&header.shape);
         let areas = max.areas().map_err(ConnectError::Damaged)?;
-        let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, max.shape(type_tag), areas)?;
+        let layout = views::layout::<Message, Message, ReadyWords>(
+            &region,
+            &header,
+            max.shape(type_tag),
+            areas,
+        )?;
         let base = region.view().base();
-        // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the region, which the client keeps.
-        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout), type_tag)?, Areas::new(base, layout, max)) };
-        Ok(Self { inner, areas, reply: Vec::with_capacity(max.response) })
+        // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the
+        // region, which the client keeps.
+        let (inner, areas) = unsafe {
+            (
+                crate::Client::join(region, Views::new(base, &layout), type_tag)?,
+                Areas::new(base, layout, max),
+            )
+        };
+        Ok(Self {
+            inner,
+            areas,
+            reply: Vec::with_capacity(max.response),
+        })
     }
 
     /// Returns this client's number at the server, below its `max_clients`.
@@ -102,30 +125,49 @@ impl<U> Client<U> {
         self.areas.max
     }
 
-    /// Sends one request, of which only its bytes are copied. The server sees it at once and in the order of the calls;
-    /// [`poll`](Self::poll) returns `user_data` with the reply, exactly once. Replies come in any order.
+    /// Sends one request, of which only its bytes are copied. The server sees it at once and in the
+    /// order of the calls; [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
+    /// Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline]
-    pub fn call<'a>(&mut self, request: &'a [u8], user_data: U) -> Result<CallToken, CallError<&'a [u8], U>> {
+    pub fn call<'a>(
+        &mut self,
+        request: &'a [u8],
+        user_data: U,
+    ) -> Result<CallToken, CallError<&'a [u8], U>> {
         let (client, areas) = (self.inner.id(), self.areas);
         let max = areas.max.request;
         if request.len() > max {
-            return Err(CallError::TooLarge { request, user_data, bytes: request.len(), max });
+            return Err(CallError::TooLarge {
+                request,
+                user_data,
+                bytes: request.len(),
+                max,
+            });
         }
         let (call, request) = self.inner.begin(request, user_data)?;
-        // SAFETY: the request is not too long, and the slot is this call's until the client has seen it end.
-        self.inner.send(call, unsafe { areas.write_request(client, call.slot(), request) });
+        // SAFETY: the request is not too long, and the slot is this call's until the client has
+        // seen it end.
+        self.inner.send(call, unsafe {
+            areas.write_request(client, call.slot(), request)
+        });
         Ok(call)
     }
 
-    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
-    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
-    pub fn call_within<'a>(&mut self, request: &'a [u8], user_data: U, timeout: Duration) -> Result<CallToken, CallError<&'a [u8], U>> {
+    pub fn call_within<'a>(
+        &mut self,
+        request: &'a [u8],
+        user_data: U,
+        timeout: Duration,
+    ) -> Result<CallToken, CallError<&'a [u8], U>> {
         let call = self.call(request, user_data)?;
         self.inner.end_within(call, timeout);
         Ok(call)
@@ -136,15 +178,23 @@ impl<U> Client<U> {
         self.inner.cancel(call)
     }
 
-    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns their number. A long reply is copied out
-    /// of shared memory first. A reply that is longer than the server's maximum, which only a broken server sends, counts as
+    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns
+    /// their number. A long reply is copied out of shared memory first. A reply that is longer than
+    /// the server's maximum, which only a broken server sends, counts as
     /// [`CallFailed::ReplyTooLong`].
     ///
     /// # Errors
     /// Like the typed client's [`poll`](crate::Client::poll).
     #[inline]
-    pub fn poll(&mut self, mut f: impl FnMut(U, Result<&[u8], CallFailed>)) -> Result<usize, SessionEnd> {
-        let Self { inner, areas, reply } = self;
+    pub fn poll(
+        &mut self,
+        mut f: impl FnMut(U, Result<&[u8], CallFailed>),
+    ) -> Result<usize, SessionEnd> {
+        let Self {
+            inner,
+            areas,
+            reply,
+        } = self;
         let client = inner.id();
         inner.poll_slots(|user_data, slot, outcome| match outcome {
             Ok(message) => match areas.read_response(client, slot, &message, reply) {
@@ -168,11 +218,18 @@ impl Client<()> {
     /// [`AskError`].
     pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
         let patience = self.inner.prepare_to_ask()?;
-        let timeout = blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
+        let timeout =
+            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
         let call = self.call(request, ())?;
         let (slot, message) = self.inner.answer(call, timeout)?;
-        let Self { inner, areas, reply } = self;
-        let bytes = areas.read_response(inner.id(), slot, &message, reply).ok_or(CallFailed::ReplyTooLong)?;
+        let Self {
+            inner,
+            areas,
+            reply,
+        } = self;
+        let bytes = areas
+            .read_response(inner.id(), slot, &message, reply)
+            .ok_or(CallFailed::ReplyTooLong)?;
         Ok(bytes.to_vec())
     }
 }

@@ -12,8 +12,9 @@ pub use crate::limits::MESSAGE_MAX;
 
 /// Maximum length of a message in its lane, which shares a cache line with the lane's words.
 pub const INLINE_MAX: usize = 44;
-/// Maximum lengths of a server's messages, in bytes. Beyond [`INLINE_MAX`], each of the `max_clients x depth` calls has a place of that
-/// many bytes, rounded up to 64, for its request, and one for its response.
+/// Maximum lengths of a server's messages, in bytes. Beyond [`INLINE_MAX`], each of the
+/// `max_clients x depth` calls has a place of that many bytes, rounded up to 64, for its request,
+/// and one for its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageBytes {
     /// Longest request, 0 to [`MESSAGE_MAX`].
@@ -23,7 +24,12 @@ pub struct MessageBytes {
 }
 
 impl MessageBytes {
-    pub(super) fn layout(self, max_clients: usize, words: usize, depth: usize) -> Result<Layout, ParameterError> {
+    pub(super) fn layout(
+        self,
+        max_clients: usize,
+        words: usize,
+        depth: usize,
+    ) -> Result<Layout, ParameterError> {
         Layout::new::<Message, Message, ReadyWords>(max_clients, words, depth, self.areas()?)
     }
 
@@ -33,17 +39,29 @@ impl MessageBytes {
             _ if bytes <= MESSAGE_MAX => Ok(bytes),
             _ => Err(ParameterError::MessageBytes(bytes)),
         };
-        Ok(AreaBytes { request: area(self.request)?, response: area(self.response)? })
+        Ok(AreaBytes {
+            request: area(self.request)?,
+            response: area(self.response)?,
+        })
     }
 
     /// For the region's header: bytes have no alignment and no other type.
     pub(super) fn shape(self, tag: u64) -> TypeShape {
         // At max `MESSAGE_MAX`, as the layout knows.
-        TypeShape { request_bytes: self.request as u32, request_align: 1, response_bytes: self.response as u32, response_align: 1, tag }
+        TypeShape {
+            request_bytes: self.request as u32,
+            request_align: 1,
+            response_bytes: self.response as u32,
+            response_align: 1,
+            tag,
+        }
     }
 
     pub(super) fn of_shape(shape: &TypeShape) -> Self {
-        Self { request: shape.request_bytes as usize, response: shape.response_bytes as usize }
+        Self {
+            request: shape.request_bytes as usize,
+            response: shape.response_bytes as usize,
+        }
     }
 }
 
@@ -59,21 +77,29 @@ pub(crate) struct Message {
 const _: () = assert!(size_of::<Message>() == 48);
 
 impl Message {
-    pub(super) const EMPTY: Self = Self { len: 0, inline: [0; INLINE_MAX] };
+    pub(super) const EMPTY: Self = Self {
+        len: 0,
+        inline: [0; INLINE_MAX],
+    };
 
     /// Writes `bytes` into the message, or into `area` if they are too long.
     ///
     /// # Safety
-    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and no other thread uses it until the message is published.
+    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and no other thread
+    /// uses it until the message is published.
     #[inline]
     pub(super) unsafe fn write(bytes: &[u8], area: NonNull<u8>) -> Self {
         let mut inline = [0; INLINE_MAX];
         match inline.get_mut(..bytes.len()) {
             Some(front) => front.copy_from_slice(bytes),
-            // SAFETY: contract of this function; shared memory does not overlap a slice of this process's own.
+            // SAFETY: contract of this function; shared memory does not overlap a slice of this
+            // process's own.
             None => unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), area.as_ptr(), bytes.len()) },
         }
-        Self { len: bytes.len() as u32, inline }
+        Self {
+            len: bytes.len() as u32,
+            inline,
+        }
     }
 
     /// Returns the message, if it lies in its lane.
@@ -82,12 +108,18 @@ impl Message {
         self.inline.get(..self.len as usize)
     }
 
-    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `max`.
+    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer
+    /// than `max`.
     ///
     /// # Safety
     /// `area` is at least `max` bytes of shared memory, if `max` is more than [`INLINE_MAX`].
     #[inline]
-    pub(super) unsafe fn read<'a>(&'a self, area: NonNull<u8>, max: usize, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+    pub(super) unsafe fn read<'a>(
+        &'a self,
+        area: NonNull<u8>,
+        max: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Option<&'a [u8]> {
         let len = self.len as usize;
         if len > max {
             return None;
@@ -97,8 +129,9 @@ impl Message {
         }
         buffer.clear();
         buffer.reserve(len);
-        // SAFETY: contract of this function, and `len` is at most `max`; the buffer has room. The peer that wrote the bytes does not write
-        // there now; a broken peer garbles its own message, of which any bytes are valid.
+        // SAFETY: contract of this function, and `len` is at most `max`; the buffer has room. The
+        // peer that wrote the bytes does not write there now; a broken peer garbles its own
+        // message, of which any bytes are valid.
         unsafe {
             ptr::copy_nonoverlapping(area.as_ptr(), buffer.as_mut_ptr(), len);
             buffer.set_len(len);
@@ -120,15 +153,16 @@ unsafe impl Send for Areas {}
 
 impl Areas {
     /// # Safety
-    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives everything that is made from this
-    /// value.
+    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives
+    /// everything that is made from this value.
     pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, max: MessageBytes) -> Self {
         Self { base, layout, max }
     }
 
     #[inline]
     fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: an offset of the layout lies inside the region, or at its end if it has no bytes (contract of `new`).
+        // SAFETY: an offset of the layout lies inside the region, or at its end if it has no bytes
+        // (contract of `new`).
         unsafe { self.base.add(offset) }
     }
 
@@ -140,7 +174,9 @@ impl Areas {
     pub(super) unsafe fn write_request(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.request_area(client, slot);
         // SAFETY: contract of this function; the layout was made for `max`.
-        offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
+        offset.map_or(Message::EMPTY, |offset| unsafe {
+            Message::write(bytes, self.at(offset))
+        })
     }
 
     /// Writes the response to a client's call, as [`write_request`](Self::write_request).
@@ -148,15 +184,29 @@ impl Areas {
     /// # Safety
     /// `bytes` are at most `max.response`, and the slot's response is the caller's to write.
     #[inline]
-    pub(super) unsafe fn write_response(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
+    pub(super) unsafe fn write_response(
+        &self,
+        client: usize,
+        slot: usize,
+        bytes: &[u8],
+    ) -> Message {
         let offset = self.layout.response_area(client, slot);
         // SAFETY: contract of this function; the layout was made for `max`.
-        offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
+        offset.map_or(Message::EMPTY, |offset| unsafe {
+            Message::write(bytes, self.at(offset))
+        })
     }
 
-    /// A client's request, copied to `buffer` if it is long; `None` if the client does not have that slot, or the length is wrong.
+    /// A client's request, copied to `buffer` if it is long; `None` if the client does not have
+    /// that slot, or the length is wrong.
     #[inline]
-    pub(super) fn read_request<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+    pub(super) fn read_request<'a>(
+        &self,
+        client: usize,
+        slot: usize,
+        message: &'a Message,
+        buffer: &'a mut Vec<u8>,
+    ) -> Option<&'a [u8]> {
         let area = self.at(self.layout.request_area(client, slot)?);
         // SAFETY: the layout was made for `max`.
         unsafe { message.read(area, self.max.request, buffer) }
@@ -164,7 +214,13 @@ impl Areas {
 
     /// The response to a client's call, as [`read_request`](Self::read_request).
     #[inline]
-    pub(super) fn read_response<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+    pub(super) fn read_response<'a>(
+        &self,
+        client: usize,
+        slot: usize,
+        message: &'a Message,
+        buffer: &'a mut Vec<u8>,
+    ) -> Option<&'a [u8]> {
         let area = self.at(self.layout.response_area(client, slot)?);
         // SAFETY: the layout was made for `max`.
         unsafe { message.read(area, self.max.response, buffer) }

@@ -1,17 +1,21 @@
-//! Messages of any length up to a bound that is chosen when the server is created: a [`Server`] and its [`Client`]s, which exchange
-//! `&[u8]` where those at the top of this crate exchange values of one type.
+//! Messages of any length up to a bound that is chosen when the server is created: a [`Server`] and
+//! its [`Client`]s, which exchange `&[u8]` where those at the top of this crate exchange values of
+//! one type.
 //!
-//! They *are* those, with a message of 48 B in each slot of the lanes. One of up to [`INLINE_MAX`] bytes lies in there and costs no more
-//! than a value; a longer one lies in an area beside the lanes that belongs to its call. Its bytes are copied once into shared memory and
-//! once out of it, since memory that a peer can still write is never lent as a slice.
+//! They *are* those, with a message of 48 B in each slot of the lanes. One of up to [`INLINE_MAX`]
+//! bytes lies in there and costs no more than a value; a longer one lies in an area beside the
+//! lanes that belongs to its call. Its bytes are copied once into shared memory and once out of it,
+//! since memory that a peer can still write is never lent as a slice.
 //!
-//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in [`parts`](crate::parts), or in a file
-//! whose name is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An
-//! answer above it is not sent, and its call ends with [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has
-//! run.
+//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel
+//! in [`parts`](crate::parts), or in a file whose name is the message. A request above it is
+//! refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above
+//! it is not sent, and its call ends with
+//! [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has run.
 //!
-//! A server of messages and one of values are two kinds, and a client of the one is refused by the other, whatever their tags. Both
-//! kinds' `bind` and `connect` have the tag 0, so that a `connect_in` to a server from `bind` takes 0, and the reverse.
+//! A server of messages and one of values are two kinds, and a client of the one is refused by the
+//! other, whatever their tags. Both kinds' `bind` and `connect` have the tag 0, so that a
+//! `connect_in` to a server from `bind` takes 0, and the reverse.
 //!
 //! ```
 //! use ipc::Dir;

@@ -16,7 +16,8 @@ use crate::layout::BYTES_KIND;
 use crate::limits::{CLIENTS, DEPTH};
 use crate::token::{StopHandle, Token};
 
-/// Serves any number of clients up to `max_clients` from one thread, as the typed [`Server`](crate::Server) does.
+/// Serves any number of clients up to `max_clients` from one thread, as the typed
+/// [`Server`](crate::Server) does.
 pub struct Server {
     inner: crate::Server<Message, Message>,
     areas: Areas,
@@ -27,34 +28,62 @@ pub struct Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("inner", &self.inner).field("areas", &self.areas).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("inner", &self.inner)
+            .field("areas", &self.areas)
+            .finish_non_exhaustive()
     }
 }
 
 impl Server {
-    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for 64 clients of
-    /// 32 unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another one.
+    /// Creates the server `name` for any process of this user on this host, for messages of up to
+    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. Its tag is 0:
+    /// [`bind_in`](Self::bind_in) takes another one.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
     pub fn bind(name: &str) -> Result<Self, CreateError> {
-        Self::bind_in(&Dir::open(None)?, name, CLIENTS, DEPTH, MessageBytes { request: 4096, response: 4096 }, 0)
+        Self::bind_in(
+            &Dir::open(None)?,
+            name,
+            CLIENTS,
+            DEPTH,
+            MessageBytes {
+                request: 4096,
+                response: 4096,
+            },
+            0,
+        )
     }
 
-    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
-    /// 32768) whose messages are not longer than `max`. `type_tag` is the application's number for the meaning of the messages;
-    /// clients must have the same.
+    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
+    /// unanswered calls each (a power of two, 1 to
+    /// 32768) whose messages are not longer than `max`. `type_tag` is the application's number for
+    ///        the meaning of the messages; clients must have the same.
     ///
-    /// The region takes `max_clients x depth` times 128 B, and the places of long messages as [`MessageBytes`] says.
+    /// The region takes `max_clients x depth` times 128 B, and the places of long messages as
+    /// [`MessageBytes`] says.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn bind_in(dir: &Dir, name: &str, max_clients: usize, depth: usize, max: MessageBytes, type_tag: u64) -> Result<Self, CreateError> {
+    pub fn bind_in(
+        dir: &Dir,
+        name: &str,
+        max_clients: usize,
+        depth: usize,
+        max: MessageBytes,
+        type_tag: u64,
+    ) -> Result<Self, CreateError> {
         let layout = max.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
         let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, max.shape(type_tag))?;
         // SAFETY: the region was made for this layout, and `inner` keeps it.
         let areas = unsafe { Areas::new(inner.base(), layout, max) };
-        Ok(Self { inner, areas, message: Message::EMPTY, request: Vec::with_capacity(max.request) })
+        Ok(Self {
+            inner,
+            areas,
+            message: Message::EMPTY,
+            request: Vec::with_capacity(max.request),
+        })
     }
 
     /// Like the typed server's [`poll`](crate::Server::poll).
@@ -74,19 +103,28 @@ impl Server {
         self.inner.wait(timeout)
     }
 
-    /// Returns the oldest request that [`poll`](Self::poll) has found, as the typed server's [`recv`](crate::Server::recv): its bytes are
-    /// a copy that lasts until the next. A client whose message has a wrong length or slot loses its session.
+    /// Returns the oldest request that [`poll`](Self::poll) has found, as the typed server's
+    /// [`recv`](crate::Server::recv): its bytes are a copy that lasts until the next. A client
+    /// whose message has a wrong length or slot loses its session.
     #[inline]
     pub fn recv(&mut self) -> Option<(Token, &[u8])> {
-        let Self { inner, areas, message, request } = self;
+        let Self {
+            inner,
+            areas,
+            message,
+            request,
+        } = self;
         let token = inner.recv_if(|call, received| {
             *message = received;
-            areas.read_request(call.client(), call.tag.slot(), message, request).is_some()
+            areas
+                .read_request(call.client(), call.tag.slot(), message, request)
+                .is_some()
         })?;
         Some((token, message.inline().unwrap_or(request)))
     }
 
-    /// Answers a request, copying the answer's bytes and no more, as the typed server's [`reply`](crate::Server::reply).
+    /// Answers a request, copying the answer's bytes and no more, as the typed server's
+    /// [`reply`](crate::Server::reply).
     ///
     /// # Errors
     /// [`ReplyError`]; the answer was not delivered. If it is too long, the token comes back.
@@ -94,10 +132,16 @@ impl Server {
     pub fn reply(&mut self, token: Token, response: &[u8]) -> Result<(), ReplyError> {
         let (areas, bytes) = (self.areas, response.len());
         if bytes > areas.max.response {
-            return Err(ReplyError::TooLarge { token, bytes, max: areas.max.response });
+            return Err(ReplyError::TooLarge {
+                token,
+                bytes,
+                max: areas.max.response,
+            });
         }
         // SAFETY: the response is not too long, and it is written while the client waits for it.
-        self.inner.end(token, ANSWERED, |call| unsafe { areas.write_response(call.client(), call.tag.slot(), response) })
+        self.inner.end(token, ANSWERED, |call| unsafe {
+            areas.write_response(call.client(), call.tag.slot(), response)
+        })
     }
 
     /// Like the typed server's [`refuse`](crate::Server::refuse).
@@ -114,12 +158,15 @@ impl Server {
         self.inner.is_wanted(token)
     }
 
-    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Ends the call of an answer that is too
-    /// long ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`.
+    /// Ends the call of an answer that is too long
+    /// ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
-            let Some((token, request)) = self.recv() else { break };
+            let Some((token, request)) = self.recv() else {
+                break;
+            };
             let response = handler(request);
             if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response.as_ref()) {
                 let _ = self.inner.end(token, TOO_LONG, |_| Message::EMPTY);

@@ -11,8 +11,18 @@ const ENTRIES: usize = 3;
 fn a_million_clients_that_leave_or_die_use_up_neither_entries_nor_generations() {
     const CLIENTS: u32 = 1_000_000;
     let path = std::path::PathBuf::from(format!("/dev/shm/ipc-entries-{}", std::process::id()));
-    std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
-    let region = Region::create(&Dir::open(Some(&path)).unwrap(), "r", 1, Entries::bytes(ENTRIES), |_| {}).unwrap();
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&path)
+        .unwrap();
+    let region = Region::create(
+        &Dir::open(Some(&path)).unwrap(),
+        "r",
+        1,
+        Entries::bytes(ENTRIES),
+        |_| {},
+    )
+    .unwrap();
     // Removes the name at once: the test needs the memory and its locks only.
     std::fs::remove_dir_all(&path).unwrap();
     // SAFETY: the region has that many bytes, zeroed, page aligned, and outlives the view.
@@ -21,7 +31,11 @@ fn a_million_clients_that_leave_or_die_use_up_neither_entries_nor_generations() 
     let first = u64::from(0u32.wrapping_sub(CLIENTS / 2)) << 32;
     // SAFETY: the word of the first entry, which nobody uses yet.
     unsafe { region.view().at::<AtomicU64>(64).unwrap().as_ref() }.store(first, Ordering::Relaxed);
-    let holds = |session: &Session| entries.held_by(session.entry, session.generation).is_some_and(|holding| holding.lasts());
+    let holds = |session: &Session| {
+        entries
+            .held_by(session.entry, session.generation)
+            .is_some_and(|holding| holding.lasts())
+    };
     // One stays, in the second entry.
     let leaves = entries.join(region.lock_file()).unwrap();
     let stays = entries.join(region.lock_file()).unwrap();
@@ -46,12 +60,21 @@ fn a_million_clients_that_leave_or_die_use_up_neither_entries_nor_generations() 
             now_ns = reaper.tick(now_ns + 1_000_000);
         }
         assert!(reaper.is_due());
-        reaper.pass(region.lock_file(), |entry, generation| reaped.push((entry, generation)));
+        reaper.pass(region.lock_file(), |entry, generation| {
+            reaped.push((entry, generation))
+        });
         assert!(!reaper.is_due());
         assert_eq!(reaped, [(entry, generation)], "client {client}");
     }
     assert!(holds(&stays));
-    let rest: Vec<_> = (1..ENTRIES).map(|_| entries.join(region.lock_file()).unwrap()).collect();
-    assert!(matches!(entries.join(region.lock_file()), Err(JoinError::Full { max_clients: ENTRIES })));
+    let rest: Vec<_> = (1..ENTRIES)
+        .map(|_| entries.join(region.lock_file()).unwrap())
+        .collect();
+    assert!(matches!(
+        entries.join(region.lock_file()),
+        Err(JoinError::Full {
+            max_clients: ENTRIES
+        })
+    ));
     assert_eq!(rest.len(), ENTRIES - 1);
 }

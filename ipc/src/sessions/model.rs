@@ -1,7 +1,9 @@
-//! A whole server and its clients, one after the other on one entry, with lanes of one slot: everything is used again at once.
+//! A whole server and its clients, one after the other on one entry, with lanes of one slot:
+//! everything is used again at once.
 //!
-//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part,
-//! that a process's last store comes before the end of its lock, as one atomic.
+//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients
+//! alive: the models see the kernel's part, that a process's last store comes before the end of its
+//! lock, as one atomic.
 
 use super::*;
 use crate::client::Client;
@@ -23,8 +25,12 @@ struct Home {
 
 impl Home {
     fn new(name: &str) -> std::sync::Arc<Self> {
-        let path = std::path::PathBuf::from(format!("/dev/shm/shm-model-{name}-{}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let path =
+            std::path::PathBuf::from(format!("/dev/shm/shm-model-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .unwrap();
         let dir = Dir::open(Some(&path)).unwrap();
         let region = Region::create(&dir, "r", KIND, 1, |_| {}).unwrap();
         std::sync::Arc::new(Self { dir, region })
@@ -48,12 +54,26 @@ struct Memory {
 impl Memory {
     fn new() -> Self {
         let slot = || NonNull::from(Box::leak(Box::new(Slot::<Tagged<u64>>::empty()))).cast();
-        let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
-        // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are clients.
-        let (lanes, ready) = unsafe { (LanePairs::new((slot(), 0), (slot(), 0), 1), ReadyWords::new(NonNull::from(words).cast(), 1)) };
+        let words: &'static [AtomicU64] = Box::leak(
+            (0..ReadyWords::words(1))
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+        );
+        // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are
+        // clients.
+        let (lanes, ready) = unsafe {
+            (
+                LanePairs::new((slot(), 0), (slot(), 0), 1),
+                ReadyWords::new(NonNull::from(words).cast(), 1),
+            )
+        };
         let entries = Entries::leaked();
         entries.prepare();
-        Self { entries, lanes, ready }
+        Self {
+            entries,
+            lanes,
+            ready,
+        }
     }
 
     fn server(self) -> Sessions<u64, u64> {
@@ -64,7 +84,18 @@ impl Memory {
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
         // SAFETY: the memory is leaked, and so outlives the region it should lie in.
-        unsafe { Client::join(region, Views { entries: self.entries, lanes: self.lanes, announced: self.ready }, 0) }.ok()
+        unsafe {
+            Client::join(
+                region,
+                Views {
+                    entries: self.entries,
+                    lanes: self.lanes,
+                    announced: self.ready,
+                },
+                0,
+            )
+        }
+        .ok()
     }
 
     fn call(caller: &mut Client<u64, u64, u64>, request: u64) {
@@ -72,13 +103,20 @@ impl Memory {
     }
 
     fn answer_to(caller: &mut Client<u64, u64, u64>, request: u64) {
-        while caller.poll_slots(|user, slot, outcome| assert_eq!((user, slot, outcome), (request, 0, Ok(10 * request)))).unwrap() == 0 {
+        while caller
+            .poll_slots(|user, slot, outcome| {
+                assert_eq!((user, slot, outcome), (request, 0, Ok(10 * request)))
+            })
+            .unwrap()
+            == 0
+        {
             yield_now();
         }
     }
 }
 
-/// L3: both lanes go round with every call; an answer, or the next call, shows that a slot is free again.
+/// L3: both lanes go round with every call; an answer, or the next call, shows that a slot is free
+/// again.
 #[test]
 fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
     const CALLS: u64 = 3;
@@ -138,9 +176,16 @@ fn loom_a_server_that_stops_has_not_taken_the_calls_that_end_so() {
         }
         server.stop();
         let (is_made, ended, _) = client.join().unwrap();
-        let expected = if taken.is_some() { Ok(10) } else { Err(calls::CallFailed::Stopped) };
+        let expected = if taken.is_some() {
+            Ok(10)
+        } else {
+            Err(calls::CallFailed::Stopped)
+        };
         assert_eq!(ended, is_made.then_some(expected));
-        assert!(memory.join(&home).is_none(), "nobody joins a server that stops");
+        assert!(
+            memory.join(&home).is_none(),
+            "nobody joins a server that stops"
+        );
     });
 }
 
@@ -167,8 +212,8 @@ enum End {
     LeftBeforeRound,
 }
 
-/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former
-/// reaches no client.
+/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty
+/// lanes, and the answer to the former reaches no client.
 fn recover(name: &str, stage: Stage, end: End) {
     let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);
@@ -209,9 +254,12 @@ fn recover(name: &str, stage: Stage, end: End) {
         });
         let mut former = None;
         loop {
-            let must_look = is_dead.load(Ordering::Acquire) && memory.entries.taken_by(0) == Some(FORMER);
+            let must_look =
+                is_dead.load(Ordering::Acquire) && memory.entries.taken_by(0) == Some(FORMER);
             server.pass(&mut wakes, &[], home.region.lock_file());
-            let Sessions { hot, reaper, table, .. } = &mut server;
+            let Sessions {
+                hot, reaper, table, ..
+            } = &mut server;
             let file = home.region.lock_file();
             let reap = |client, _| forget(client, hot, table);
             // The rounds that time brings.
@@ -231,7 +279,10 @@ fn recover(name: &str, stage: Stage, end: End) {
                 assert!(server.answer(&from, ANSWERED, || 20));
                 break;
             }
-            assert!(payload == 1 && former.is_none() && from.generation == FORMER, "a call of the former client arrived late or twice");
+            assert!(
+                payload == 1 && former.is_none() && from.generation == FORMER,
+                "a call of the former client arrived late or twice"
+            );
             if stage == Stage::Answered {
                 assert!(server.answer(&from, ANSWERED, || 10));
             }
@@ -243,7 +294,13 @@ fn recover(name: &str, stage: Stage, end: End) {
 
 #[test]
 fn loom_the_next_client_of_a_entry_gets_its_own_answer_only() {
-    for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
+    for stage in [
+        Stage::Joined,
+        Stage::HalfWritten,
+        Stage::Published,
+        Stage::Notified,
+        Stage::Answered,
+    ] {
         for end in [End::Killed, End::Left, End::LeftBeforeRound] {
             // No client leaves in the middle of a call.
             if end == End::Killed || stage != Stage::HalfWritten {

@@ -29,7 +29,12 @@ pub struct Begun<F: Future>(Pin<Box<F>>, Option<F::Output>);
 impl<F: Future> Begun<F> {
     pub fn new(future: F) -> Self {
         let mut future = Box::pin(future);
-        let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { return Self(future, None) };
+        let Poll::Ready(output) = future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        else {
+            return Self(future, None);
+        };
         Self(future, Some(output))
     }
 

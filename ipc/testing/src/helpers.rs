@@ -1,5 +1,6 @@
-//! Shared parts of tests with several processes: a scratch directory and helper processes, each this test binary run again with a role. A
-//! test file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
+//! Shared parts of tests with several processes: a scratch directory and helper processes, each
+//! this test binary run again with a role. A test file that uses helpers has a test
+//! `helper_process` that plays the role [`role`] names, and does nothing without one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +17,8 @@ pub fn scale() -> u32 {
     scale_of("SHM_TEST_SCALE")
 }
 
-/// Maximum time that a test waits for something that takes milliseconds. Nothing is asserted about time but this.
+/// Maximum time that a test waits for something that takes milliseconds. Nothing is asserted about
+/// time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A hang of a test with many processes; nothing there takes long.
@@ -28,8 +30,14 @@ pub struct Scratch(PathBuf);
 
 impl Scratch {
     pub fn new(name: &str) -> Self {
-        let path = PathBuf::from(format!("/dev/shm/copyrpc-test-{name}-{}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let path = PathBuf::from(format!(
+            "/dev/shm/copyrpc-test-{name}-{}",
+            std::process::id()
+        ));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .unwrap();
         Self(path)
     }
 
@@ -45,7 +53,10 @@ impl Scratch {
 
     /// The names in it.
     pub fn names(&self) -> Vec<String> {
-        std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        std::fs::read_dir(&self.0)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 }
 
@@ -72,7 +83,12 @@ impl Helper {
     pub fn start_with(role: &str, scratch: &Scratch, change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "helper_process", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "helper_process",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env("SHM_TEST_ROLE", role)
             .env("SHM_TEST_DIR", scratch.path())
             .stdin(Stdio::piped())
@@ -87,7 +103,10 @@ impl Helper {
     pub fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the helper ended early");
+            assert!(
+                self.lines.read_line(&mut line).unwrap() > 0,
+                "the helper ended early"
+            );
             if let Some(at) = line.find('>') {
                 return line[at + 1..].trim().to_owned();
             }
@@ -156,12 +175,17 @@ pub fn next_word() -> String {
 
 /// In a helper: whether the test has hung up, or is gone. (Or has sent a further line.)
 pub fn is_over() -> bool {
-    let mut stdin = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+    let mut stdin = libc::pollfd {
+        fd: 0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
     // SAFETY: one valid `pollfd`, and no waiting.
     unsafe { libc::poll(&raw mut stdin, 1, 0) > 0 }
 }
 
-/// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test that listens to it fails.
+/// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test
+/// that listens to it fails.
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
     // SAFETY: no pointers are involved.

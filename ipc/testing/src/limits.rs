@@ -21,17 +21,22 @@ pub fn watchdog(limit: Duration) {
     });
 }
 
-/// Returns the factor by which the tests run longer than by default: the number in the environment variable, or 1.
+/// Returns the factor by which the tests run longer than by default: the number in the environment
+/// variable, or 1.
 pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }
 
-/// Returns an address of the loopback network, with any free port, that is given out again only after 253 others: `127.N.P.P:0`, of a counter
-/// and the process's number.
+/// Returns an address of the loopback network, with any free port, that is given out again only
+/// after 253 others: `127.N.P.P:0`, of a counter and the process's number.
 ///
-/// A port of `127.0.0.1` that a server leaves may be given to a server of another test at once; its clients would find that one.
+/// A port of `127.0.0.1` that a server leaves may be given to a server of another test at once; its
+/// clients would find that one.
 pub fn any_port() -> String {
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    let (call, [high, low, ..]) = (CALLS.fetch_add(1, Ordering::Relaxed), (std::process::id() as u16).to_be_bytes());
+    let (call, [high, low, ..]) = (
+        CALLS.fetch_add(1, Ordering::Relaxed),
+        (std::process::id() as u16).to_be_bytes(),
+    );
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
 }

@@ -31,7 +31,8 @@ impl Wake for Actor {
 pub enum Turn {
     /// There may be more to do.
     Did,
-    /// It found nothing to do. If it rests, there is something to do after so long at the latest, unless it is [`Duration::MAX`].
+    /// It found nothing to do. If it rests, there is something to do after so long at the latest,
+    /// unless it is [`Duration::MAX`].
     Idle(Duration),
     /// It has done all it had to.
     Done,
@@ -50,7 +51,12 @@ impl World {
     pub fn new(seed: u64) -> Self {
         // Not 0: nothing may be counted from there.
         let hands = Arc::new(AtomicU64::new(seed << 32));
-        Self { hands, random: fastrand::Rng::with_seed(seed), trace: vec![], turns: [0; 2] }
+        Self {
+            hands,
+            random: fastrand::Rng::with_seed(seed),
+            trace: vec![],
+            turns: [0; 2],
+        }
     }
 
     pub fn clock(&self) -> Clock {
@@ -65,7 +71,8 @@ impl World {
         self.trace.push((self.now_ns(), what));
     }
 
-    /// Gives actors turns, in the order of their times, until one is done. An idle one rests in what `sleepers` says.
+    /// Gives actors turns, in the order of their times, until one is done. An idle one rests in
+    /// what `sleepers` says.
     pub fn run<S>(
         &mut self,
         actors: usize,
@@ -74,10 +81,24 @@ impl World {
         mut rest: impl FnMut(&mut S, usize, &mut dyn FnMut(&mut dyn Sleeper)),
     ) {
         let woken = Arc::new(Woken::default());
-        let wakers: Vec<_> = (0..actors).map(|number| Waker::from(Arc::new(Actor { number, woken: Arc::clone(&woken) }))).collect();
-        let mut due: Vec<u64> = (0..actors).map(|_| self.now_ns() + self.random.u64(..TURN_NS)).collect();
+        let wakers: Vec<_> = (0..actors)
+            .map(|number| {
+                Waker::from(Arc::new(Actor {
+                    number,
+                    woken: Arc::clone(&woken),
+                }))
+            })
+            .collect();
+        let mut due: Vec<u64> = (0..actors)
+            .map(|_| self.now_ns() + self.random.u64(..TURN_NS))
+            .collect();
         loop {
-            let (actor, at) = due.iter().copied().enumerate().min_by_key(|&(actor, at)| (at, actor)).unwrap();
+            let (actor, at) = due
+                .iter()
+                .copied()
+                .enumerate()
+                .min_by_key(|&(actor, at)| (at, actor))
+                .unwrap();
             assert!(at < u64::MAX, "everybody rests forever");
             self.hands.fetch_max(at, Ordering::Relaxed);
             self.note(actor as u64);
@@ -88,12 +109,16 @@ impl World {
                 Turn::Idle(longest) => {
                     self.turns[1] += 1;
                     let mut look_again = None;
-                    rest(state, actor, &mut |sleeper| look_again = sleep::rest([sleeper], &wakers[actor]));
+                    rest(state, actor, &mut |sleeper| {
+                        look_again = sleep::rest([sleeper], &wakers[actor])
+                    });
                     look_again.map(|look_again| look_again.min(longest))
                 }
             };
-            let pause =
-                longest.map_or_else(|| self.random.u64(1..TURN_NS), |longest| u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX));
+            let pause = longest.map_or_else(
+                || self.random.u64(1..TURN_NS),
+                |longest| u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX),
+            );
             due[actor] = self.now_ns().saturating_add(pause);
             for actor in std::mem::take(&mut *woken.0.lock().unwrap()) {
                 due[actor] = due[actor].min(self.now_ns() + self.random.u64(1..WAKE_NS));
@@ -105,7 +130,10 @@ impl World {
 /// Descriptors that this process has, and whether a file in shared memory is mapped.
 pub fn files() -> (usize, bool) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    (std::fs::read_dir("/proc/self/fd").unwrap().count(), maps.contains("/dev/shm"))
+    (
+        std::fs::read_dir("/proc/self/fd").unwrap().count(),
+        maps.contains("/dev/shm"),
+    )
 }
 
 /// One run of a seed: its trace, the counts of what it saw (none may be 0), and the turns.
@@ -114,19 +142,31 @@ pub type Run = (Vec<(u64, u64)>, Vec<usize>, [usize; 2]);
 /// Runs seeds, each twice.
 pub fn check(run: impl Fn(u64) -> Run) {
     static IS_ONLY: AtomicBool = AtomicBool::new(true);
-    assert!(IS_ONLY.swap(false, Ordering::Relaxed), "descriptors are counted: one test to a file");
+    assert!(
+        IS_ONLY.swap(false, Ordering::Relaxed),
+        "descriptors are counted: one test to a file"
+    );
     let before = files();
     let mut traces = vec![];
     for seed in 1..=3 {
         let (trace, seen, turns) = run(seed);
         assert!(!seen.contains(&0), "seed {seed} saw {seen:?}");
-        // All went by wake-ups and deadlines. And few turns find nothing: one for each time that an actor comes to rest.
+        // All went by wake-ups and deadlines. And few turns find nothing: one for each time that an
+        // actor comes to rest.
         let took = Duration::from_nanos(trace.last().unwrap().0 - trace[0].0);
         assert!(took < SLICE, "seed {seed} took {took:?}");
         assert!(turns[1] * 2 <= turns[0] + 200, "seed {seed}: {turns:?}");
         assert_eq!(files(), before);
-        assert!(run(seed).0 == trace, "seed {seed} is not the same run twice");
+        assert!(
+            run(seed).0 == trace,
+            "seed {seed} is not the same run twice"
+        );
         traces.push(trace);
     }
-    assert!(traces[0].iter().map(|entry| entry.1).ne(traces[1].iter().map(|entry| entry.1)));
+    assert!(
+        traces[0]
+            .iter()
+            .map(|entry| entry.1)
+            .ne(traces[1].iter().map(|entry| entry.1))
+    );
 }

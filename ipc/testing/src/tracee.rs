@@ -17,7 +17,10 @@ type Request = libc::c_uint;
 
 /// Returns the factor by which the tests of the present crate run longer than by default.
 fn scale() -> u32 {
-    ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"].map(scale_of).into_iter().fold(1, u32::max)
+    ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"]
+        .map(scale_of)
+        .into_iter()
+        .fold(1, u32::max)
 }
 
 /// In the helper: what it says first, and the thread that says it is the one to be stepped.
@@ -41,9 +44,9 @@ pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
     result
 }
 
-/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so
-/// it starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives
-/// the helper.
+/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until
+/// that hangs up. A child has one thread, so it starts much faster than a program: the kernel need
+/// not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
         // SAFETY: the helper's other threads do nothing but wait for this one.
@@ -71,7 +74,8 @@ pub fn again_and_again(mut work: impl FnMut()) {
 fn is_asked_for_a_child() -> bool {
     let mut byte = 0;
     loop {
-        // SAFETY: one byte is valid for the call. Whatever is buffered above would be lost to the child.
+        // SAFETY: one byte is valid for the call. Whatever is buffered above would be lost to the
+        // child.
         match unsafe { libc::read(0, (&raw mut byte).cast(), 1) } {
             1 if byte == FORK => return true,
             1 => {}
@@ -97,8 +101,8 @@ pub struct Helper {
     /// `None` when it is to hear no more.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Of the last count, in ascending order: steps after which the child came to an instruction for the first time, with its address. All
-    /// children have the same addresses.
+    /// Of the last count, in ascending order: steps after which the child came to an instruction
+    /// for the first time, with its address. All children have the same addresses.
     landmarks: Vec<(usize, usize)>,
 }
 
@@ -120,7 +124,8 @@ enum Stop {
 }
 
 impl Helper {
-    /// Starts the test called `stepped_process`, which is not a test of its own, with these variables. It works [`again_and_again`].
+    /// Starts the test called `stepped_process`, which is not a test of its own, with these
+    /// variables. It works [`again_and_again`].
     pub fn start(variables: &[(&str, &OsStr)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
@@ -129,14 +134,29 @@ impl Helper {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (output, stdin) = (BufReader::new(process.stdout.take().unwrap()), process.stdin.take());
-        Self { process, stdin, output, landmarks: vec![] }
+        let (output, stdin) = (
+            BufReader::new(process.stdout.take().unwrap()),
+            process.stdin.take(),
+        );
+        Self {
+            process,
+            stdin,
+            output,
+            landmarks: vec![],
+        }
     }
 
     /// A child, not attached yet, and what it says in its first [`hello`].
     pub fn fork(mut self) -> (Tracee, String) {
         let (tid, words) = self.child();
-        (Tracee { unit: Unit::Instruction, tid, helper: self }, words)
+        (
+            Tracee {
+                unit: Unit::Instruction,
+                tid,
+                helper: self,
+            },
+            words,
+        )
     }
 
     fn child(&mut self) -> (libc::pid_t, String) {
@@ -151,7 +171,10 @@ impl Helper {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the helper ended early");
+            assert!(
+                self.output.read_line(&mut line).unwrap() > 0,
+                "the helper ended early"
+            );
             if let Some(line) = line.strip_prefix("stepped ") {
                 return line.trim_end().to_owned();
             }
@@ -198,7 +221,12 @@ impl Tracee {
     fn ptrace_at(&self, request: Request, address: usize, data: libc::c_long) {
         // SAFETY: requests that touch no memory of this process, on a thread of our own child.
         let done = unsafe { libc::ptrace(request, self.tid, address, data) };
-        assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
+        assert_eq!(
+            done,
+            0,
+            "ptrace {request}: {}",
+            std::io::Error::last_os_error()
+        );
     }
 
     fn peek(&self, request: Request, address: usize) -> libc::c_long {
@@ -211,7 +239,10 @@ impl Tracee {
         // SAFETY: `status` is valid for the call.
         let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
         assert_eq!(waited, self.tid);
-        assert!(libc::WIFSTOPPED(status), "the helper ended with status {status:#x}");
+        assert!(
+            libc::WIFSTOPPED(status),
+            "the helper ended with status {status:#x}"
+        );
         match libc::WSTOPSIG(status) {
             libc::SIGTRAP => Stop::Step,
             libc::SIGUSR1 => Stop::Marker,
@@ -243,23 +274,36 @@ impl Tracee {
         done.is_some_and(|done| (done..n).all(step))
     }
 
-    /// Lets it run to the last landmark of its first `n` steps, and returns how many these are; `None` if the second marker came before.
+    /// Lets it run to the last landmark of its first `n` steps, and returns how many these are;
+    /// `None` if the second marker came before.
     fn skip(&self, n: usize) -> Option<usize> {
         let landmarks = &self.helper.landmarks;
-        let Some(&(steps, address)) = landmarks[..landmarks.partition_point(|(steps, _)| *steps <= n)].last() else { return Some(0) };
+        let Some(&(steps, address)) =
+            landmarks[..landmarks.partition_point(|(steps, _)| *steps <= n)].last()
+        else {
+            return Some(0);
+        };
         let instruction = self.peek(libc::PTRACE_PEEKTEXT, address);
-        self.ptrace_at(libc::PTRACE_POKETEXT, address, instruction & !0xff | BREAKPOINT);
+        self.ptrace_at(
+            libc::PTRACE_POKETEXT,
+            address,
+            instruction & !0xff | BREAKPOINT,
+        );
         self.ptrace(libc::PTRACE_CONT, 0);
         let stop = self.wait();
         self.ptrace_at(libc::PTRACE_POKETEXT, address, instruction);
         (stop == Stop::Step).then(|| {
-            self.ptrace_at(libc::PTRACE_POKEUSER, INSTRUCTION_POINTER, address as libc::c_long);
+            self.ptrace_at(
+                libc::PTRACE_POKEUSER,
+                INSTRUCTION_POINTER,
+                address as libc::c_long,
+            );
             steps
         })
     }
 
-    /// The steps to the second marker, where it stands then. From now on the helper's children run to near the end of their steps at full
-    /// speed.
+    /// The steps to the second marker, where it stands then. From now on the helper's children run
+    /// to near the end of their steps at full speed.
     pub fn count(&mut self) -> usize {
         self.helper.landmarks.clear();
         let (mut landmarks, mut seen) = (vec![], HashSet::new());
@@ -320,15 +364,20 @@ impl Tracee {
         while !libc::WIFSIGNALED(status) {
             // Its tracer comes before its parent.
             // SAFETY: `status` is valid for the call.
-            assert_eq!(unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) }, self.tid);
+            assert_eq!(
+                unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) },
+                self.tid
+            );
         }
     }
 }
 
-/// Runs a test on one core, which its processes inherit: to switch between two that go in turn is cheaper than to wake another core.
+/// Runs a test on one core, which its processes inherit: to switch between two that go in turn is
+/// cheaper than to wake another core.
 pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
-    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
+    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a
+    // valid set of that size.
     let set = |cores: &[usize]| unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
@@ -337,8 +386,13 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     // SAFETY: as above.
     let allowed: Vec<usize> = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
-        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
+        assert_eq!(
+            libc::sched_getaffinity(0, size_of_val(&set), &raw mut set),
+            0
+        );
+        (0..libc::CPU_SETSIZE as usize)
+            .filter(|&core| libc::CPU_ISSET(core, &set))
+            .collect()
     };
     let core = {
         let mut taken = TAKEN.lock().unwrap();
@@ -357,12 +411,14 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
 /// Fewest points that are taken, however slow the machine is.
 const MIN_POINTS: usize = 8;
 
-/// Number of runs in which [`Points`] come to every step, each with its own `STEP_SHARE` modulo this.
+/// Number of runs in which [`Points`] come to every step, each with its own `STEP_SHARE` modulo
+/// this.
 const SHARES: usize = 16;
 
-/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of them. Without it they come in an order in
-/// which every beginning is evenly spread, from a place that differs from run to run; as many as `seconds` allow, times the scale of the
-/// tests, 8 at least, and each once.
+/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of
+/// them. Without it they come in an order in which every beginning is evenly spread, from a place
+/// that differs from run to run; as many as `seconds` allow, times the scale of the tests, 8 at
+/// least, and each once.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,
@@ -379,7 +435,12 @@ impl Points {
     pub fn within(n: usize, time: Duration) -> Self {
         if let Ok(share) = std::env::var("STEP_SHARE") {
             let first = share.parse::<usize>().unwrap() % SHARES;
-            return Self { n, order: Box::new((first..n).step_by(SHARES)), taken: 0, end: None };
+            return Self {
+                n,
+                order: Box::new((first..n).step_by(SHARES)),
+                taken: 0,
+                end: None,
+            };
         }
         let gcd = |mut a: usize, mut b: usize| {
             while b > 0 {
@@ -390,9 +451,18 @@ impl Points {
         // The golden section, as near as it has no common factor with `n`: every point once.
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
-        let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
+        let offset = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .subsec_nanos() as usize
+            % n;
         let order = Box::new((0..n).map(move |taken| (offset + taken * step) % n));
-        Self { n, order, taken: 0, end: Some(Instant::now() + time * scale()) }
+        Self {
+            n,
+            order,
+            taken: 0,
+            end: Some(Instant::now() + time * scale()),
+        }
     }
 
     /// In words: how many were taken, of how many.

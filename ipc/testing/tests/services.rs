@@ -1,10 +1,19 @@
-//! Every RPC under the same storm: clients with deadlines that give calls up, a server that holds, refuses and drops requests, calls its
-//! clients where it can, and is stopped and killed while its successor takes its place.
+//! Every RPC under the same storm: clients with deadlines that give calls up, a server that holds,
+//! refuses and drops requests, calls its clients where it can, and is stopped and killed while its
+//! successor takes its place.
 //!
-//! A server notes in a file how often it executed each request. So the end of each call can be held against the truth: a call that "may
-//! not have executed" never did, a reply belongs to its request, no request is executed twice. In the end descriptors and memory are back,
-//! and each client can have as many calls under way as before.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+//! A server notes in a file how often it executed each request. So the end of each call can be held
+//! against the truth: a call that "may not have executed" never did, a reply belongs to its
+//! request, no request is executed twice. In the end descriptors and memory are back, and each
+//! client can have as many calls under way as before.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,7 +48,8 @@ const LIFE: u64 = 40_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory by which the process may grow, as its allocator keeps some, in bytes.
 const GROWTH: u64 = 32 << 20;
-/// The requests from this number on are answered with their number, once no other has come for [`QUIET`].
+/// The requests from this number on are answered with their number, once no other has come for
+/// [`QUIET`].
 const COUNTED: u64 = 1 << 40;
 const QUIET: Duration = Duration::from_millis(30);
 
@@ -73,7 +83,15 @@ struct Log(File);
 
 impl Log {
     fn open(dir: &Path) -> Self {
-        Self(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("executed")).unwrap())
+        Self(
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(dir.join("executed"))
+                .unwrap(),
+        )
     }
 
     fn execute(&self, number: u64) {
@@ -85,7 +103,10 @@ impl Log {
     fn read(&self, calls: u64) -> Vec<u8> {
         let mut executed = vec![0; calls as usize];
         let mut at = 0;
-        while let Some(read @ 1..) = executed.get_mut(at..).map(|rest| self.0.read_at(rest, at as u64).unwrap()) {
+        while let Some(read @ 1..) = executed
+            .get_mut(at..)
+            .map(|rest| self.0.read_at(rest, at as u64).unwrap())
+        {
             at += read;
         }
         executed
@@ -103,7 +124,12 @@ struct Desk<'a, R> {
 
 impl<'a, R> Desk<'a, R> {
     fn new(log: &'a Log) -> Self {
-        Self { log, held: BTreeMap::new(), counted: Vec::new(), last: Instant::now() }
+        Self {
+            log,
+            held: BTreeMap::new(),
+            counted: Vec::new(),
+            last: Instant::now(),
+        }
     }
 
     /// Executes a request.
@@ -114,7 +140,11 @@ impl<'a, R> Desk<'a, R> {
             return self.counted.push(request);
         }
         self.log.execute(number);
-        let hold = if kind(number) == Kind::Hold { Duration::from_micros(number % 4_000) } else { Duration::ZERO };
+        let hold = if kind(number) == Kind::Hold {
+            Duration::from_micros(number % 4_000)
+        } else {
+            Duration::ZERO
+        };
         self.held.insert((now + hold, number), request);
     }
 
@@ -122,9 +152,15 @@ impl<'a, R> Desk<'a, R> {
     fn answer(&mut self, is_over: bool, mut end: impl FnMut(R, Kind, u64)) {
         if is_over || self.last.elapsed() > QUIET {
             let count = self.counted.len() as u64;
-            self.counted.drain(..).for_each(|request| end(request, Kind::Answer, count));
+            self.counted
+                .drain(..)
+                .for_each(|request| end(request, Kind::Answer, count));
         }
-        while let Some(first) = self.held.first_entry().filter(|first| is_over || first.key().0 <= Instant::now()) {
+        while let Some(first) = self
+            .held
+            .first_entry()
+            .filter(|first| is_over || first.key().0 <= Instant::now())
+        {
             let ((_, number), request) = first.remove_entry();
             end(request, kind(number), answer(number));
         }
@@ -157,8 +193,15 @@ impl Call {
                 End::Answered
             }
             Err(error) => {
-                assert!(!(error.is_retryable() && error.may_have_executed()), "{error}");
-                if error.may_have_executed() { End::MayHaveExecuted } else { End::HasNotExecuted }
+                assert!(
+                    !(error.is_retryable() && error.may_have_executed()),
+                    "{error}"
+                );
+                if error.may_have_executed() {
+                    End::MayHaveExecuted
+                } else {
+                    End::HasNotExecuted
+                }
             }
         }
     }
@@ -254,8 +297,14 @@ macro_rules! through_shared_memory {
                 while self.call($message, ()).is_ok() {}
                 let start = Instant::now();
                 while self.in_flight() > 0 {
-                    assert!(start.elapsed() < PATIENCE, "{}: {} calls never end", Self::NAME, self.in_flight());
-                    self.poll(|(), reply| most = most.max(reply.unwrap().word())).unwrap();
+                    assert!(
+                        start.elapsed() < PATIENCE,
+                        "{}: {} calls never end",
+                        Self::NAME,
+                        self.in_flight()
+                    );
+                    self.poll(|(), reply| most = most.max(reply.unwrap().word()))
+                        .unwrap();
                     self.wait(Some(QUIET));
                 }
                 most
@@ -281,22 +330,43 @@ through_shared_memory!(
 through_shared_memory!(
     serve_bytes,
     "bytes",
-    |dir| ipc::bytes::Server::bind_in(dir, "bytes", 4, 32, ipc::bytes::MessageBytes { request: 64, response: 64 }, 0),
+    |dir| ipc::bytes::Server::bind_in(
+        dir,
+        "bytes",
+        4,
+        32,
+        ipc::bytes::MessageBytes {
+            request: 64,
+            response: 64
+        },
+        0
+    ),
     ipc::bytes::Client<()>,
     |number| &number.to_le_bytes()
 );
 
 /// A client that calls in turn.
-fn make_in_turn<E: Ending>(calls: &[Call], mut make: impl FnMut(&Call) -> Result<Vec<u8>, E>) -> Vec<End> {
-    calls.iter().map(|call| call.end(make(call).map(|reply| reply.word()))).collect()
+fn make_in_turn<E: Ending>(
+    calls: &[Call],
+    mut make: impl FnMut(&Call) -> Result<Vec<u8>, E>,
+) -> Vec<End> {
+    calls
+        .iter()
+        .map(|call| call.end(make(call).map(|reply| reply.word())))
+        .collect()
 }
 
 fn copyrpc_options() -> copyrpc::ClientOptions {
-    copyrpc::ClientOptions { connect_timeout: PATIENCE, ..copyrpc::ClientOptions::default() }
+    copyrpc::ClientOptions {
+        connect_timeout: PATIENCE,
+        ..copyrpc::ClientOptions::default()
+    }
 }
 
 fn serve_copyrpc(place: &str, log: &Log, is_over: &AtomicBool) {
-    let mut server = helpers::wait_for_some("the address stays taken", || copyrpc::Server::bind(place).ok());
+    let mut server = helpers::wait_for_some("the address stays taken", || {
+        copyrpc::Server::bind(place).ok()
+    });
     say(server.local_addr().unwrap());
     let mut desk = Desk::new(log);
     let end = |request: copyrpc::RecvHandle<()>, kind, reply: u64| match kind {
@@ -311,7 +381,10 @@ fn serve_copyrpc(place: &str, log: &Log, is_over: &AtomicBool) {
             if number < COUNTED && kind(number) == Kind::Push {
                 // The client refuses it. A client that has left takes none.
                 let pushed = request.endpoint().call(&[0; 100], (), 8);
-                assert!(pushed.is_ok() || !request.is_wanted(), "the credit of calls from the server is gone: {pushed:?}");
+                assert!(
+                    pushed.is_ok() || !request.is_wanted(),
+                    "the credit of calls from the server is gone: {pushed:?}"
+                );
             }
             desk.take(number, request);
         }
@@ -330,26 +403,37 @@ impl Client for copyrpc::Client {
     }
 
     fn make(&mut self, calls: &[Call]) -> Vec<End> {
-        make_in_turn(calls, |call| self.call_within(&call.number.to_le_bytes(), call.timeout))
+        make_in_turn(calls, |call| {
+            self.call_within(&call.number.to_le_bytes(), call.timeout)
+        })
     }
 
     fn fill(&mut self) -> u64 {
-        self.call_within(&COUNTED.to_le_bytes(), PATIENCE).unwrap().word()
+        self.call_within(&COUNTED.to_le_bytes(), PATIENCE)
+            .unwrap()
+            .word()
     }
 }
 
 fn serve_copyrpc_tasks(place: &str, log: &Log, is_over: &AtomicBool) {
-    let server = helpers::wait_for_some("the address stays taken", || block_on(copyrpc::AsyncServer::bind(place.to_owned())).ok());
+    let server = helpers::wait_for_some("the address stays taken", || {
+        block_on(copyrpc::AsyncServer::bind(place.to_owned())).ok()
+    });
     say(server.local_addr());
     let stop = server.stop_handle();
     let desk = Mutex::new(Desk::new(log));
     let has_ended = AtomicBool::new(false);
     let answer_due = |is_over| {
-        desk.lock().unwrap().answer(is_over, |request: copyrpc::ServerRequest, kind, reply| match kind {
-            Kind::Refuse => request.refuse(),
-            Kind::Drop => drop(request),
-            _ => request.reply(reply.to_le_bytes()),
-        });
+        desk.lock()
+            .unwrap()
+            .answer(
+                is_over,
+                |request: copyrpc::ServerRequest, kind, reply| match kind {
+                    Kind::Refuse => request.refuse(),
+                    Kind::Drop => drop(request),
+                    _ => request.reply(reply.to_le_bytes()),
+                },
+            );
     };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -370,16 +454,21 @@ fn serve_copyrpc_tasks(place: &str, log: &Log, is_over: &AtomicBool) {
 }
 
 fn serve_scalerpc(place: &str, log: &Log, is_over: &AtomicBool) {
-    let mut server = helpers::wait_for_some("the address stays taken", || scalerpc::Server::bind(place).ok());
+    let mut server = helpers::wait_for_some("the address stays taken", || {
+        scalerpc::Server::bind(place).ok()
+    });
     say(server.local_addr().unwrap());
     let desk = RefCell::new(Desk::new(log));
     let mut handlers = scalerpc::Handlers::new(server.max_payload());
-    handlers.insert_held(scalerpc::DEFAULT_TYPE, |request| desk.borrow_mut().take(request.payload().word(), request));
+    handlers.insert_held(scalerpc::DEFAULT_TYPE, |request| {
+        desk.borrow_mut().take(request.payload().word(), request)
+    });
     let answer_due = |is_over| {
-        desk.borrow_mut().answer(is_over, |request, kind, reply| match kind {
-            Kind::Refuse | Kind::Drop => drop(request),
-            _ => _ = request.reply(reply.to_le_bytes()),
-        });
+        desk.borrow_mut()
+            .answer(is_over, |request, kind, reply| match kind {
+                Kind::Refuse | Kind::Drop => drop(request),
+                _ => _ = request.reply(reply.to_le_bytes()),
+            });
     };
     while !is_over.load(Relaxed) {
         server.step(&mut handlers).unwrap();
@@ -390,7 +479,10 @@ fn serve_scalerpc(place: &str, log: &Log, is_over: &AtomicBool) {
 }
 
 fn scalerpc_options() -> scalerpc::ClientOptions {
-    scalerpc::ClientOptions { connect_timeout: PATIENCE, ..scalerpc::ClientOptions::default() }
+    scalerpc::ClientOptions {
+        connect_timeout: PATIENCE,
+        ..scalerpc::ClientOptions::default()
+    }
 }
 
 impl Client for scalerpc::Client {
@@ -402,7 +494,9 @@ impl Client for scalerpc::Client {
     }
 
     fn make(&mut self, calls: &[Call]) -> Vec<End> {
-        make_in_turn(calls, |call| self.call_within(&call.number.to_le_bytes(), call.timeout))
+        make_in_turn(calls, |call| {
+            self.call_within(&call.number.to_le_bytes(), call.timeout)
+        })
     }
 
     fn fill(&mut self) -> u64 {
@@ -461,24 +555,44 @@ impl<C: Reach> Client for Tasks<C> {
     }
 
     fn make(&mut self, calls: &[Call]) -> Vec<End> {
-        let begin = |call: &Call| Begun::new(self.0.call(call.number.to_le_bytes().to_vec(), Some(call.timeout)));
+        let begin = |call: &Call| {
+            Begun::new(
+                self.0
+                    .call(call.number.to_le_bytes().to_vec(), Some(call.timeout)),
+            )
+        };
         let mut ends = Vec::new();
-        for (call, begun) in calls.iter().zip(calls.iter().map(begin).collect::<Vec<_>>()) {
-            ends.push(if call.is_given_up { End::GivenUp } else { call.end(begun.end().map(|reply| reply.word())) });
+        for (call, begun) in calls
+            .iter()
+            .zip(calls.iter().map(begin).collect::<Vec<_>>())
+        {
+            ends.push(if call.is_given_up {
+                End::GivenUp
+            } else {
+                call.end(begun.end().map(|reply| reply.word()))
+            });
         }
         ends
     }
 
     fn fill(&mut self) -> u64 {
-        let begun: Vec<_> = (0..2 * C::ROOM).map(|_| Begun::new(self.0.call(COUNTED.to_le_bytes().to_vec(), Some(PATIENCE)))).collect();
-        begun.into_iter().map(|begun| begun.end().unwrap().word()).max().unwrap_or(0)
+        let begun: Vec<_> = (0..2 * C::ROOM)
+            .map(|_| Begun::new(self.0.call(COUNTED.to_le_bytes().to_vec(), Some(PATIENCE))))
+            .collect();
+        begun
+            .into_iter()
+            .map(|begun| begun.end().unwrap().word())
+            .max()
+            .unwrap_or(0)
     }
 }
 
 /// The server of a storm.
 #[test]
 fn helper_process() {
-    let Some((role, dir)) = helpers::role() else { return };
+    let Some((role, dir)) = helpers::role() else {
+        return;
+    };
     let (name, place) = role.split_once(' ').unwrap();
     let (log, is_over) = (Log::open(dir.path()), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -526,7 +640,9 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
     let mut ends = Vec::with_capacity(calls as usize);
     for made in (0..calls).step_by(BATCH as usize) {
         // Each server has its share of the calls. Half of the next share is made without it.
-        if !storm.waits_until(|| 2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls) {
+        if !storm.waits_until(|| {
+            2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls
+        }) {
             return ends;
         }
         let call = |number| {
@@ -535,7 +651,11 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
                 1..5 => Duration::from_micros(rng.u64(..3_000)),
                 _ => Duration::from_secs(1),
             };
-            Call { number, timeout, is_given_up: rng.u32(..20) == 0 }
+            Call {
+                number,
+                timeout,
+                is_given_up: rng.u32(..20) == 0,
+            }
         };
         let batch: Vec<_> = (first + made..).take(BATCH as usize).map(call).collect();
         ends.extend(client.make(&batch));
@@ -552,13 +672,22 @@ fn check_room<C: Client>(client: &mut C, number: &mut u64) {
     // The last server may have come after the client's last call.
     helpers::wait_for("the client gets no answer", || {
         *number += 1;
-        let call = Call { number: *number, timeout: Duration::from_secs(1), is_given_up: false };
+        let call = Call {
+            number: *number,
+            timeout: Duration::from_secs(1),
+            is_given_up: false,
+        };
         client.make(&[call]) == [End::Answered]
     });
     let mut room = 0;
     let start = Instant::now();
     while room < C::ROOM {
-        assert!(start.elapsed() < PATIENCE, "{}: room for {room} calls, of {}", C::NAME, C::ROOM);
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{}: room for {room} calls, of {}",
+            C::NAME,
+            C::ROOM
+        );
         room = client.fill();
     }
     assert_eq!(room, C::ROOM, "{}", C::NAME);
@@ -589,14 +718,20 @@ fn storm<C: Client>(server_name: &str) {
         last: Mutex::new(all),
         has_failed: AtomicBool::new(false),
     };
-    check_room(&mut C::connect(&place, &scratch.dir()), &mut storm.last.lock().unwrap());
+    check_room(
+        &mut C::connect(&place, &scratch.dir()),
+        &mut storm.last.lock().unwrap(),
+    );
     let (before, mut kills) = ((descriptors(), memory()), 0);
     let ends: Vec<End> = thread::scope(|scope| {
         let place = &*place;
         let storm = &storm;
         let scratch = &scratch;
-        let clients: Vec<_> =
-            (0..CLIENTS).map(|client| scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, storm))).collect();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| {
+                scope.spawn(move || work::<C>(place, &scratch.dir(), client * calls, calls, storm))
+            })
+            .collect();
         for life in 1..servers {
             // No client ends before its last server has come, unless it fails.
             storm.waits_until(|| {
@@ -618,7 +753,10 @@ fn storm<C: Client>(server_name: &str) {
             server.hear();
             storm.successors.store(life, Relaxed);
         }
-        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap())
+            .collect()
     });
     server.hang_up();
     server.wait();
@@ -630,7 +768,11 @@ fn storm<C: Client>(server_name: &str) {
             End::MayHaveExecuted | End::GivenUp => executed <= 1,
             End::HasNotExecuted => executed == 0,
         };
-        assert!(is_true, "{}: call {number} ended as {end:?}, and was executed {executed} times", C::NAME);
+        assert!(
+            is_true,
+            "{}: call {number} ended as {end:?}, and was executed {executed} times",
+            C::NAME
+        );
         counts[*end as usize] += 1;
     }
     let [answered, unknown, not, given_up] = counts;
@@ -642,9 +784,17 @@ fn storm<C: Client>(server_name: &str) {
     assert_eq!(answered + unknown + not + given_up, all);
     assert!(answered > all / 2, "{}: the storm was no service", C::NAME);
     drop(ends);
-    assert!(descriptors() < before.0, "the server's pipe is closed, and nothing else is open");
+    assert!(
+        descriptors() < before.0,
+        "the server's pipe is closed, and nothing else is open"
+    );
     // The ends themselves, and what is kept for the next allocation.
-    assert!(memory() < before.1 + GROWTH + 2 * all, "{} bytes, {} before", memory(), before.1);
+    assert!(
+        memory() < before.1 + GROWTH + 2 * all,
+        "{} bytes, {} before",
+        memory(),
+        before.1
+    );
     let left = scratch.names();
     assert!(left.iter().all(|name| name == "executed"), "{left:?}");
 }
@@ -672,14 +822,19 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
     });
 }
 
-/// Servers are killed while their client has no call under way, and it makes the next one later than that.
+/// Servers are killed while their client has no call under way, and it makes the next one later
+/// than that.
 fn rest<C: Client>(server_name: &str) {
     let scratch = Scratch::new(&format!("services-rest-{server_name}"));
     let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
     let place = server.hear();
     let mut client = C::connect(&place, &scratch.dir());
     for number in (0..).filter(|number| kind(*number) == Kind::Answer).take(4) {
-        let ends = client.make(&[Call { number, timeout: PATIENCE, is_given_up: false }]);
+        let ends = client.make(&[Call {
+            number,
+            timeout: PATIENCE,
+            is_given_up: false,
+        }]);
         assert_eq!(ends, [End::Answered], "{}: call {number}", C::NAME);
         server.kill();
         server = Helper::start(&format!("{server_name} {place}"), &scratch);
@@ -703,7 +858,9 @@ fn payloads_above_a_message_are_one_call_of_scalerpc() {
             stop.stop();
         });
         let mut parts = Reassembler::new(4 << 20, 8 << 20);
-        server.serve(|part| parts.answer(part, |whole| methods::numbers::answer(&mut Sums, &whole))).unwrap();
+        server
+            .serve(|part| parts.answer(part, |whole| methods::numbers::answer(&mut Sums, &whole)))
+            .unwrap();
         assert_eq!(parts.held(), 0);
         client.join().unwrap();
     });

@@ -1,4 +1,5 @@
-//! The same operations by libibverbs and libmlx5: the loops of `loops.c`, on a device of `mlx5-run`.
+//! The same operations by libibverbs and libmlx5: the loops of `loops.c`, on a device of
+//! `mlx5-run`.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -33,15 +34,19 @@ pub(crate) const VERSUS: [Versus; 16] = [
     versus("post_receive_rq", "post_receive_rq", "ibv_post_recv"),
     versus("post_receive8_rq", "post_receive8_rq", "ibv_post_recv"),
     versus("post_receive_srq", "post_receive_srq", "ibv_post_srq_recv"),
-    versus("post_receive8_srq", "post_receive8_srq", "ibv_post_srq_recv"),
+    versus(
+        "post_receive8_srq",
+        "post_receive8_srq",
+        "ibv_post_srq_recv",
+    ),
     versus("poll_send", "poll_send", POLL),
     versus("poll_receive_rq", "poll_receive_rq", POLL),
     versus("poll_receive_srq", "poll_receive_srq", POLL),
     versus("poll_empty", "poll_empty", POLL),
 ];
 
-/// Does operation `name` each of these numbers of times, in a call of the C function `run` each. With `single_threaded`, its queues belong
-/// to one thread, by a thread domain.
+/// Does operation `name` each of these numbers of times, in a call of the C function `run` each.
+/// With `single_threaded`, its queues belong to one thread, by a thread domain.
 pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Iterator<Item = u32>) {
     let library = Library::load("benches/instructions/loops.c").unwrap_or_else(|e| panic!("{e}"));
     type Run = unsafe extern "C" fn(*const c_char, *const c_char, c_int, u32) -> c_int;

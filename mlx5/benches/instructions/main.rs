@@ -1,18 +1,29 @@
-//! The program whose instructions `scripts/instructions` counts: one thread that does one kind of operation many times.
+//! The program whose instructions `scripts/instructions` counts: one thread that does one kind of
+//! operation many times.
 //!
-//! Arguments: the kind and the number of operations. The script runs it twice with different numbers under callgrind and divides the
-//! difference, so set-up does not count. For the software HCA's share, callgrind collects only inside its two entry points.
+//! Arguments: the kind and the number of operations. The script runs it twice with different
+//! numbers under callgrind and divides the difference, so set-up does not count. For the software
+//! HCA's share, callgrind collects only inside its two entry points.
 //!
-//! - `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the numbers of the two runs, the
-//!   collected functions (`all`, `hca`, `relay FUNCTION`), and a description.
-//! - `--list-vs` prints one line per kind that libmlx5 supports too: name, its name in `loops.c`, its functions, the numbers of the two
-//!   runs, a description.
-//! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind, with queues that belong to one thread if `THREADS` is `one`.
+//! - `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is
+//!   none), the numbers of the two runs, the collected functions (`all`, `hca`, `relay FUNCTION`),
+//!   and a description.
+//! - `--list-vs` prints one line per kind that libmlx5 supports too: name, its name in `loops.c`,
+//!   its functions, the numbers of the two runs, a description.
+//! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind, with queues that belong to one thread
+//!   if `THREADS` is `one`.
 //! - `--copy-routine` prints the routine that fills a write-combining BlueFlame register here.
 //!
-//! Posts run on a null device with a write-combining register, in steady state: every 1,024 WQEBBs the device writes one completion, which
-//! is polled and given to `complete`. So a post's count contains its share of that, and of this program's loop.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
+//! Posts run on a null device with a write-combining register, in steady state: every 1,024 WQEBBs
+//! the device writes one completion, which is polled and given to `complete`. So a post's count
+//! contains its share of that, and of this program's loop.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a program for measuring"
+)]
 
 #[path = "../../tests/support/libmlx5/mod.rs"]
 mod driver;
@@ -26,7 +37,10 @@ use hca::{poll_empty_beside_a_failed_one, write_imm};
 use libmlx5::VERSUS;
 use mlx5::RegisterKind;
 use polls::{poll_compressed, poll_empty, poll_mono, poll_receive_rq, poll_receive_srq, poll_send};
-use posts::{Bell, post_inline, post_receive_rq, post_receive_srq, post_send_inline28, post_sge, post4_inline28};
+use posts::{
+    Bell, post_inline, post_receive_rq, post_receive_srq, post_send_inline28, post_sge,
+    post4_inline28,
+};
 use relay::write_relayed;
 
 /// An operation that can be counted.
@@ -40,7 +54,8 @@ struct Kind {
     run: fn(usize),
 }
 
-/// Makes the table: name, bound, operations of the first run (the second does three times as many), the collected functions, a description.
+/// Makes the table: name, bound, operations of the first run (the second does three times as many),
+/// the collected functions, a description.
 macro_rules! kinds {
     ($($name:literal $bound:expr, $count:literal $collect:literal, $what:literal: $run:expr;)*) => {
         const KINDS: &[Kind] = &[
@@ -112,23 +127,37 @@ fn main() {
         ["--list"] => {
             for k in KINDS {
                 let bound = k.bound.map_or("-".to_owned(), |b| b.to_string());
-                println!("{}|{bound}|{}|{}|{}|{}", k.name, k.counts.0, k.counts.1, k.collect, k.what);
+                println!(
+                    "{}|{bound}|{}|{}|{}|{}",
+                    k.name, k.counts.0, k.counts.1, k.collect, k.what
+                );
             }
         }
         ["--list-vs"] => {
             for versus in VERSUS {
                 let kind = KINDS.iter().find(|k| k.name == versus.ours).unwrap();
-                println!("{}|{}|{}|{}|{}|{}", kind.name, versus.theirs, versus.apis, kind.counts.0, kind.counts.1, kind.what);
+                println!(
+                    "{}|{}|{}|{}|{}|{}",
+                    kind.name, versus.theirs, versus.apis, kind.counts.0, kind.counts.1, kind.what
+                );
             }
         }
         ["--libmlx5", name, api, threads, ref counts @ ..] => {
-            libmlx5::run(name, api, threads == "one", counts.iter().map(|count| count.parse().unwrap()));
+            libmlx5::run(
+                name,
+                api,
+                threads == "one",
+                counts.iter().map(|count| count.parse().unwrap()),
+            );
         }
         ["--copy-routine"] => println!("{}", RegisterKind::WriteCombining.copy_routine()),
         // `cargo bench` starts every benchmark with this argument.
         [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, count] => {
-            let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));
+            let kind = KINDS
+                .iter()
+                .find(|k| k.name == name)
+                .unwrap_or_else(|| panic!("no such operation: {name}"));
             (kind.run)(count.parse().unwrap());
         }
         _ => panic!(

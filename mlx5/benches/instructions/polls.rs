@@ -1,5 +1,5 @@
-//! Polls of completion queues that a null device has filled. The queue pairs are leaked, because their drop would search unread CQEs, and
-//! so count.
+//! Polls of completion queues that a null device has filled. The queue pairs are leaked, because
+//! their drop would search unread CQEs, and so count.
 
 use mlx5::wire::{MiniCqe, RequesterCqe, ResponderCqe};
 use mlx5::*;
@@ -12,20 +12,34 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CQES).unwrap();
     let mut srq = pd.create_srq(CQES, 0).unwrap();
-    let qps: Vec<RcQp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap()).collect();
+    let qps: Vec<RcQp> = (0..4)
+        .map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap())
+        .collect();
     for (i, qp) in qps.iter().enumerate() {
         cq.register(qp.qpn(), i as u64);
     }
     for i in 0..CQES {
         srq.post(&[], u64::from(i)).unwrap();
         let qpn = qps[i as usize % 4].qpn();
-        let cqe = ResponderCqe { qpn, imm: i, byte_count: 64, wqe_counter: i as u16, ..Default::default() };
-        assert!(device.null().unwrap().write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
+        let cqe = ResponderCqe {
+            qpn,
+            imm: i,
+            byte_count: 64,
+            wqe_counter: i as u16,
+            ..Default::default()
+        };
+        assert!(device.null().unwrap().write_cqe(
+            cq.cqn(),
+            &cqe.emit(),
+            CqeOpcode::ResponderWriteImm
+        ));
     }
     let (mut polled, mut sum) = (0, 0);
     while polled < n {
         polled += match complete {
-            false => cq.poll(16, |queue, cqe| sum += queue.map_or(0, |q| q + u64::from(cqe.imm()))),
+            false => cq.poll(16, |queue, cqe| {
+                sum += queue.map_or(0, |q| q + u64::from(cqe.imm()))
+            }),
             true => cq.poll(16, |queue, cqe| {
                 let user = srq.complete_receive(&cqe).unwrap_or(0);
                 sum += queue.map_or(0, |q| q + u64::from(cqe.imm()).min(user));
@@ -45,19 +59,41 @@ pub(crate) fn poll_compressed(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let mut cq = device.create_mono_cq::<u64>(CqConfig { compression: true, ..CqConfig::from(CQES) }).unwrap();
+    let mut cq = device
+        .create_mono_cq::<u64>(CqConfig {
+            compression: true,
+            ..CqConfig::from(CQES)
+        })
+        .unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
     let qp = pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
     cq.register(qp.qpn(), 1);
     for session in 0..CQES as usize / SESSION {
         let first = session * SESSION;
-        let title = ResponderCqe { qpn: qp.qpn(), imm: 7, wqe_counter: first as u16, ..Default::default() };
-        let minis: Vec<_> = (first..first + SESSION).map(|i| MiniCqe { word: 0, byte_count: i as u32 }).collect();
-        assert!(null.write_compressed(cq.cqn(), &title.emit(), CqeOpcode::ResponderWriteImm, &minis));
+        let title = ResponderCqe {
+            qpn: qp.qpn(),
+            imm: 7,
+            wqe_counter: first as u16,
+            ..Default::default()
+        };
+        let minis: Vec<_> = (first..first + SESSION)
+            .map(|i| MiniCqe {
+                word: 0,
+                byte_count: i as u32,
+            })
+            .collect();
+        assert!(null.write_compressed(
+            cq.cqn(),
+            &title.emit(),
+            CqeOpcode::ResponderWriteImm,
+            &minis
+        ));
     }
     let (mut polled, mut sum) = (0, 0);
     while polled < n {
-        polled += cq.poll(16, |queue, cqe| sum += queue.map_or(0, |q| q + u64::from(cqe.byte_count())));
+        polled += cq.poll(16, |queue, cqe| {
+            sum += queue.map_or(0, |q| q + u64::from(cqe.byte_count()))
+        });
     }
     std::mem::forget(qp);
     assert_eq!((polled, sum), (n, (0..n as u64).map(|i| i + 1).sum()));
@@ -73,12 +109,42 @@ pub(crate) fn poll_send(n: usize) {
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(CQES).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
-    let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: CQES, ..QpConfig::default() }).unwrap();
-    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
-    let payload = Sge { addr: 8, len: 64, lkey: 1 };
+    let mut qp = pd
+        .create_qp(
+            &cq,
+            &cq,
+            &srq,
+            &QpConfig {
+                max_send_wr: CQES,
+                ..QpConfig::default()
+            },
+        )
+        .unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default())
+        .unwrap();
+    let payload = Sge {
+        addr: 8,
+        len: 64,
+        lkey: 1,
+    };
     for i in 0..CQES {
-        qp.post(&Write { addr: 8, rkey: 1, payload }, Signal::Always, i.into()).unwrap();
-        let cqe = RequesterCqe { wqe_opcode: 8, qpn: qp.qpn(), wqe_counter: i as u16, byte_count: 0, user_index: 0 };
+        qp.post(
+            &Write {
+                addr: 8,
+                rkey: 1,
+                payload,
+            },
+            Signal::Always,
+            i.into(),
+        )
+        .unwrap();
+        let cqe = RequesterCqe {
+            wqe_opcode: 8,
+            qpn: qp.qpn(),
+            wqe_counter: i as u16,
+            byte_count: 0,
+            user_index: 0,
+        };
         assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
     }
     let (mut polled, mut sum) = (0, 0);
@@ -98,12 +164,32 @@ pub(crate) fn poll_receive_rq(n: usize) {
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(CQES).unwrap();
-    let receives = ReceiveSource::Own { depth: CQES, max_sge: 1 };
-    let mut qp = pd.create_qp(&cq, &cq, receives, &QpConfig::default()).unwrap();
-    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    let receives = ReceiveSource::Own {
+        depth: CQES,
+        max_sge: 1,
+    };
+    let mut qp = pd
+        .create_qp(&cq, &cq, receives, &QpConfig::default())
+        .unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default())
+        .unwrap();
     for i in 0..CQES {
-        qp.post_receive(&[Sge { addr: 8, len: 64, lkey: 1 }], i.into()).unwrap();
-        let cqe = ResponderCqe { qpn: qp.qpn(), imm: i, byte_count: 64, wqe_counter: i as u16, ..Default::default() };
+        qp.post_receive(
+            &[Sge {
+                addr: 8,
+                len: 64,
+                lkey: 1,
+            }],
+            i.into(),
+        )
+        .unwrap();
+        let cqe = ResponderCqe {
+            qpn: qp.qpn(),
+            imm: i,
+            byte_count: 64,
+            wqe_counter: i as u16,
+            ..Default::default()
+        };
         assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
     }
     let (mut polled, mut sum) = (0, 0);
@@ -117,20 +203,37 @@ pub(crate) fn poll_receive_rq(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));
 }
 
-/// Completes `n` receives of four queue pairs on a shared queue. Each result is read, and its queue pair's value looked up.
+/// Completes `n` receives of four queue pairs on a shared queue. Each result is read, and its queue
+/// pair's value looked up.
 pub(crate) fn poll_receive_srq(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_mono_cq::<u64>(CQES).unwrap();
     let mut srq = pd.create_srq(CQES - 1, 1).unwrap();
-    let qps: Vec<RcQp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap()).collect();
+    let qps: Vec<RcQp> = (0..4)
+        .map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap())
+        .collect();
     for qp in &qps {
         cq.register(qp.qpn(), 0);
     }
     for i in 0..CQES - 1 {
-        srq.post(&[Sge { addr: 8, len: 64, lkey: 1 }], i.into()).unwrap();
-        let cqe = ResponderCqe { qpn: qps[i as usize % 4].qpn(), imm: i, byte_count: 64, wqe_counter: i as u16, ..Default::default() };
+        srq.post(
+            &[Sge {
+                addr: 8,
+                len: 64,
+                lkey: 1,
+            }],
+            i.into(),
+        )
+        .unwrap();
+        let cqe = ResponderCqe {
+            qpn: qps[i as usize % 4].qpn(),
+            imm: i,
+            byte_count: 64,
+            wqe_counter: i as u16,
+            ..Default::default()
+        };
         assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
     }
     let (mut polled, mut sum) = (0, 0);

@@ -5,7 +5,8 @@ use std::hint::black_box;
 use mlx5::wire::RequesterCqe;
 use mlx5::*;
 
-/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is the interval of `Signal::Reclaim`.
+/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is the
+/// interval of `Signal::Reclaim`.
 const RECLAIM_EVERY: usize = 1024;
 
 struct Poster {
@@ -18,16 +19,35 @@ struct Poster {
 
 impl Poster {
     fn new() -> Self {
-        let device = Device::open(DeviceSpec::Null(NullOptions { register: RegisterKind::WriteCombining })).unwrap();
+        let device = Device::open(DeviceSpec::Null(NullOptions {
+            register: RegisterKind::WriteCombining,
+        }))
+        .unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64).unwrap();
         let srq = pd.create_srq(1, 0).unwrap();
         let mut qp = pd
-            .create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 4 * RECLAIM_EVERY as u32, max_inline_data: 220, ..QpConfig::default() })
+            .create_qp(
+                &cq,
+                &cq,
+                &srq,
+                &QpConfig {
+                    max_send_wr: 4 * RECLAIM_EVERY as u32,
+                    max_inline_data: 220,
+                    ..QpConfig::default()
+                },
+            )
             .unwrap();
-        qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+        qp.connect(&qp.address(), &ConnectOptions::default())
+            .unwrap();
         let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
-        Self { device: device.null().unwrap(), qp, cq, mr, posted: 0 }
+        Self {
+            device: device.null().unwrap(),
+            qp,
+            cq,
+            mr,
+            posted: 0,
+        }
     }
 
     /// Completes `RECLAIM_EVERY` WQEBBs, posted in WQEs of `blocks`.
@@ -35,21 +55,41 @@ impl Poster {
     fn reclaim(&mut self, blocks: usize) {
         self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
         let wqe_counter = self.posted.wrapping_sub(blocks as u16);
-        let cqe = RequesterCqe { wqe_opcode: 9, qpn: self.qp.qpn(), wqe_counter, byte_count: 0, user_index: 0 };
-        assert!(self.device.write_cqe(self.cq.cqn(), &cqe.emit(), CqeOpcode::Requester));
+        let cqe = RequesterCqe {
+            wqe_opcode: 9,
+            qpn: self.qp.qpn(),
+            wqe_counter,
+            byte_count: 0,
+            user_index: 0,
+        };
+        assert!(
+            self.device
+                .write_cqe(self.cq.cqn(), &cqe.emit(), CqeOpcode::Requester)
+        );
         let qp = &mut self.qp;
-        assert_eq!(self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())), 1);
+        assert_eq!(
+            self.cq.poll(1, |cqe| assert!(qp.complete(&cqe).is_some())),
+            1
+        );
     }
 
     /// Posts `n` operations, each made by `op` from its number, `batch` to a doorbell.
     #[inline(always)]
-    fn run<O: RcOperation>(&mut self, n: usize, blocks: usize, batch: usize, op: impl Fn(u32) -> O) {
+    fn run<O: RcOperation>(
+        &mut self,
+        n: usize,
+        blocks: usize,
+        batch: usize,
+        op: impl Fn(u32) -> O,
+    ) {
         let mut i = 0;
         while i < n {
             let round = i + RECLAIM_EVERY / blocks;
             while i != round {
                 for _ in 0..batch {
-                    self.qp.post(&op(i as u32), Signal::Reclaim, i as u64).unwrap();
+                    self.qp
+                        .post(&op(i as u32), Signal::Reclaim, i as u64)
+                        .unwrap();
                     i += 1;
                 }
                 self.qp.ring();
@@ -59,21 +99,38 @@ impl Poster {
     }
 }
 
-/// Posts `n` inline operations of `BYTES`, `batch` to a doorbell. The length is a constant, or known only at run time.
+/// Posts `n` inline operations of `BYTES`, `batch` to a doorbell. The length is a constant, or
+/// known only at run time.
 #[inline(always)]
 pub(crate) fn post_inline<const BYTES: usize>(n: usize, batch: usize, known: bool) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; BYTES]);
-    let data = if known { &data } else { &data[..black_box(BYTES)] };
+    let data = if known {
+        &data
+    } else {
+        &data[..black_box(BYTES)]
+    };
     let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
-    poster.run(n, (16 + 16 + 4 + BYTES).div_ceil(64), batch, |imm| WriteImm { addr, rkey, imm, payload: Inline(data) });
+    poster.run(n, (16 + 16 + 4 + BYTES).div_ceil(64), batch, |imm| {
+        WriteImm {
+            addr,
+            rkey,
+            imm,
+            payload: Inline(data),
+        }
+    });
 }
 
 pub(crate) fn post_sge(n: usize) {
     let mut poster = Poster::new();
     let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
     let payload = black_box(poster.mr.sge(0, 1024).unwrap());
-    poster.run(n, 1, 1, |imm| WriteImm { addr, rkey, imm, payload });
+    poster.run(n, 1, 1, |imm| WriteImm {
+        addr,
+        rkey,
+        imm,
+        payload,
+    });
 }
 
 /// The way to announce WQEs.
@@ -91,7 +148,12 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);
     let (addr, rkey) = (poster.mr.addr(), poster.mr.rkey());
-    let operation = |imm| WriteImm { addr, rkey, imm, payload: Inline(&data) };
+    let operation = |imm| WriteImm {
+        addr,
+        rkey,
+        imm,
+        payload: Inline(&data),
+    };
     for _ in 0..n / RECLAIM_EVERY {
         for first in (0..RECLAIM_EVERY as u32).step_by(4) {
             let (qp, four) = (&mut poster.qp, first..first + 4);
@@ -101,7 +163,11 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
                 batch.finish();
             } else {
                 four.for_each(|imm| qp.post(&operation(imm), Signal::Reclaim, 0).unwrap());
-                if let Bell::BlueFlame = bell { qp.ring_doorbell_bf() } else { qp.ring_doorbell() }
+                if let Bell::BlueFlame = bell {
+                    qp.ring_doorbell_bf()
+                } else {
+                    qp.ring_doorbell()
+                }
             }
         }
         poster.reclaim(1);
@@ -112,7 +178,9 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);
-    poster.run(n, 1, 1, |_| Send { payload: Inline(&data) });
+    poster.run(n, 1, 1, |_| Send {
+        payload: Inline(&data),
+    });
 }
 
 /// Number of receives that a queue holds, and so the maximum number posted.
@@ -124,9 +192,15 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(64).unwrap();
-    let receives = ReceiveSource::Own { depth: RECEIVES, max_sge: 1 };
-    let mut qp = pd.create_qp(&cq, &cq, receives, &QpConfig::default()).unwrap();
-    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    let receives = ReceiveSource::Own {
+        depth: RECEIVES,
+        max_sge: 1,
+    };
+    let mut qp = pd
+        .create_qp(&cq, &cq, receives, &QpConfig::default())
+        .unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default())
+        .unwrap();
     let mr = pd.alloc(4096, Access::LOCAL_WRITE).unwrap();
     let buffer = black_box(mr.sge(0, 64).unwrap());
     let mut i = 0;

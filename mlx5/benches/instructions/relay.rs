@@ -12,15 +12,31 @@ const CHUNK: usize = 32;
 pub(crate) fn write_relayed(n: usize) {
     let device = Device::open("relay:mlx5_0").unwrap();
     let pd = device.alloc_pd().unwrap();
-    let (mut cq, srq) = (device.create_cq(2 * CHUNK as u32).unwrap(), pd.create_srq(1, 0).unwrap());
+    let (mut cq, srq) = (
+        device.create_cq(2 * CHUNK as u32).unwrap(),
+        pd.create_srq(1, 0).unwrap(),
+    );
     let create = || pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap();
     let (mut qp, mut peer) = (create(), create());
-    qp.connect(&peer.address(), &ConnectOptions::default()).unwrap();
-    peer.connect(&qp.address(), &ConnectOptions::default()).unwrap();
-    let mr = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    qp.connect(&peer.address(), &ConnectOptions::default())
+        .unwrap();
+    peer.connect(&qp.address(), &ConnectOptions::default())
+        .unwrap();
+    let mr = pd
+        .alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .unwrap();
     for _ in 0..n / CHUNK {
         for _ in 0..CHUNK {
-            qp.post(&Write { addr: mr.addr() + 64, rkey: mr.rkey(), payload: mr.sge(0, 64).unwrap() }, Signal::Always, 0).unwrap();
+            qp.post(
+                &Write {
+                    addr: mr.addr() + 64,
+                    rkey: mr.rkey(),
+                    payload: mr.sge(0, 64).unwrap(),
+                },
+                Signal::Always,
+                0,
+            )
+            .unwrap();
             qp.ring();
         }
         let mut completed = 0;

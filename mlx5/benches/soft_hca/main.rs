@@ -1,5 +1,6 @@
-//! The overhead of the software HCA over the cost of its cache lines: two processes on two cores, one RC connection. The same exchange with
-//! shared memory only is measured in the same run, in turn.
+//! The overhead of the software HCA over the cost of its cache lines: two processes on two cores,
+//! one RC connection. The same exchange with shared memory only is measured in the same run, in
+//! turn.
 //!
 //! | name | one operation |
 //! |---|---|
@@ -11,13 +12,22 @@
 //! | `sge_8`, `sge_1` | the same with the 64 B in an SGE |
 //! | `loopback_8`, `loopback_1` | the same, inline, to the own queue pair: one process is requester and owner |
 //!
-//! A round measures each once. The time of a round is the median of its blocks (64 round trips, or 4,096 messages), so a block in which a
-//! process lost its core does not count. The output has median, minimum and maximum of the rounds, and of the ratios within each round.
+//! A round measures each once. The time of a round is the median of its blocks (64 round trips, or
+//! 4,096 messages), so a block in which a process lost its core does not count. The output has
+//! median, minimum and maximum of the rounds, and of the ratios within each round.
 //!
-//! `cargo bench -p mlx5 --bench soft_hca`; after `--`: `--rounds N` (11), `--json FILE` (`-` for stdout, without other output there),
-//! `--check` (fails above 2.0 raw round trips or below 9 M messages a second; no CI runs it, because time is no test). Without `--bench`
-//! (as `cargo test` runs it) it only checks that every message arrives once, in order and whole.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a benchmark")]
+//! `cargo bench -p mlx5 --bench soft_hca`; after `--`: `--rounds N` (11), `--json FILE` (`-` for
+//! stdout, without other output there), `--check` (fails above 2.0 raw round trips or below 9 M
+//! messages a second; no CI runs it, because time is no test). Without `--bench` (as `cargo test`
+//! runs it) it only checks that every message arrives once, in order and whole.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a benchmark"
+)]
 
 mod raw;
 mod verbs;
@@ -68,11 +78,15 @@ struct Blocks {
 
 impl Blocks {
     fn run(blocks: u64, each: u64, mut block: impl FnMut()) -> f64 {
-        let mut this = Self { each, times: Vec::with_capacity(blocks as usize) };
+        let mut this = Self {
+            each,
+            times: Vec::with_capacity(blocks as usize),
+        };
         for _ in 0..blocks {
             let start = Instant::now();
             block();
-            this.times.push(start.elapsed().as_nanos() as f64 / this.each as f64);
+            this.times
+                .push(start.elapsed().as_nanos() as f64 / this.each as f64);
         }
         median(&mut this.times)
     }
@@ -83,7 +97,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// The two processes: the first one, which times; and the one that it starts, which sends in the one-way measurements.
+/// The two processes: the first one, which times; and the one that it starts, which sends in the
+/// one-way measurements.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Timer,
@@ -123,22 +138,42 @@ struct Process {
 }
 
 impl Process {
-    /// Runs the same work in both processes at the same time. Returns ns per operation in the timing process.
+    /// Runs the same work in both processes at the same time. Returns ns per operation in the
+    /// timing process.
     fn measure(&mut self, work: Work, trip_blocks: u64, message_blocks: u64) -> f64 {
-        let Self { role, raw, end, own } = self;
+        let Self {
+            role,
+            raw,
+            end,
+            own,
+        } = self;
         raw.meet();
         let messages = message_blocks * BLOCK_MESSAGES;
         match (work, *role) {
-            (Work::RawLine, _) => Blocks::run(trip_blocks, BLOCK_TRIPS, || raw.line_trips(BLOCK_TRIPS)),
-            (Work::RawTwoLines, _) => Blocks::run(trip_blocks, BLOCK_TRIPS, || raw.two_line_trips(BLOCK_TRIPS)),
-            (Work::RoundTrip, _) => Blocks::run(trip_blocks, BLOCK_TRIPS, || end.trips(*role, BLOCK_TRIPS)),
-            (Work::Lane, Role::Timer) => Blocks::run(message_blocks, BLOCK_MESSAGES, || raw.lane_receive(BLOCK_MESSAGES)),
-            (Work::Lane, Role::Helper) => Blocks::run(1, messages, || raw.lane_send(messages)),
-            (Work::Rate(..), Role::Timer) => Blocks::run(message_blocks, BLOCK_MESSAGES, || end.receive_many(BLOCK_MESSAGES, raw.window())),
-            (Work::Rate(payload, batch), Role::Helper) => {
-                Blocks::run(1, messages, || end.send_many(messages, payload, batch, raw.window()))
+            (Work::RawLine, _) => {
+                Blocks::run(trip_blocks, BLOCK_TRIPS, || raw.line_trips(BLOCK_TRIPS))
             }
-            (Work::Loopback(batch), Role::Timer) => Blocks::run(message_blocks, BLOCK_MESSAGES, || own.loopback(BLOCK_MESSAGES, batch)),
+            (Work::RawTwoLines, _) => {
+                Blocks::run(trip_blocks, BLOCK_TRIPS, || raw.two_line_trips(BLOCK_TRIPS))
+            }
+            (Work::RoundTrip, _) => {
+                Blocks::run(trip_blocks, BLOCK_TRIPS, || end.trips(*role, BLOCK_TRIPS))
+            }
+            (Work::Lane, Role::Timer) => Blocks::run(message_blocks, BLOCK_MESSAGES, || {
+                raw.lane_receive(BLOCK_MESSAGES)
+            }),
+            (Work::Lane, Role::Helper) => Blocks::run(1, messages, || raw.lane_send(messages)),
+            (Work::Rate(..), Role::Timer) => Blocks::run(message_blocks, BLOCK_MESSAGES, || {
+                end.receive_many(BLOCK_MESSAGES, raw.window())
+            }),
+            (Work::Rate(payload, batch), Role::Helper) => Blocks::run(1, messages, || {
+                end.send_many(messages, payload, batch, raw.window())
+            }),
+            (Work::Loopback(batch), Role::Timer) => {
+                Blocks::run(message_blocks, BLOCK_MESSAGES, || {
+                    own.loopback(BLOCK_MESSAGES, batch)
+                })
+            }
             (Work::Loopback(_), Role::Helper) => 0.0,
         }
     }
@@ -165,10 +200,19 @@ struct Options {
 
 impl Options {
     fn parse(arguments: impl Iterator<Item = String>) -> Self {
-        let mut options = Self { rounds: ROUNDS, json: None, check: false, measures: false };
+        let mut options = Self {
+            rounds: ROUNDS,
+            json: None,
+            check: false,
+            measures: false,
+        };
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().unwrap_or_else(|| panic!("{argument} needs a value"));
+            let mut value = || {
+                arguments
+                    .next()
+                    .unwrap_or_else(|| panic!("{argument} needs a value"))
+            };
             match argument.as_str() {
                 "--rounds" => options.rounds = value().parse().expect("--rounds needs a number"),
                 "--json" => options.json = Some(value().into()),
@@ -188,8 +232,13 @@ fn allowed_cores() -> Vec<usize> {
     // SAFETY: a set of zeroes is a valid one, and the call writes at most its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
-        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
+        assert_eq!(
+            libc::sched_getaffinity(0, size_of_val(&set), &raw mut set),
+            0
+        );
+        (0..libc::CPU_SETSIZE as usize)
+            .filter(|&core| libc::CPU_ISSET(core, &set))
+            .collect()
     }
 }
 
@@ -198,7 +247,10 @@ fn pin(core: usize) {
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+        assert_eq!(
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set),
+            0
+        );
     }
 }
 
@@ -227,7 +279,9 @@ const HELPER: &str = "--helper";
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     watchdog();
-    if let [HELPER, dir, core, rounds] = arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    if let [HELPER, dir, core, rounds] =
+        arguments.iter().map(String::as_str).collect::<Vec<_>>()[..]
+    {
         return help(Path::new(dir), core.parse().ok(), rounds.parse().unwrap());
     }
     let options = Options::parse(arguments.into_iter());
@@ -246,10 +300,19 @@ fn main() {
 fn lead(options: &Options, dir: &Path) -> bool {
     let cores = allowed_cores();
     let pinned = cores.len() >= 2;
-    let place = if pinned { cores[1].to_string() } else { "-".into() };
+    let place = if pinned {
+        cores[1].to_string()
+    } else {
+        "-".into()
+    };
     let rounds = if options.measures { options.rounds } else { 0 };
     let helper = Command::new(std::env::current_exe().unwrap())
-        .args([HELPER.as_ref(), dir.as_os_str(), place.as_ref(), rounds.to_string().as_ref()])
+        .args([
+            HELPER.as_ref(),
+            dir.as_os_str(),
+            place.as_ref(),
+            rounds.to_string().as_ref(),
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -258,25 +321,47 @@ fn lead(options: &Options, dir: &Path) -> bool {
     if pinned {
         pin(cores[0]);
     }
-    let wait = Wait { has_own_core: pinned };
-    let (mut to, mut from) = (helper.0.stdin.take().unwrap(), BufReader::new(helper.0.stdout.take().unwrap()));
+    let wait = Wait {
+        has_own_core: pinned,
+    };
+    let (mut to, mut from) = (
+        helper.0.stdin.take().unwrap(),
+        BufReader::new(helper.0.stdout.take().unwrap()),
+    );
     let raw = Raw::create(wait);
     writeln!(to, "{}", raw.describe()).unwrap();
-    let mut process = Process { role: Role::Timer, raw, end: connect(dir, wait, &mut to, &mut from), own: End::to_itself(dir, wait) };
+    let mut process = Process {
+        role: Role::Timer,
+        raw,
+        end: connect(dir, wait, &mut to, &mut from),
+        own: End::to_itself(dir, wait),
+    };
     process.verify();
-    let mut rows: Vec<Row> = WORKS.iter().map(|&(name, _)| Row { name, ns: Vec::new() }).collect();
+    let mut rows: Vec<Row> = WORKS
+        .iter()
+        .map(|&(name, _)| Row {
+            name,
+            ns: Vec::new(),
+        })
+        .collect();
     for _ in 0..rounds {
         for (row, (_, work)) in rows.iter_mut().zip(WORKS) {
-            row.ns.push(process.measure(work, TRIP_BLOCKS, MESSAGE_BLOCKS));
+            row.ns
+                .push(process.measure(work, TRIP_BLOCKS, MESSAGE_BLOCKS));
         }
     }
     let status = helper.0.wait().unwrap();
     assert!(status.success(), "the other process: {status}");
     if rounds == 0 {
-        eprintln!("soft_hca: every message arrived once, in order and whole; `cargo bench` measures");
+        eprintln!(
+            "soft_hca: every message arrived once, in order and whole; `cargo bench` measures"
+        );
         return true;
     }
-    let report = Report { rows, cores: pinned.then(|| (cores[0], cores[1])) };
+    let report = Report {
+        rows,
+        cores: pinned.then(|| (cores[0], cores[1])),
+    };
     match &options.json {
         Some(path) if path.as_os_str() == "-" => println!("{}", report.json()),
         Some(path) => {
@@ -295,10 +380,17 @@ fn help(dir: &Path, core: Option<usize>, rounds: usize) {
     if let Some(core) = core {
         pin(core);
     }
-    let wait = Wait { has_own_core: core.is_some() };
+    let wait = Wait {
+        has_own_core: core.is_some(),
+    };
     let (mut to, mut from) = (std::io::stdout(), BufReader::new(std::io::stdin()));
     let raw = Raw::attach(&line(&mut from), wait);
-    let mut process = Process { role: Role::Helper, raw, end: connect(dir, wait, &mut to, &mut from), own: End::to_itself(dir, wait) };
+    let mut process = Process {
+        role: Role::Helper,
+        raw,
+        end: connect(dir, wait, &mut to, &mut from),
+        own: End::to_itself(dir, wait),
+    };
     process.verify();
     for _ in 0..rounds {
         for (_, work) in WORKS {
@@ -367,12 +459,20 @@ const RATIOS: [(&str, &str, &str); 7] = [
 
 impl Report {
     fn row(&self, name: &str) -> &[f64] {
-        self.rows.iter().find(|row| row.name == name).map_or(&[], |row| &row.ns)
+        self.rows
+            .iter()
+            .find(|row| row.name == name)
+            .map_or(&[], |row| &row.ns)
     }
 
     /// Returns the ratios of the times, round by round.
     fn ratio(&self, of: &str, to: &str) -> Spread {
-        Spread::of(self.row(of).iter().zip(self.row(to)).map(|(of, to)| of / to))
+        Spread::of(
+            self.row(of)
+                .iter()
+                .zip(self.row(to))
+                .map(|(of, to)| of / to),
+        )
     }
 
     fn is_trip(row: &Row) -> bool {
@@ -382,8 +482,12 @@ impl Report {
     fn table(&self) -> String {
         let rounds = self.rows[0].ns.len();
         let mut text = match self.cores {
-            Some((timer, helper)) => format!("two processes on cores {timer} and {helper}; {rounds} rounds: median (least to most)\n"),
-            None => format!("fewer than two cores are allowed: UNPINNED, so these are times of the scheduler; {rounds} rounds\n"),
+            Some((timer, helper)) => format!(
+                "two processes on cores {timer} and {helper}; {rounds} rounds: median (least to most)\n"
+            ),
+            None => format!(
+                "fewer than two cores are allowed: UNPINNED, so these are times of the scheduler; {rounds} rounds\n"
+            ),
         };
         for row in &self.rows {
             let spread = if Self::is_trip(row) {
@@ -400,10 +504,16 @@ impl Report {
     }
 
     fn json(&self) -> String {
-        let mut fields = vec![format!("\"pinned\": {}", self.cores.is_some()), format!("\"rounds\": {}", self.rows[0].ns.len())];
+        let mut fields = vec![
+            format!("\"pinned\": {}", self.cores.is_some()),
+            format!("\"rounds\": {}", self.rows[0].ns.len()),
+        ];
         for row in &self.rows {
             let [median, least, most] = Spread::of(row.ns.iter().copied()).0;
-            fields.push(format!("\"{}_ns\": {{\"median\": {median:.2}, \"min\": {least:.2}, \"max\": {most:.2}}}", row.name));
+            fields.push(format!(
+                "\"{}_ns\": {{\"median\": {median:.2}, \"min\": {least:.2}, \"max\": {most:.2}}}",
+                row.name
+            ));
         }
         for (_, of, to) in RATIOS {
             let [median, least, most] = self.ratio(of, to).0;

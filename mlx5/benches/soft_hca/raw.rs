@@ -52,22 +52,52 @@ impl Raw {
 
     /// Returns the argument of [`attach`](Self::attach).
     pub(crate) fn describe(&self) -> String {
-        let MemfdId { token, bytes, pid, fd } = self.memory.id();
+        let MemfdId {
+            token,
+            bytes,
+            pid,
+            fd,
+        } = self.memory.id();
         format!("{token} {bytes} {pid} {fd}")
     }
 
     pub(crate) fn attach(text: &str, wait: Wait) -> Self {
-        let n: Vec<u64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
-        let id = MemfdId { token: n[0], bytes: n[1], pid: n[2] as u32, fd: n[3] as u32 };
+        let n: Vec<u64> = text
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
+        let id = MemfdId {
+            token: n[0],
+            bytes: n[1],
+            pid: n[2] as u32,
+            fd: n[3] as u32,
+        };
         Self::new(Memfd::attach(&id, true).unwrap(), 1, wait)
     }
 
     fn new(memory: Memfd, me: usize, wait: Wait) -> Self {
         // SAFETY: the mapping has the size, and only the address of the slots is taken.
-        let slots = unsafe { NonNull::new_unchecked(&raw mut (*memory.base().cast::<Shared>().as_ptr()).slots) }.cast();
-        // SAFETY: the slots live as long as `memory`; process 1 only sends, process 0 only receives; `has_room` comes before `publish`.
-        let (tx, rx) = unsafe { (LaneTx::new(slots, SLOTS as u64, 0), LaneRx::new(slots, SLOTS as u64, 0)) };
-        Self { memory, me, wait, met: 0, sent: 0, tx, rx }
+        let slots = unsafe {
+            NonNull::new_unchecked(&raw mut (*memory.base().cast::<Shared>().as_ptr()).slots)
+        }
+        .cast();
+        // SAFETY: the slots live as long as `memory`; process 1 only sends, process 0 only
+        // receives; `has_room` comes before `publish`.
+        let (tx, rx) = unsafe {
+            (
+                LaneTx::new(slots, SLOTS as u64, 0),
+                LaneRx::new(slots, SLOTS as u64, 0),
+            )
+        };
+        Self {
+            memory,
+            me,
+            wait,
+            met: 0,
+            sent: 0,
+            tx,
+            rx,
+        }
     }
 
     fn shared(&self) -> &Shared {
@@ -80,7 +110,8 @@ impl Raw {
         self.met += 1;
         let met = &self.shared().met;
         met[self.me].0[0].store(self.met, Ordering::Release);
-        self.wait.until(|| met[1 - self.me].0[0].load(Ordering::Acquire) >= self.met);
+        self.wait
+            .until(|| met[1 - self.me].0[0].load(Ordering::Acquire) >= self.met);
     }
 
     /// Where the receiver of a one-way measurement reports the received messages.
@@ -90,7 +121,12 @@ impl Raw {
 
     /// Process 0 sends first.
     #[inline(always)]
-    fn trips(&mut self, trips: u64, send: impl Fn(&Shared, usize, u64), receive: impl Fn(&Shared, usize, u64, Wait)) {
+    fn trips(
+        &mut self,
+        trips: u64,
+        send: impl Fn(&Shared, usize, u64),
+        receive: impl Fn(&Shared, usize, u64, Wait),
+    ) {
         let (me, wait) = (self.me, self.wait);
         for n in self.sent + 1..=self.sent + trips {
             if me == 0 {

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::{
-    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, MonoCq, Mr, Pd, QpAddress, QpConfig, QpState, RcQp, Sge, Signal,
-    SoftOptions, Srq, WriteImm,
+    Access, ConnectOptions, Cq, Device, DeviceSpec, FabricSpec, Inline, MonoCq, Mr, Pd, QpAddress,
+    QpConfig, QpState, RcQp, Sge, Signal, SoftOptions, Srq, WriteImm,
 };
 
 use crate::{Role, Wait};
@@ -19,7 +19,8 @@ const REPOST: usize = 16;
 /// Maximum number of messages in flight, and the interval at which the receiver reports them.
 const WINDOW: u64 = 96;
 const WINDOW_EVERY: u64 = 16;
-/// Interval at which the send CQ is polled, in messages: a quarter of the send queue, as `Signal::Reclaim` signals.
+/// Interval at which the send CQ is polled, in messages: a quarter of the send queue, as
+/// `Signal::Reclaim` signals.
 const SEND_CQ_EVERY: u64 = 128;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -62,20 +63,58 @@ fn place(n: u64) -> u64 {
 
 impl End {
     pub(crate) fn open(dir: &Path, wait: Wait) -> Self {
-        let fabric = FabricSpec::Shared { dir: Some(dir.to_owned()) };
-        let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..Default::default() })).unwrap();
+        let fabric = FabricSpec::Shared {
+            dir: Some(dir.to_owned()),
+        };
+        let device = Device::open(DeviceSpec::Soft(SoftOptions {
+            fabric,
+            ..Default::default()
+        }))
+        .unwrap();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(64).unwrap();
         let mut cq = device.create_mono_cq(RECEIVES + 1).unwrap();
         let mut srq = pd.create_srq(RECEIVES, 0).unwrap();
-        let qp = pd.create_qp(&send_cq, &cq, &srq, &QpConfig { max_send_wr: 1024, ..QpConfig::default() }).unwrap();
+        let qp = pd
+            .create_qp(
+                &send_cq,
+                &cq,
+                &srq,
+                &QpConfig {
+                    max_send_wr: 1024,
+                    ..QpConfig::default()
+                },
+            )
+            .unwrap();
         cq.register(qp.qpn(), ());
         while srq.post(&[], 0).is_ok() {}
         srq.ring();
-        let alloc = || pd.alloc(PLACES as usize * BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let alloc = || {
+            pd.alloc(
+                PLACES as usize * BYTES,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )
+            .unwrap()
+        };
         let (region, source) = (alloc(), alloc());
-        let recv = Recv { cq, srq, region, received: 0, looks_at_all: false };
-        Self { wait, qp, send_cq, recv, source, sent: 0, to: (0, 0), _pd: pd, _device: device }
+        let recv = Recv {
+            cq,
+            srq,
+            region,
+            received: 0,
+            looks_at_all: false,
+        };
+        Self {
+            wait,
+            qp,
+            send_cq,
+            recv,
+            source,
+            sent: 0,
+            to: (0, 0),
+            _pd: pd,
+            _device: device,
+        }
     }
 
     /// Makes an end that is connected to itself.
@@ -88,11 +127,21 @@ impl End {
     /// Returns the argument of [`connect`](Self::connect).
     pub(crate) fn describe(&self) -> String {
         let at = self.qp.address();
-        format!("{} {} {} {} {}", at.lid, at.qpn, at.epoch, self.recv.region.addr(), self.recv.region.rkey())
+        format!(
+            "{} {} {} {} {}",
+            at.lid,
+            at.qpn,
+            at.epoch,
+            self.recv.region.addr(),
+            self.recv.region.rkey()
+        )
     }
 
     pub(crate) fn connect(&mut self, peer: &str) {
-        let n: Vec<u64> = peer.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let n: Vec<u64> = peer
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
         let peer = QpAddress::soft(n[0] as u16, n[1] as u32, n[2]);
         self.qp.connect(&peer, &ConnectOptions::default()).unwrap();
         self.to = (n[3], n[4] as u32);
@@ -113,13 +162,38 @@ impl End {
         // SAFETY: an array of integers is bytes.
         let bytes = unsafe { &*words.as_ptr().cast::<[u8; BYTES]>() };
         match payload {
-            Payload::Inline => self.qp.post(&WriteImm { addr, rkey, imm, payload: Inline(bytes) }, Signal::Reclaim, n),
+            Payload::Inline => self.qp.post(
+                &WriteImm {
+                    addr,
+                    rkey,
+                    imm,
+                    payload: Inline(bytes),
+                },
+                Signal::Reclaim,
+                n,
+            ),
             Payload::Gathered => {
                 let offset = place(n) as usize;
-                // SAFETY: a place inside the region, 8-aligned, whose last message arrived long ago: more places than messages in flight.
-                unsafe { self.source.as_ptr().add(offset).cast::<[u64; BYTES / 8]>().write(words) };
+                // SAFETY: a place inside the region, 8-aligned, whose last message arrived long
+                // ago: more places than messages in flight.
+                unsafe {
+                    self.source
+                        .as_ptr()
+                        .add(offset)
+                        .cast::<[u64; BYTES / 8]>()
+                        .write(words)
+                };
                 let payload: Sge = self.source.sge(offset, BYTES as u32).unwrap();
-                self.qp.post(&WriteImm { addr, rkey, imm, payload }, Signal::Reclaim, n)
+                self.qp.post(
+                    &WriteImm {
+                        addr,
+                        rkey,
+                        imm,
+                        payload,
+                    },
+                    Signal::Reclaim,
+                    n,
+                )
             }
         }
         .unwrap();
@@ -157,7 +231,13 @@ impl End {
     }
 
     #[inline(never)]
-    pub(crate) fn send_many(&mut self, messages: u64, payload: Payload, batch: u64, window: &AtomicU64) {
+    pub(crate) fn send_many(
+        &mut self,
+        messages: u64,
+        payload: Payload,
+        batch: u64,
+        window: &AtomicU64,
+    ) {
         match (payload, batch) {
             (Payload::Inline, 1) => self.send_batches(messages, Payload::Inline, 1, window),
             (Payload::Inline, _) => self.send_batches(messages, Payload::Inline, batch, window),
@@ -196,7 +276,10 @@ impl End {
             let left = (end - self.recv.received).min(16) as usize;
             self.wait.until(|| self.recv.poll(left) > 0);
             if self.recv.received - told >= WINDOW_EVERY || self.recv.received == end {
-                window.store(window.load(Ordering::Relaxed) + self.recv.received - told, Ordering::Release);
+                window.store(
+                    window.load(Ordering::Relaxed) + self.recv.received - told,
+                    Ordering::Release,
+                );
                 told = self.recv.received;
             }
         }
@@ -223,15 +306,29 @@ impl Recv {
     /// Takes up to `max` messages. Each must be the next one.
     #[inline(always)]
     fn poll(&mut self, max: usize) -> usize {
-        let Self { cq, srq, region, received, looks_at_all } = self;
+        let Self {
+            cq,
+            srq,
+            region,
+            received,
+            looks_at_all,
+        } = self;
         let at = region.as_ptr();
         let taken = cq.poll(max, |_, cqe| {
             let n = *received;
-            assert!(cqe.result().is_ok() && cqe.imm() == n as u32 && cqe.byte_count() == BYTES as u32);
-            // SAFETY: a place inside the region; its message has arrived, and the peer does not use the place again before it is told.
+            assert!(
+                cqe.result().is_ok() && cqe.imm() == n as u32 && cqe.byte_count() == BYTES as u32
+            );
+            // SAFETY: a place inside the region; its message has arrived, and the peer does not use
+            // the place again before it is told.
             let words = unsafe { at.add(place(n) as usize).cast::<[u64; BYTES / 8]>() };
             // SAFETY: as above.
-            let (first, last) = unsafe { (words.cast::<u64>().read_volatile(), words.cast::<u64>().add(BYTES / 8 - 1).read_volatile()) };
+            let (first, last) = unsafe {
+                (
+                    words.cast::<u64>().read_volatile(),
+                    words.cast::<u64>().add(BYTES / 8 - 1).read_volatile(),
+                )
+            };
             assert!(first == word(n) && last == word(n));
             if *looks_at_all {
                 // SAFETY: as above.

@@ -13,8 +13,8 @@ pub enum Clock {
     System,
     /// A clock that its user sets, in ns: for tests and simulations.
     Manual(Arc<AtomicU64>),
-    /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a loop that polls for an event ends, and
-    /// so does a blocking wait.
+    /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a
+    /// loop that polls for an event ends, and so does a blocking wait.
     Stepping {
         /// Nanoseconds.
         now_ns: Arc<AtomicU64>,
@@ -34,8 +34,8 @@ impl Clock {
         }
     }
 
-    /// Like [`now_ns`](Self::now_ns) at a fifth of the cost (`CLOCK_MONOTONIC_COARSE`), but the system's clock may be some milliseconds
-    /// behind.
+    /// Like [`now_ns`](Self::now_ns) at a fifth of the cost (`CLOCK_MONOTONIC_COARSE`), but the
+    /// system's clock may be some milliseconds behind.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         match self {
             Self::System => clock::coarse_ns(),

@@ -7,22 +7,24 @@ const XMIT: usize = 0;
 const RCV: usize = 2;
 const REQUESTS: usize = 4;
 
-/// Counters of a port, since its memory was zeroed. Each device at the port adds to them: through shared memory the payloads and packets of
-/// both directions, in packets of 4 KiB and without acknowledgements; by packets those that it sends and receives itself, whole.
+/// Counters of a port, since its memory was zeroed. Each device at the port adds to them: through
+/// shared memory the payloads and packets of both directions, in packets of 4 KiB and without
+/// acknowledgements; by packets those that it sends and receives itself, whole.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct PortCounters([AtomicU64; 7]);
 
 impl PortCounters {
     /// Names of the counters in sysfs, in their order, separated by spaces.
-    pub const NAMES: &str =
-        "port_xmit_data port_xmit_packets port_rcv_data port_rcv_packets rx_write_requests rx_read_requests rx_atomic_requests";
+    pub const NAMES: &str = "port_xmit_data port_xmit_packets port_rcv_data port_rcv_packets rx_write_requests rx_read_requests rx_atomic_requests";
 
-    /// Returns the counter with this place in [`NAMES`](Self::NAMES): data in words of 4 bytes, others in packets or requests. 0 if there is
-    /// none.
+    /// Returns the counter with this place in [`NAMES`](Self::NAMES): data in words of 4 bytes,
+    /// others in packets or requests. 0 if there is none.
     #[must_use]
     pub fn get(&self, place: usize) -> u64 {
-        self.0.get(place).map_or(0, |counter| counter.load(Ordering::Relaxed))
+        self.0
+            .get(place)
+            .map_or(0, |counter| counter.load(Ordering::Relaxed))
     }
 
     fn add(&self, place: usize, n: u64) {

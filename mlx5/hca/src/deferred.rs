@@ -1,4 +1,5 @@
-//! Deferred events, ordered by time; events of the same time are in the order in which they were scheduled.
+//! Deferred events, ordered by time; events of the same time are in the order in which they were
+//! scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -23,7 +23,9 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The port for packets cannot be used.
-    #[error("RoCE packets from {address}, UDP port {port}: {source}; use an address of this host, and a free port")]
+    #[error(
+        "RoCE packets from {address}, UDP port {port}: {source}; use an address of this host, and a free port"
+    )]
     Wire {
         /// The address of the port.
         address: IpAddr,
@@ -88,7 +90,16 @@ pub enum CreateError {
 /// # Errors
 /// [`CreateError::OutOfRange`].
 pub fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
-    if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(CreateError::OutOfRange {
+            what,
+            value,
+            min,
+            max,
+        })
+    }
 }
 
 /// The reason why memory could not be registered.
@@ -171,13 +182,17 @@ pub enum ConnectError {
         qpn: u32,
     },
     /// The device sends no packets, and the peer is reached by nothing else.
-    #[error("the peer at {to} is reached by RoCE packets, which this device does not send: open it as soft:roce=ADDRESS")]
+    #[error(
+        "the peer at {to} is reached by RoCE packets, which this device does not send: open it as soft:roce=ADDRESS"
+    )]
     NoWire {
         /// The address of the peer.
         to: SocketAddr,
     },
     /// The peer answers to the UDP port 4791 only, as every device does that is no software HCA.
-    #[error("the peer at {to} sends to UDP port 4791, which another device of this address has; this one has port {own}")]
+    #[error(
+        "the peer at {to} sends to UDP port 4791, which another device of this address has; this one has port {own}"
+    )]
     NotTheRocePort {
         /// The address of the peer.
         to: SocketAddr,

@@ -1,6 +1,7 @@
 //! The device: its state, its doorbell and its poll.
 //!
-//! No function of this crate calls user code. So one borrow of [`State`] for each entry point cannot conflict with another.
+//! No function of this crate calls user code. So one borrow of [`State`] for each entry point
+//! cannot conflict with another.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -8,7 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use mlx5_wire::{AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use mlx5_wire::{
+    AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
+};
 use shm::ready::{HotSet, ReadyWords};
 use shm::sync::LightBarrier;
 
@@ -39,11 +42,12 @@ use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 
-/// Number of empty polls between two checks for peers that died with a popped receive of this device.
+/// Number of empty polls between two checks for peers that died with a popped receive of this
+/// device.
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Number of cold lanes that each of these checks polls, in turn (R4): a producer in another process may have missed that its lane went
-/// cold.
+/// Number of cold lanes that each of these checks polls, in turn (R4): a producer in another
+/// process may have missed that its lane went cold.
 const LANES_PER_CHECK: usize = 8;
 
 /// Number of completion vectors of a device.
@@ -96,30 +100,38 @@ pub struct DeviceInfo {
     pub comp_vectors: u32,
     /// Maximum size of a shared receive queue, in receives.
     pub max_srq_wr: u32,
-    /// Whether the device has atomics. A device without them refuses to post them and to register a region for them.
+    /// Whether the device has atomics. A device without them refuses to post them and to register a
+    /// region for them.
     pub has_atomics: bool,
-    /// NUMA node that the NIC is attached to, if the system reports it. It is the best place for queues and buffers. `None` for the
-    /// software HCA, whose memory is on the node of its thread.
+    /// NUMA node that the NIC is attached to, if the system reports it. It is the best place for
+    /// queues and buffers. `None` for the software HCA, whose memory is on the node of its thread.
     pub numa_node: Option<u32>,
-    /// Timing, clock, strictness and faults of the device: the conditions under which results were obtained.
+    /// Timing, clock, strictness and faults of the device: the conditions under which results were
+    /// obtained.
     pub modes: String,
-    /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware cannot distinguish a dead peer from a
-    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of the default
-    /// options.
+    /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware
+    /// cannot distinguish a dead peer from a slow one: there it is
+    /// [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of
+    /// the default options.
     pub dead_peer_timeout_ns: u64,
-    /// Number of queue pair places and memory regions that are never reused, because a peer stopped while it used them.
+    /// Number of queue pair places and memory regions that are never reused, because a peer stopped
+    /// while it used them.
     pub quarantined: u64,
-    /// Number of rules broken in strict mode since the violations were last [taken](Hca::take_violations).
+    /// Number of rules broken in strict mode since the violations were last
+    /// [taken](Hca::take_violations).
     pub violations: u64,
-    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK), and was delayed or failed. `None`
-    /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
+    /// Number of times that an operation of this device found no receive posted at its target (RNR
+    /// NAK), and was delayed or failed. `None` on hardware, which counts per port and for all
+    /// programs (`rnr_nak_retry_err` of its counters in sysfs).
     pub rnr_naks: Option<u64>,
-    /// Counters of the device's packets. `None` on hardware and on devices without a [port for them](crate::RoceOptions).
+    /// Counters of the device's packets. `None` on hardware and on devices without a [port for
+    /// them](crate::RoceOptions).
     pub packets: Option<PacketCounters>,
 }
 
 impl DeviceInfo {
-    /// Describes a device without hardware: its limits are those of the formats, and its counters are 0.
+    /// Describes a device without hardware: its limits are those of the formats, and its counters
+    /// are 0.
     #[doc(hidden)]
     #[must_use]
     pub const fn with_limits_of_formats(name: String, transport: String, modes: String) -> Self {
@@ -146,8 +158,8 @@ impl DeviceInfo {
     }
 }
 
-/// A software HCA. It belongs to the thread that opened it. Peers detect a dead HCA by the exit of that thread, so the thread must outlive
-/// the HCA.
+/// A software HCA. It belongs to the thread that opened it. Peers detect a dead HCA by the exit of
+/// that thread, so the thread must outlive the HCA.
 ///
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
@@ -165,9 +177,11 @@ pub struct Hca {
     /// The mode of a new queue pair without faults.
     pub(crate) mode: Mode,
     pub(crate) trace: Option<Trace>,
-    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the device is traced or counts.
+    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the
+    /// device is traced or counts.
     pub(crate) is_watched: bool,
-    /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
+    /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and
+    /// the same in every run.
     pub(crate) has_exact_lanes: bool,
     /// Counters of the ports, to which its traffic through shared memory is added.
     pub(crate) counters: Option<&'static [PortCounters]>,
@@ -175,7 +189,8 @@ pub struct Hca {
     pub(crate) port: Option<Port>,
     /// Whether a check of the peers is due, or `failed` is not empty.
     pub(crate) has_chores: Cell<bool>,
-    /// Queue pairs that failed since the last flush, and failed ones with a receive queue of their own to flush: index and generation.
+    /// Queue pairs that failed since the last flush, and failed ones with a receive queue of their
+    /// own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
     /// Asynchronous events that were not taken yet.
@@ -194,7 +209,8 @@ pub struct Hca {
 /// All mutable state. It is private to the process.
 pub(crate) struct State {
     pub(crate) queues: Queues,
-    /// Places of queue pairs, by index. The tag in each place makes the number of a destroyed queue pair invalid.
+    /// Places of queue pairs, by index. The tag in each place makes the number of a destroyed queue
+    /// pair invalid.
     pub(crate) qp_places: Vec<QpPlace>,
     /// Tag of the first queue pair in each place.
     pub(crate) first_tag: u16,
@@ -213,7 +229,8 @@ pub(crate) struct State {
     pub(crate) violations: Vec<Violation>,
     /// Number of CQEs written to queues that were destroyed.
     pub(crate) produced: u32,
-    /// LIDs of the devices that operations of this one changed since the stepper last asked, each once. Kept with exact lanes only.
+    /// LIDs of the devices that operations of this one changed since the stepper last asked, each
+    /// once. Kept with exact lanes only.
     pub(crate) touched: Vec<u16>,
     /// Number of polls until the next check of the peers.
     pub(crate) polls_to_check: u32,
@@ -224,7 +241,8 @@ pub(crate) struct State {
     pub(crate) next_pd: u32,
 }
 
-/// The part of the state that an arriving message can change. The set of hot lanes is not in it, because the pass over them borrows it.
+/// The part of the state that an arriving message can change. The set of hot lanes is not in it,
+/// because the pass over them borrows it.
 pub(crate) struct Queues {
     pub(crate) qps: Vec<Option<Box<SoftQp>>>,
     pub(crate) cqs: Vec<Option<SoftCq>>,
@@ -232,9 +250,18 @@ pub(crate) struct Queues {
 }
 
 impl State {
-    pub(crate) fn new(arena_bytes: usize, faults: &Faults, ready: ReadyWords, random: &mut Random) -> Self {
+    pub(crate) fn new(
+        arena_bytes: usize,
+        faults: &Faults,
+        ready: ReadyWords,
+        random: &mut Random,
+    ) -> Self {
         Self {
-            queues: Queues { qps: Vec::new(), cqs: Vec::new(), injector: Injector::new(faults) },
+            queues: Queues {
+                qps: Vec::new(),
+                cqs: Vec::new(),
+                injector: Injector::new(faults),
+            },
             qp_places: Vec::new(),
             first_tag: random.below(QPN_TAGS.into()) as u16,
             mrs: Regions::new(random),
@@ -259,28 +286,39 @@ impl State {
 }
 
 impl Hca {
-    /// Returns the index of a queue pair's BlueFlame register among those of the device, for [`ring`](Self::ring).
+    /// Returns the index of a queue pair's BlueFlame register among those of the device, for
+    /// [`ring`](Self::ring).
     #[must_use]
     pub fn register_index(qpn: u32) -> usize {
         qp_index(qpn)
     }
 
-    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index ([`register_index`](Self::register_index)). The
-    /// driver calls it right after each store to the register.
+    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index
+    /// ([`register_index`](Self::register_index)). The driver calls it right after each store to
+    /// the register.
     pub fn ring(&self, index: usize) {
         self.executing(|| execute::doorbell(self, index));
     }
 
-    /// Executes due work and turns arrived messages into CQEs. The driver calls it when it finds a completion queue empty. Returns whether
-    /// there may be new CQEs.
+    /// Executes due work and turns arrived messages into CQEs. The driver calls it when it finds a
+    /// completion queue empty. Returns whether there may be new CQEs.
     pub fn empty_poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let has_more = state.deferred.any();
         let arrived = !has_more && arrive::pass::<true>(self, &mut state) > 0;
         drop(state);
-        let progress = if has_more { self.progress_with_extras() } else { arrived };
-        // Last, because the earlier work may have failed a queue pair, and another poll may never come.
-        if self.has_chores.get() { self.do_chores() || progress } else { progress }
+        let progress = if has_more {
+            self.progress_with_extras()
+        } else {
+            arrived
+        };
+        // Last, because the earlier work may have failed a queue pair, and another poll may never
+        // come.
+        if self.has_chores.get() {
+            self.do_chores() || progress
+        } else {
+            progress
+        }
     }
 
     /// Does the rest of [`empty_poll`](Self::empty_poll): timers, datagrams, strict mode.
@@ -302,11 +340,16 @@ impl Hca {
         if self.strict {
             self.check_strictly(state);
         }
-        let taken = if self.has_exact_lanes { arrive::exact_pass(self, state) } else { arrive::pass::<false>(self, state) };
+        let taken = if self.has_exact_lanes {
+            arrive::exact_pass(self, state)
+        } else {
+            arrive::pass::<false>(self, state)
+        };
         progress | (taken > 0)
     }
 
-    /// Flushes failed queue pairs, and checks the peers if that is due. Returns whether there may be CQEs.
+    /// Flushes failed queue pairs, and checks the peers if that is due. Returns whether there may
+    /// be CQEs.
     #[cold]
     #[inline(never)]
     fn do_chores(&self) -> bool {
@@ -346,8 +389,9 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this one changed since the last call;
-    /// [`EVERY_LID`](crate::EVERY_LID) means all. Returns [`produced`](Self::produced).
+    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this one
+    /// changed since the last call; [`EVERY_LID`](crate::EVERY_LID) means all. Returns
+    /// [`produced`](Self::produced).
     pub fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
@@ -358,10 +402,16 @@ impl Hca {
     #[must_use]
     pub fn produced(&self) -> u32 {
         let state = self.state.borrow();
-        state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+        state
+            .queues
+            .cqs
+            .iter()
+            .flatten()
+            .fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
-    /// Returns the number of WRITEs and SENDs that its doorbells have announced. 0 unless a model of the network times it.
+    /// Returns the number of WRITEs and SENDs that its doorbells have announced. 0 unless a model
+    /// of the network times it.
     #[must_use]
     pub fn sends(&self) -> u64 {
         self.sends.get()
@@ -397,8 +447,8 @@ impl Hca {
         self.membership.lid
     }
 
-    /// Returns the device that has queue pair `qpn` of the port that `vector` names. `None` if there is no such port or the own port is
-    /// down.
+    /// Returns the device that has queue pair `qpn` of the port that `vector` names. `None` if
+    /// there is no such port or the own port is down.
     pub(crate) fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         match &self.port {
             _ if !self.is_port_up.get() => None,
@@ -407,20 +457,34 @@ impl Hca {
         }
     }
 
-    /// Returns the source GID of datagrams with this vector: link-local, from the LID, unless the port has a GID table.
+    /// Returns the source GID of datagrams with this vector: link-local, from the LID, unless the
+    /// port has a GID table.
     pub(crate) fn source_gid(&self, vector: &AddressVector) -> Gid {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
         let given = self.port.and_then(|port| port.source(vector));
-        given.copied().unwrap_or(Gid { bytes: own.to_be_bytes(), kind: GidKind::InfiniBand })
+        given.copied().unwrap_or(Gid {
+            bytes: own.to_be_bytes(),
+            kind: GidKind::InfiniBand,
+        })
     }
 
-    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the receives that it had popped.
+    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the
+    /// receives that it had popped.
     #[cold]
     fn check_peers(&self, state: &mut State) {
         state.polls_to_check = POLLS_PER_CHECK;
-        let State { queues: Queues { qps, cqs, .. }, repair, links, .. } = state;
+        let State {
+            queues: Queues { qps, cqs, .. },
+            repair,
+            links,
+            ..
+        } = state;
         for peer in links.newly_gone() {
-            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
+            for qp in qps
+                .iter_mut()
+                .flatten()
+                .filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer)))
+            {
                 arrive::drain(self, qp, cqs);
                 repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
@@ -442,7 +506,8 @@ impl Hca {
     #[inline(always)]
     pub(crate) fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
         let _executing = Executing::begin(&self.memory);
-        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity before it is read below.
+        // H3: the owner of the memory either sees the odd word, or has invalidated the key or
+        // identity before it is read below.
         self.barrier.execute();
         f()
     }
@@ -458,7 +523,8 @@ impl<'a> Executing<'a> {
         Self(memory)
     }
 
-    /// Advances the word, which has one writer. Release: a peer that sees the end of a doorbell sees its effects.
+    /// Advances the word, which has one writer. Release: a peer that sees the end of a doorbell
+    /// sees its effects.
     #[inline(always)]
     fn advance(memory: &DeviceMemory) {
         let word = &memory.control().header.executing;
@@ -475,6 +541,8 @@ impl Drop for Executing<'_> {
 
 impl core::fmt::Debug for Hca {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Hca").field("lid", &self.lid()).finish_non_exhaustive()
+        f.debug_struct("Hca")
+            .field("lid", &self.lid())
+            .finish_non_exhaustive()
     }
 }

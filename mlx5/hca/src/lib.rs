@@ -1,9 +1,12 @@
-//! The software HCA: a model of an mlx5 device that executes a driver's WQEs and writes its CQEs, in the driver's own threads.
+//! The software HCA: a model of an mlx5 device that executes a driver's WQEs and writes its CQEs,
+//! in the driver's own threads.
 //!
-//! A driver places the queues in its own memory. This crate implements the firmware commands on them (PRM "Commands": CREATE_CQ, CREATE_QP,
-//! ..) and executes the WQEs. The bytes in the queues are those of [`wire`]. A driver uses it in one of two ways. It calls [`Hca::ring`]
-//! after each of its doorbells, and [`Hca::empty_poll`] when it finds a completion queue empty. Or its doorbells are plain stores, and its
-//! user calls [`Hca::poll`], which polls the doorbell records. The devices of all processes of a user meet in a directory.
+//! A driver places the queues in its own memory. This crate implements the firmware commands on
+//! them (PRM "Commands": CREATE_CQ, CREATE_QP, ..) and executes the WQEs. The bytes in the queues
+//! are those of [`wire`]. A driver uses it in one of two ways. It calls [`Hca::ring`] after each of
+//! its doorbells, and [`Hca::empty_poll`] when it finds a completion queue empty. Or its doorbells
+//! are plain stores, and its user calls [`Hca::poll`], which polls the doorbell records. The
+//! devices of all processes of a user meet in a directory.
 //!
 //! A device belongs to one thread. `docs/software-hca.md` explains the design.
 //!
@@ -25,10 +28,12 @@
 // - `queues`: the device's side of send, receive and completion queues.
 // - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
 // - `shared`: the memory that devices share. No other module touches the memory of a peer.
-// - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
+// - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester
+//   had popped.
 // - `packets`: connections to devices whose memory is out of reach, over packets.
 // - `sleep`: sleeping until a poll has something to do.
-// - `clock`, `deferred`, `random`: time, timers, random numbers. `counters`: those of ports. `network`: the interface to a model of the network.
+// - `clock`, `deferred`, `random`: time, timers, random numbers. `counters`: those of ports.
+//   `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces, texts.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -66,7 +71,9 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, chec
 pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
+pub use objects::request::{
+    Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
+};
 pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};

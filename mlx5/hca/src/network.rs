@@ -1,4 +1,5 @@
-//! The interface to a model of the network, for devices whose WQEs are not executed in the doorbell.
+//! The interface to a model of the network, for devices whose WQEs are not executed in the
+//! doorbell.
 
 use core::fmt;
 
@@ -7,7 +8,8 @@ pub use crate::debug::trace::hash_of;
 pub use crate::random::Random;
 pub use crate::shared::receives::Receives as ReceiveQueue;
 
-/// A model of the network between the devices that share it. It is asked once for each WQE, in the order of their doorbells.
+/// A model of the network between the devices that share it. It is asked once for each WQE, in the
+/// order of their doorbells.
 pub trait Network: fmt::Debug + Send + Sync {
     /// Returns the times of the effect and of the visible completion of a WQE.
     fn times(&self, request: &Request<'_>) -> Times;
@@ -18,7 +20,8 @@ pub trait Network: fmt::Debug + Send + Sync {
 pub struct Request<'a> {
     /// Time of its doorbell in ns; for a fenced WQE, time of the response that it waits for.
     pub posted_ns: u64,
-    /// Time of the last effect of earlier WQEs of the queue pair, in ns. The effect of this WQE is not earlier.
+    /// Time of the last effect of earlier WQEs of the queue pair, in ns. The effect of this WQE is
+    /// not earlier.
     pub after_ns: u64,
     /// LID and QPN of the sender.
     pub own: (u16, u32),

@@ -1,6 +1,7 @@
 //! Reproducible random numbers.
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): one word of state; any seed is good.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): one
+/// word of state; any seed is good.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

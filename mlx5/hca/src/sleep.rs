@@ -12,11 +12,13 @@ use crate::{Clock, Hca, Queues, State};
 const MAX_SLEEP_NS: u64 = 100_000_000;
 /// Maximum sleep, in ns, if the clock is moved from outside.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
-/// Minimum sleep, in ns, also if an event is due sooner: a full lane is tried again at once, and its consumer may be stopped.
+/// Minimum sleep, in ns, also if an event is due sooner: a full lane is tried again at once, and
+/// its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
 /// Whether a test has removed the maximum sleep of this process.
-pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool =
+    core::sync::atomic::AtomicBool::new(false);
 
 /// Returns the maximum sleep, in ns.
 fn longest_ns() -> u64 {
@@ -26,7 +28,8 @@ fn longest_ns() -> u64 {
     MAX_SLEEP_NS
 }
 
-/// The condition that ends a sleep: a message in a lane, or a ready bit. It borrows the device only for each check.
+/// The condition that ends a sleep: a message in a lane, or a ready bit. It borrows the device only
+/// for each check.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
@@ -39,7 +42,15 @@ impl Idle<'_> {
 impl Watch for Idle<'_> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.0.memory.lanes().sleep.0.word());
-        if let Some(waker) = self.0.state.borrow_mut().links.wire.as_mut().and_then(|wire| wire.waker()) {
+        if let Some(waker) = self
+            .0
+            .state
+            .borrow_mut()
+            .links
+            .wire
+            .as_mut()
+            .and_then(|wire| wire.waker())
+        {
             show(waker.word());
         }
     }
@@ -48,7 +59,15 @@ impl Watch for Idle<'_> {
         // A peer may die meanwhile.
         self.0.state.borrow_mut().polls_to_check = 0;
         self.0.has_chores.set(true);
-        if let Some(waker) = self.0.state.borrow_mut().links.wire.as_mut().and_then(|wire| wire.waker()) {
+        if let Some(waker) = self
+            .0
+            .state
+            .borrow_mut()
+            .links
+            .wire
+            .as_mut()
+            .and_then(|wire| wire.waker())
+        {
             waker.arm();
         }
         // H7, R1
@@ -57,8 +76,18 @@ impl Watch for Idle<'_> {
 
     fn look(&mut self, is_told: bool) -> bool {
         let are_empty = self.with_lanes(|hot, queues| hot.deactivate(queues, is_told));
-        let has_packets = self.0.state.borrow().links.wire.as_ref().is_some_and(|wire| wire.has_arrivals());
-        !are_empty || has_packets || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
+        let has_packets = self
+            .0
+            .state
+            .borrow()
+            .links
+            .wire
+            .as_ref()
+            .is_some_and(|wire| wire.has_arrivals());
+        !are_empty
+            || has_packets
+            || self.0.state.borrow().ready.any()
+            || ready_lids(&self.0.memory).any()
     }
 
     fn slice(&mut self) -> Duration {
@@ -73,29 +102,39 @@ impl Watch for Idle<'_> {
 }
 
 impl Hca {
-    /// Makes progress, then calls `then` with a watch that ends when a poll would have something to do. Completions that are already in a
-    /// queue do not end it.
+    /// Makes progress, then calls `then` with a watch that ends when a poll would have something to
+    /// do. Completions that are already in a queue do not end it.
     pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.empty_poll();
         then(&mut Idle(self));
     }
 
-    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, `alarm` ends, or `timeout_ns` have
-    /// passed in real time. Returns whether there is a CQE. Disarms those CQs.
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for,
+    /// `alarm` ends, or `timeout_ns` have passed in real time. Returns whether there is a CQE.
+    /// Disarms those CQs.
     pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
             let (mut has_event, mut left_ns) = (false, 0);
             let mut sleep_in = |watch: &mut dyn Watch| {
                 has_event = self.take_events();
-                left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
+                left_ns = end_ns.map_or(u64::MAX, |end_ns| {
+                    end_ns.saturating_sub(Clock::System.now_ns())
+                });
                 let longest_ns = self.longest_sleep_ns().min(left_ns);
-                if !has_event && longest_ns > 0 && !sleep::sleep_once(watch, Duration::from_nanos(longest_ns)) && !watch.look(false) {
+                if !has_event
+                    && longest_ns > 0
+                    && !sleep::sleep_once(watch, Duration::from_nanos(longest_ns))
+                    && !watch.look(false)
+                {
                     self.poll_all_lanes();
                 }
             };
             self.empty_poll();
-            sleep::join([&mut Idle(self) as &mut dyn Sleeper, &mut *alarm], &mut sleep_in);
+            sleep::join(
+                [&mut Idle(self) as &mut dyn Sleeper, &mut *alarm],
+                &mut sleep_in,
+            );
             if has_event || left_ns == 0 || alarm.look(true) {
                 return has_event;
             }
@@ -110,18 +149,28 @@ impl Hca {
     /// Returns whether an armed CQ has a CQE that it was armed for. Disarms such CQs.
     fn take_events(&self) -> bool {
         let cqs = &mut self.state.borrow_mut().queues.cqs;
-        cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
+        cqs.iter_mut()
+            .flatten()
+            .filter_map(|cq| cq.take_event().then_some(()))
+            .count()
+            > 0
     }
 
-    /// Returns the time in ns that the device can sleep before it must poll by itself. 0 if only polls advance its clock to the next due
-    /// event.
+    /// Returns the time in ns that the device can sleep before it must poll by itself. 0 if only
+    /// polls advance its clock to the next due event.
     fn longest_sleep_ns(&self) -> u64 {
         let state = &mut *self.state.borrow_mut();
-        let is_woken = state.links.wire.as_mut().is_none_or(|wire| wire.waker().is_some());
+        let is_woken = state
+            .links
+            .wire
+            .as_mut()
+            .is_none_or(|wire| wire.waker().is_some());
         match (&self.clock, state.deferred.next_ns()) {
             (Clock::System, None) if !is_woken => SHORT_SLEEP_NS,
             (Clock::System, None) => longest_ns(),
-            (Clock::System, Some(at_ns)) => at_ns.saturating_sub(Clock::System.now_ns()).clamp(SHORTEST_SLEEP_NS, longest_ns()),
+            (Clock::System, Some(at_ns)) => at_ns
+                .saturating_sub(Clock::System.now_ns())
+                .clamp(SHORTEST_SLEEP_NS, longest_ns()),
             (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
             (Clock::Stepping { .. }, Some(_)) => 0,
         }

@@ -1,8 +1,9 @@
 //! The calls of the C library that this library interposes.
 //!
-//! A call for any other descriptor or path continues to the next library that has it, after one load from a table (or a comparison of the
-//! path). Until then it makes no allocation, takes no lock and calls no function of the standard library, because it runs on any thread of
-//! the program, at any time.
+//! A call for any other descriptor or path continues to the next library that has it, after one
+//! load from a table (or a comparison of the path). Until then it makes no allocation, takes no
+//! lock and calls no function of the standard library, because it runs on any thread of the
+//! program, at any time.
 
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -26,13 +27,15 @@ use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
 use crate::thread::poller;
 
-/// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and rdma-core knows the directory.
+/// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and
+/// rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
 /// The file of the connection manager.
 const CM_FILE: &[u8] = b"/dev/infiniband/rdma_cm";
 
-/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
+/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs
+/// would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
 
 /// `RDMA_VERBS_IOCTL`.
@@ -46,12 +49,19 @@ struct Next {
 
 impl Next {
     const fn new(name: &'static CStr) -> Self {
-        Self { name, address: AtomicPtr::new(core::ptr::null_mut()) }
+        Self {
+            name,
+            address: AtomicPtr::new(core::ptr::null_mut()),
+        }
     }
 
     fn address(&self) -> *mut c_void {
         let address = self.address.load(Ordering::Relaxed);
-        if address.is_null() { self.find() } else { address }
+        if address.is_null() {
+            self.find()
+        } else {
+            address
+        }
     }
 
     #[cold]
@@ -185,8 +195,14 @@ unsafe fn device(path: *const c_char) -> Option<(&'static Settings, Node)> {
         _ if path == CM_FILE => Node::Cm,
         _ => return None,
     };
-    let index = if let Node::Device(index) = node { index } else { 0 };
-    settings::get().filter(|settings| index < settings.network.len()).map(|settings| (settings, node))
+    let index = if let Node::Device(index) = node {
+        index
+    } else {
+        0
+    };
+    settings::get()
+        .filter(|settings| index < settings.network.len())
+        .map(|settings| (settings, node))
 }
 
 fn open_device(settings: &'static Settings, node: Node) -> c_int {
@@ -199,18 +215,29 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
         let (fd, file) = match node {
             Node::Device(index) => {
                 let fd = sys::device_file()?;
-                let registers = settings.check_doorbells.then(|| Registers::of(&fd)).transpose()?;
-                let device = Device::open(index, |jobs| poller::spawn(jobs, settings, index, registers))?;
+                let registers = settings
+                    .check_doorbells
+                    .then(|| Registers::of(&fd))
+                    .transpose()?;
+                let device = Device::open(index, |jobs| {
+                    poller::spawn(jobs, settings, index, registers)
+                })?;
                 (fd, File::Device(Arc::new(device)))
             }
-            Node::Cm => Session::open(settings).map(|(session, fd)| (fd, File::Cm(Arc::new(session))))?,
+            Node::Cm => {
+                Session::open(settings).map(|(session, fd)| (fd, File::Cm(Arc::new(session))))?
+            }
         };
         fds::insert(fd.as_raw_fd(), file)?;
         Ok(fd.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
         let _ = ours(|| {
-            let name = if let Node::Device(index) = node { format!("{DEVICE_FILE}{index}") } else { "rdma_cm".to_owned() };
+            let name = if let Node::Device(index) = node {
+                format!("{DEVICE_FILE}{index}")
+            } else {
+                "rdma_cm".to_owned()
+            };
             log::refused(settings, format_args!("open {name} refused: {errno}"));
             Ok(())
         });
@@ -251,11 +278,16 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     // SAFETY: the caller's arguments.
-    held::opened(unsafe { next!(MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int, (name, flags)) })
+    held::opened(unsafe {
+        next!(
+            MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int,
+            (name, flags)
+        )
+    })
 }
 
-/// `close(3)`. The device closes with its descriptor. If the descriptor is closed in a way that is not interposed, the device closes at the
-/// next call.
+/// `close(3)`. The device closes with its descriptor. If the descriptor is closed in a way that is
+/// not interposed, the device closes at the next call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
@@ -276,7 +308,12 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    let close = |first, last| unsafe { next!(CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int, (first, last, flags)) };
+    let close = |first, last| unsafe {
+        next!(
+            CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int,
+            (first, last, flags)
+        )
+    };
     if first > last || flags != 0 {
         // The flags, for a later close or a table of its own, are useful only in a child.
         return close(first, last);
@@ -322,7 +359,9 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
         return fail(Errno(libc::EBUSY));
     }
     // SAFETY: the caller's arguments.
-    duplicated(old, unsafe { next!(DUP2 as fn(c_int, c_int) -> c_int, (old, new)) })
+    duplicated(old, unsafe {
+        next!(DUP2 as fn(c_int, c_int) -> c_int, (old, new))
+    })
 }
 
 /// `dup3(2)`.
@@ -332,15 +371,26 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
         return fail(Errno(libc::EBUSY));
     }
     // SAFETY: the caller's arguments.
-    duplicated(old, unsafe { next!(DUP3 as fn(c_int, c_int, c_int) -> c_int, (old, new, flags)) })
+    duplicated(old, unsafe {
+        next!(DUP3 as fn(c_int, c_int, c_int) -> c_int, (old, new, flags))
+    })
 }
 
 /// `fcntl(2)`, for its duplicates.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the caller's arguments. The next `fcntl` ignores an argument that was not given, too.
-    let result = unsafe { next!(FCNTL as fn(c_int, c_int, ...) -> c_int, (fd, command, argument)) };
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { duplicated(fd, result) } else { result }
+    let result = unsafe {
+        next!(
+            FCNTL as fn(c_int, c_int, ...) -> c_int,
+            (fd, command, argument)
+        )
+    };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result)
+    } else {
+        result
+    }
 }
 
 /// The end of a write.
@@ -358,8 +408,8 @@ unsafe extern "C-unwind" {
     fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
 
-/// Carries out a command of the connection manager. That for an event waits for one, also after another thread has closed the descriptor: a
-/// kernel keeps the file until the system call ends.
+/// Carries out a command of the connection manager. That for an event waits for one, also after
+/// another thread has closed the descriptor: a kernel keeps the file until the system call ends.
 fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize_t {
     // SAFETY: plain numbers.
     let blocks = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK == 0;
@@ -370,7 +420,11 @@ fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize
             Err(errno) => return fail(errno) as ssize_t,
             Ok(false) => {}
         }
-        let mut readable = libc::pollfd { fd: session.readable(), events: libc::POLLIN, revents: 0 };
+        let mut readable = libc::pollfd {
+            fd: session.readable(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: one entry.
         if unsafe { poll(&raw mut readable, 1, -1) } < 0 {
             return -1;
@@ -386,11 +440,13 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
             match fds::get(fd) {
                 Some(File::Device(device)) => {
                     let call = Call::read(bytes as u64, count)?;
-                    // SAFETY: a driver's command to the device file names memory that the driver keeps until the object is destroyed.
+                    // SAFETY: a driver's command to the device file names memory that the driver
+                    // keeps until the object is destroyed.
                     unsafe { device.execute(call) }?;
                 }
                 Some(File::Cm(session)) => return Ok(Written::Cm(session)),
-                // In the child of a fork the device belongs to the parent, whose thread does not exist here.
+                // In the child of a fork the device belongs to the parent, whose thread does not
+                // exist here.
                 None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
                 _ => return Ok(Written::Elsewhere),
             }
@@ -409,27 +465,41 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { next!(WRITE as fn(c_int, *const c_void, size_t) -> ssize_t, (fd, bytes, count)) }
+    unsafe {
+        next!(
+            WRITE as fn(c_int, *const c_void, size_t) -> ssize_t,
+            (fd, bytes, count)
+        )
+    }
 }
 
 /// `read(3)`, for events.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's arguments.
-    let read_next = |count| unsafe { next!(READ as fn(c_int, *mut c_void, size_t) -> ssize_t, (fd, bytes, count)) };
+    let read_next = |count| unsafe {
+        next!(
+            READ as fn(c_int, *mut c_void, size_t) -> ssize_t,
+            (fd, bytes, count)
+        )
+    };
     if !fds::may_be_ours(fd) {
         return read_next(count);
     }
     match ours(|| Ok(fds::get(fd))) {
-        Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => loop {
-            let n = read_next(channel.event_bytes());
-            // SAFETY: that many bytes were read into the buffer.
-            let event = unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
-            let is_for_program = event.len() < channel.event_bytes() || ours(|| Ok(channel.received(event))) != Ok(false);
-            if is_for_program {
-                return n;
+        Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => {
+            loop {
+                let n = read_next(channel.event_bytes());
+                // SAFETY: that many bytes were read into the buffer.
+                let event =
+                    unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
+                let is_for_program = event.len() < channel.event_bytes()
+                    || ours(|| Ok(channel.received(event))) != Ok(false);
+                if is_for_program {
+                    return n;
+                }
             }
-        },
+        }
         Ok(Some(File::Counter(counter))) => {
             held::as_ourselves(|| counter.show(fd));
             read_next(count)
@@ -440,15 +510,18 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
     }
 }
 
-/// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, it [refuses](Method::refusal). libibverbs
-/// then writes the command, if there is one; otherwise the program learns that this device does not support it. A kernel without any
-/// methods answers `ENOTTY`, which makes libibverbs write too. But without a command to write, that error reaches programs, which do not
-/// expect it.
+/// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, it
+/// [refuses](Method::refusal). libibverbs then writes the command, if there is one; otherwise the
+/// program learns that this device does not support it. A kernel without any methods answers
+/// `ENOTTY`, which makes libibverbs write too. But without a command to write, that error reaches
+/// programs, which do not expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
         let refused = ours(|| {
-            let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else { return Ok(None) };
+            let (Some(File::Device(_)), Some(settings)) = (fds::get(fd), settings::get()) else {
+                return Ok(None);
+            };
             if request != RDMA_VERBS_IOCTL {
                 log::refused(settings, format_args!("ioctl {request:#x} refused: ENOTTY"));
                 return Ok(Some(Errno(libc::ENOTTY)));
@@ -459,7 +532,12 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
             let [_, _, a, b, c, d] = header;
             let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
             let method = Method { object, method };
-            log::answered(settings, format_args!("ioctl {method}"), method.refusal(), method.falls_back());
+            log::answered(
+                settings,
+                format_args!("ioctl {method}"),
+                method.refusal(),
+                method.falls_back(),
+            );
             Ok(Some(method.refusal()))
         });
         match refused {
@@ -468,7 +546,12 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { next!(IOCTL as fn(c_int, c_ulong, ...) -> c_int, (fd, request, argument)) }
+    unsafe {
+        next!(
+            IOCTL as fn(c_int, c_ulong, ...) -> c_int,
+            (fd, request, argument)
+        )
+    }
 }
 
 /// `socket(3)`: devices are found in the launcher's tree, not through the kernel.
@@ -478,7 +561,12 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
         return fail(Errno(libc::EPROTONOSUPPORT));
     }
     // SAFETY: plain numbers.
-    unsafe { next!(SOCKET as fn(c_int, c_int, c_int) -> c_int, (domain, kind, protocol)) }
+    unsafe {
+        next!(
+            SOCKET as fn(c_int, c_int, c_int) -> c_int,
+            (domain, kind, protocol)
+        )
+    }
 }
 
 /// Gives `status` the values of the device file: a character device.
@@ -492,9 +580,15 @@ fn result(done: Result<(), Errno>) -> c_int {
     done.map_or_else(fail, |()| 0)
 }
 
-/// `fstatat(3)`. Older C libraries have no symbol for it and similar functions, so all of them are system calls here.
+/// `fstatat(3)`. Older C libraries have no symbol for it and similar functions, so all of them are
+/// system calls here.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int {
+unsafe extern "C" fn fstatat(
+    dir: c_int,
+    path: *const c_char,
+    status: *mut Status,
+    flags: c_int,
+) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
@@ -510,7 +604,13 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
 
 /// `statx(2)`, by which coreutils and the standard library of Rust ask for the status of a path.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut ExtendedStatus) -> c_int {
+unsafe extern "C" fn statx(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    status: *mut ExtendedStatus,
+) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         let Some((settings, node)) = device(path) else {
@@ -522,7 +622,8 @@ unsafe extern "C" fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: 
         as_device(&mut plain, settings, node);
         extended.stx_mask = libc::STATX_TYPE | libc::STATX_MODE;
         extended.stx_mode = plain.st_mode as u16;
-        (extended.stx_rdev_major, extended.stx_rdev_minor) = (libc::major(plain.st_rdev), libc::minor(plain.st_rdev));
+        (extended.stx_rdev_major, extended.stx_rdev_minor) =
+            (libc::major(plain.st_rdev), libc::minor(plain.st_rdev));
         status.write(extended);
         0
     }
@@ -530,7 +631,12 @@ unsafe extern "C" fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: 
 
 /// `faccessat(3)`: programs check with it and its relatives whether they may open the device.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+unsafe extern "C" fn faccessat(
+    dir: c_int,
+    path: *const c_char,
+    mode: c_int,
+    flags: c_int,
+) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe {
         match device(path) {
@@ -564,8 +670,9 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
-/// Other names of these functions: for large files (all files on 64-bit systems), for fortified programs, and in C libraries before 2.33.
-/// The last ones take the version of the structure; 64-bit systems have only one.
+/// Other names of these functions: for large files (all files on 64-bit systems), for fortified
+/// programs, and in C libraries before 2.33. The last ones take the version of the structure;
+/// 64-bit systems have only one.
 macro_rules! other_names {
     ($($name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? => $call:expr;)*) => {
         $(

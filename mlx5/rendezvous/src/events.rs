@@ -41,8 +41,9 @@ impl fmt::Display for Event<'_> {
     }
 }
 
-/// A function that is told the events of a server, in the thread of the server: it must not block. By default there is none. With the feature
-/// `tracing` every event is also one of that crate, of the target `rendezvous`: refusals have level `WARN`, others `INFO`.
+/// A function that is told the events of a server, in the thread of the server: it must not block.
+/// By default there is none. With the feature `tracing` every event is also one of that crate, of
+/// the target `rendezvous`: refusals have level `WARN`, others `INFO`.
 #[derive(Clone, Default)]
 pub struct Events(Option<Arc<Hear>>);
 
@@ -58,11 +59,15 @@ impl Events {
     pub fn tell(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         match event {
-            Event::Connected(peer) => tracing::info!(address = %peer.address, connection = peer.number, "connected"),
+            Event::Connected(peer) => {
+                tracing::info!(address = %peer.address, connection = peer.number, "connected")
+            }
             Event::Disconnected(peer, reason) => {
                 tracing::info!(address = %peer.address, connection = peer.number, reason, "disconnected");
             }
-            Event::Refused(peer, reason) => tracing::warn!(address = %peer.address, connection = peer.number, reason, "refused"),
+            Event::Refused(peer, reason) => {
+                tracing::warn!(address = %peer.address, connection = peer.number, reason, "refused")
+            }
         }
         if let Some(hear) = &self.0 {
             hear(event);
@@ -127,8 +132,16 @@ mod tests {
     #[test]
     fn events_are_those_of_tracing_too() {
         let heard = Heard::default();
-        let peer = Peer { address: ([127, 0, 0, 1], 7).into(), number: 3 };
-        tracing::subscriber::with_default(heard.clone(), || Events::default().tell(Event::Refused(peer, "no")));
-        assert_eq!(*heard.text(), "WARN message=refused address=127.0.0.1:7 connection=3 reason=\"no\"");
+        let peer = Peer {
+            address: ([127, 0, 0, 1], 7).into(),
+            number: 3,
+        };
+        tracing::subscriber::with_default(heard.clone(), || {
+            Events::default().tell(Event::Refused(peer, "no"))
+        });
+        assert_eq!(
+            *heard.text(),
+            "WARN message=refused address=127.0.0.1:7 connection=3 reason=\"no\""
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The server's side: connecting peers exchange records with it, all at the same time, and no peer delays another.
+//! The server's side: connecting peers exchange records with it, all at the same time, and no peer
+//! delays another.
 
 use std::fmt;
 use std::io;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::events::{Event, Events, Peer};
 use crate::secret::{Proof, Secret};
 
-/// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096 by default.
+/// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096
+/// by default.
 const BACKLOG: i32 = 4096;
 /// Number of peers that one poll accepts.
 const PEERS_PER_POLL: usize = 256;
@@ -26,12 +28,14 @@ pub struct GateOptions {
     pub events: Events,
     /// A secret that peers have to prove.
     pub secret: Option<Secret>,
-    /// The record for a peer that offers no proof of the secret: [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first one
-    /// that it expects.
+    /// The record for a peer that offers no proof of the secret:
+    /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first one that it
+    /// expects.
     pub refusal: Vec<u8>,
 }
 
-/// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never block.
+/// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never
+/// block.
 pub struct Gate<A> {
     listener: TcpListener,
     connecting: Vec<Connecting<A>>,
@@ -49,7 +53,10 @@ struct Connecting<A> {
 
 impl<A> fmt::Debug for Gate<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("listener", &self.listener).field("connecting", &self.connecting.len()).finish_non_exhaustive()
+        f.debug_struct("Gate")
+            .field("listener", &self.listener)
+            .field("connecting", &self.connecting.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -66,10 +73,16 @@ impl<A> Gate<A> {
         Ok(Self::over(listener, options))
     }
 
-    /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate: both accept peers.
+    /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate:
+    /// both accept peers.
     #[must_use]
     pub const fn over(listener: TcpListener, options: GateOptions) -> Self {
-        Self { listener, connecting: Vec::new(), options, peers_per_poll: PEERS_PER_POLL }
+        Self {
+            listener,
+            connecting: Vec::new(),
+            options,
+            peers_per_poll: PEERS_PER_POLL,
+        }
     }
 
     /// Returns a listener for another gate at the same address.
@@ -98,9 +111,10 @@ impl<A> Gate<A> {
         self.connecting.iter().map(|connecting| &connecting.stage)
     }
 
-    /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as its socket allows. `advance` returns
-    /// `None` until the peer has arrived, and is not called for it again; `arrived` gets its socket, to keep it in [`Lifelines`] or to close
-    /// it. A peer whose `advance` fails is disconnected, as is one that does not prove the secret.
+    /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as
+    /// its socket allows. `advance` returns `None` until the peer has arrived, and is not called
+    /// for it again; `arrived` gets its socket, to keep it in [`Lifelines`] or to close it. A peer
+    /// whose `advance` fails is disconnected, as is one that does not prove the secret.
     ///
     /// [`Lifelines`]: crate::Lifelines
     pub fn poll<T, E: fmt::Display>(
@@ -111,15 +125,38 @@ impl<A> Gate<A> {
     ) {
         // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
         for _ in 0..self.peers_per_poll {
-            let Ok((stream, address)) = self.listener.accept() else { break };
+            let Ok((stream, address)) = self.listener.accept() else {
+                break;
+            };
             if stream.set_nonblocking(true).is_ok() {
-                let peer = Peer { address, number: PEERS.fetch_add(1, Ordering::Relaxed) };
-                self.connecting.push(Connecting { stream, peer, proof: Proof::default(), stage: begin(), since: Instant::now() });
+                let peer = Peer {
+                    address,
+                    number: PEERS.fetch_add(1, Ordering::Relaxed),
+                };
+                self.connecting.push(Connecting {
+                    stream,
+                    peer,
+                    proof: Proof::default(),
+                    stage: begin(),
+                    since: Instant::now(),
+                });
             }
         }
-        let GateOptions { patience, events, secret, refusal } = &self.options;
+        let GateOptions {
+            patience,
+            events,
+            secret,
+            refusal,
+        } = &self.options;
         let mut next = 0;
-        while let Some(Connecting { stream, peer, proof, stage, since }) = self.connecting.get_mut(next) {
+        while let Some(Connecting {
+            stream,
+            peer,
+            proof,
+            stage,
+            since,
+        }) = self.connecting.get_mut(next)
+        {
             let outcome = match proof.advance(stream, secret.as_ref(), refusal) {
                 Ok(true) => advance(stage, stream, *peer).map_err(|error| error.to_string()),
                 Ok(false) => Ok(None),
@@ -135,7 +172,10 @@ impl<A> Gate<A> {
                 // The peer knows the reason, is gone, or takes too long.
                 Ok(None) | Err(_) => {
                     let reason = outcome.err();
-                    events.tell(Event::Refused(*peer, reason.as_deref().unwrap_or("it took too long to connect")));
+                    events.tell(Event::Refused(
+                        *peer,
+                        reason.as_deref().unwrap_or("it took too long to connect"),
+                    ));
                     drop(self.connecting.swap_remove(next));
                 }
             }
@@ -153,13 +193,19 @@ mod tests {
     use crate::record::{Kind, Refusal};
 
     fn options(patience: Duration) -> GateOptions {
-        GateOptions { patience, events: Events::default(), secret: None, refusal: Vec::new() }
+        GateOptions {
+            patience,
+            events: Events::default(),
+            secret: None,
+            refusal: Vec::new(),
+        }
     }
 
     /// Two bytes make a peer arrive; the other peers are silent, gone, or send one byte.
     #[test]
     fn peers_that_arrive_are_handed_out_and_others_are_disconnected() {
-        let mut gate = Gate::<Incoming<2>>::bind("127.0.0.1:0", options(Duration::from_millis(200))).unwrap();
+        let mut gate =
+            Gate::<Incoming<2>>::bind("127.0.0.1:0", options(Duration::from_millis(200))).unwrap();
         let address = gate.local_addr().unwrap();
         let connect = |said: &[u8]| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -171,7 +217,11 @@ mod tests {
         let good = connect(b"ab");
         let (start, mut peers) = (Instant::now(), Vec::new());
         while peers.is_empty() || gate.connecting().count() > 0 {
-            assert!(start.elapsed() < Duration::from_secs(20), "{} still arrive", gate.connecting().count());
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{} still arrive",
+                gate.connecting().count()
+            );
             gate.poll(
                 Incoming::default,
                 |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
@@ -181,12 +231,20 @@ mod tests {
         }
         assert_eq!(peers, [*b"ab"]);
         for mut left in [silent, half] {
-            assert_eq!(left.read(&mut [0]).unwrap_or(0), 0, "its connection is closed");
+            assert_eq!(
+                left.read(&mut [0]).unwrap_or(0),
+                0,
+                "its connection is closed"
+            );
         }
         drop(good);
     }
 
-    const KIND: Kind = Kind { name: "test", magic: *b"test\0\0\0\0", version: 1 };
+    const KIND: Kind = Kind {
+        name: "test",
+        magic: *b"test\0\0\0\0",
+        version: 1,
+    };
 
     /// Each pair of ends with and without secrets: who is connected, and what both ends are told.
     #[test]
@@ -204,32 +262,54 @@ mod tests {
             let hears = Arc::clone(&heard);
             let events = Events::new(move |event| hears.lock().unwrap().push(event.to_string()));
             let refusal = KIND.refuse::<16>(Refusal::Secret).to_vec();
-            let options = GateOptions { events, secret: of_server, refusal, ..options(Duration::from_secs(20)) };
+            let options = GateOptions {
+                events,
+                secret: of_server,
+                refusal,
+                ..options(Duration::from_secs(20))
+            };
             let mut gate = Gate::<Incoming<16>>::bind("127.0.0.1:0", options).unwrap();
             let address = gate.local_addr().unwrap();
-            let client = std::thread::spawn(move || -> Result<SocketAddr, Box<dyn std::error::Error + Send + Sync>> {
-                let mut stream = TcpStream::connect(address)?;
-                if let Some(secret) = of_client {
-                    secret.prove::<Box<dyn std::error::Error + Send + Sync>>(&mut stream)?;
-                }
-                stream.write_all(&KIND.begin::<16>())?;
-                KIND.check(&KIND.receive::<16, Box<dyn std::error::Error + Send + Sync>>(&mut stream)?)?;
-                Ok(stream.local_addr()?)
-            });
+            let client = std::thread::spawn(
+                move || -> Result<SocketAddr, Box<dyn std::error::Error + Send + Sync>> {
+                    let mut stream = TcpStream::connect(address)?;
+                    if let Some(secret) = of_client {
+                        secret.prove::<Box<dyn std::error::Error + Send + Sync>>(&mut stream)?;
+                    }
+                    stream.write_all(&KIND.begin::<16>())?;
+                    KIND.check(
+                        &KIND
+                            .receive::<16, Box<dyn std::error::Error + Send + Sync>>(&mut stream)?,
+                    )?;
+                    Ok(stream.local_addr()?)
+                },
+            );
             let start = Instant::now();
             while heard.lock().unwrap().is_empty() {
                 assert!(start.elapsed() < Duration::from_secs(20), "{expected:?}");
-                let arrived = |_, mut stream: TcpStream, _| stream.write_all(&KIND.begin::<16>()).unwrap();
-                gate.poll(Incoming::default, |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()), arrived);
+                let arrived =
+                    |_, mut stream: TcpStream, _| stream.write_all(&KIND.begin::<16>()).unwrap();
+                gate.poll(
+                    Incoming::default,
+                    |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
+                    arrived,
+                );
             }
             let heard = heard.lock().unwrap();
             match (client.join().unwrap(), expected) {
                 (Ok(client), Ok(())) => {
-                    assert!(heard[0].starts_with(&client.to_string()) && heard[0].ends_with("has connected"), "{heard:?}")
+                    assert!(
+                        heard[0].starts_with(&client.to_string())
+                            && heard[0].ends_with("has connected"),
+                        "{heard:?}"
+                    )
                 }
                 (Err(error), Err(refusal)) => {
                     assert_eq!(error.to_string(), format!("refused by the peer: {refusal}"));
-                    assert!(heard[0].ends_with(&format!("was refused: {refusal}")), "{heard:?}");
+                    assert!(
+                        heard[0].ends_with(&format!("was refused: {refusal}")),
+                        "{heard:?}"
+                    );
                 }
                 (met, expected) => panic!("{met:?} {expected:?}"),
             }

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Maximum time that one poll is charged, so that a thread which the system suspended meanwhile does not give up after one poll.
+/// Maximum time that one poll is charged, so that a thread which the system suspended meanwhile
+/// does not give up after one poll.
 const PER_POLL: Duration = Duration::from_millis(1);
 
-/// The rest of a time to wait. Time in which the thread is suspended between two polls does not count.
+/// The rest of a time to wait. Time in which the thread is suspended between two polls does not
+/// count.
 #[derive(Debug)]
 pub struct GracePeriod {
     left: Duration,
@@ -37,7 +39,9 @@ mod tests {
         let polls = |every: Duration| {
             let start = Instant::now();
             let mut grace = GracePeriod::new(20 * PER_POLL, start);
-            (1..).find(|&poll| grace.is_over(start + every * poll)).unwrap()
+            (1..)
+                .find(|&poll| grace.is_over(start + every * poll))
+                .unwrap()
         };
         assert_eq!(polls(Duration::from_micros(10)), 2_000);
         assert_eq!(polls(PER_POLL), 20);

@@ -1,4 +1,5 @@
-//! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate:
+//! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc`
+//! and `scalerpc` share this crate:
 //!
 //! - `gate`: a server at a TCP address, where no peer delays another;
 //! - `events`: the peers of a server, and the events of their connections;
@@ -9,7 +10,8 @@
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
 //! - `grace`: the time that a server takes for its end.
 //!
-//! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take part. Nothing is encrypted.
+//! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take
+//! part. Nothing is encrypted.
 //!
 //! ```
 //! use rendezvous::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};

@@ -1,5 +1,6 @@
-//! The sockets by which peers have met. Both ends keep them open for the life of a connection. The system closes them with a process, so their
-//! end reports at once, and without a message, that a peer has died.
+//! The sockets by which peers have met. Both ends keep them open for the life of a connection. The
+//! system closes them with a process, so their end reports at once, and without a message, that a
+//! peer has died.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,10 +15,12 @@ use crate::events::Peer;
 /// Maximum number of sockets that one call returns.
 const ENDS_PER_CALL: usize = 64;
 
-/// The sockets of peers, a descriptor each. Finds those that the peers have closed, by one system call.
+/// The sockets of peers, a descriptor each. Finds those that the peers have closed, by one system
+/// call.
 ///
-/// The end of a socket is a hint, and its absence is none: a middlebox may close the socket of a peer that lives, and a forked child may
-/// keep the socket of a peer that died. So the owner asks the peer over the connection itself, and has a keep-alive too.
+/// The end of a socket is a hint, and its absence is none: a middlebox may close the socket of a
+/// peer that lives, and a forked child may keep the socket of a peer that died. So the owner asks
+/// the peer over the connection itself, and has a keep-alive too.
 #[derive(Debug)]
 pub struct Lifelines {
     epoll: OwnedFd,
@@ -32,15 +35,24 @@ impl Lifelines {
     /// # Errors
     /// The errors of epoll_create1(2).
     pub fn new(max: usize) -> io::Result<Self> {
-        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, sockets: HashMap::new(), max })
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            sockets: HashMap::new(),
+            max,
+        })
     }
 
-    /// Keeps the socket of a peer, or closes it if there is no room. The system may have no room for it; then [`ended`](Self::ended) does not
-    /// return the peer.
+    /// Keeps the socket of a peer, or closes it if there is no room. The system may have no room
+    /// for it; then [`ended`](Self::ended) does not return the peer.
     pub fn add(&mut self, peer: Peer, stream: TcpStream) {
         if self.sockets.len() < self.max {
             let end = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
-            let _ = epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(peer.number), end);
+            let _ = epoll::add(
+                &self.epoll,
+                &stream,
+                epoll::EventData::new_u64(peer.number),
+                end,
+            );
             self.sockets.insert(peer.number, stream);
         }
     }
@@ -59,9 +71,14 @@ impl Lifelines {
     /// Closes sockets that their peers have closed. Returns the numbers of these peers.
     pub fn ended(&mut self) -> Vec<u64> {
         let mut events = [MaybeUninit::uninit(); ENDS_PER_CALL];
-        let (ended, _) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or_default();
+        let (ended, _) =
+            epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or_default();
         // A forked child may keep a socket that was closed here.
-        ended.iter().map(|event| event.data.u64()).filter(|number| self.sockets.remove(number).is_some()).collect()
+        ended
+            .iter()
+            .map(|event| event.data.u64())
+            .filter(|number| self.sockets.remove(number).is_some())
+            .collect()
     }
 }
 
@@ -75,11 +92,22 @@ mod tests {
     #[test]
     fn each_end_is_returned_once_and_bytes_are_none() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let pair = || (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0);
+        let pair = || {
+            (
+                TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+                listener.accept().unwrap().0,
+            )
+        };
         const ALL: u64 = ENDS_PER_CALL as u64 + 10;
         let mut lines = Lifelines::new(ALL as usize).unwrap();
-        let name = |number| Peer { address: listener.local_addr().unwrap(), number };
-        let mut peers: Vec<_> = (0..ALL).map(|_| pair()).map(|(peer, ours)| (peer, Some(ours))).collect();
+        let name = |number| Peer {
+            address: listener.local_addr().unwrap(),
+            number,
+        };
+        let mut peers: Vec<_> = (0..ALL)
+            .map(|_| pair())
+            .map(|(peer, ours)| (peer, Some(ours)))
+            .collect();
         for (number, (peer, ours)) in (0..).zip(&mut peers) {
             lines.add(name(number), ours.take().unwrap());
             peer.write_all(b"?").unwrap();
@@ -92,12 +120,23 @@ mod tests {
         drop(peers.split_off(5));
         let (start, mut told) = (std::time::Instant::now(), Vec::new());
         while told.len() < ALL as usize - 6 {
-            assert!(start.elapsed().as_secs() < 20, "{} of {}", told.len(), ALL - 6);
+            assert!(
+                start.elapsed().as_secs() < 20,
+                "{} of {}",
+                told.len(),
+                ALL - 6
+            );
             told.extend(lines.ended());
         }
         told.sort_unstable();
-        assert_eq!(told, (5..ALL).filter(|number| *number != 7).collect::<Vec<_>>());
+        assert_eq!(
+            told,
+            (5..ALL).filter(|number| *number != 7).collect::<Vec<_>>()
+        );
         assert_eq!(lines.ended(), []);
-        assert_eq!([4, 5, 7, ALL].map(|number| lines.has(name(number))), [true, false, false, false]);
+        assert_eq!(
+            [4, 5, 7, ALL].map(|number| lines.has(name(number))),
+            [true, false, false, false]
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Returns the number of bytes that a read or write has moved; `None` if the stream would block. `end` is the error of its end.
+/// Returns the number of bytes that a read or write has moved; `None` if the stream would block.
+/// `end` is the error of its end.
 fn moved(outcome: io::Result<usize>, end: (ErrorKind, &str)) -> io::Result<Option<usize>> {
     match outcome {
         Ok(0) => Err(io::Error::new(end.0, end.1)),
@@ -21,12 +22,16 @@ pub struct Incoming<const N: usize> {
 
 impl<const N: usize> Default for Incoming<N> {
     fn default() -> Self {
-        Self { bytes: [0; N], count: 0 }
+        Self {
+            bytes: [0; N],
+            count: 0,
+        }
     }
 }
 
 impl<const N: usize> Incoming<N> {
-    /// Receives the bytes that are available. Returns `None` if some are still missing and the stream would block.
+    /// Receives the bytes that are available. Returns `None` if some are still missing and the
+    /// stream would block.
     ///
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::UnexpectedEof`].
@@ -40,10 +45,16 @@ impl<const N: usize> Incoming<N> {
         (self.count == N).then_some(&self.bytes)
     }
 
-    /// Does one read for missing bytes. Returns those that have been received; `None` if the stream would block.
+    /// Does one read for missing bytes. Returns those that have been received; `None` if the stream
+    /// would block.
     pub(crate) fn step(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8]>> {
-        let end = (ErrorKind::UnexpectedEof, "the other end went away before its record came");
-        let Some(bytes) = moved(stream.read(&mut self.bytes[self.count..]), end)? else { return Ok(None) };
+        let end = (
+            ErrorKind::UnexpectedEof,
+            "the other end went away before its record came",
+        );
+        let Some(bytes) = moved(stream.read(&mut self.bytes[self.count..]), end)? else {
+            return Ok(None);
+        };
         self.count += bytes;
         Ok(Some(&self.bytes[..self.count]))
     }
@@ -63,14 +74,17 @@ impl<const N: usize> From<[u8; N]> for Outgoing<N> {
 }
 
 impl<const N: usize> Outgoing<N> {
-    /// Sends the bytes that the stream takes. Returns whether all are sent; otherwise the stream would block.
+    /// Sends the bytes that the stream takes. Returns whether all are sent; otherwise the stream
+    /// would block.
     ///
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::WriteZero`].
     pub fn advance(&mut self, stream: &mut impl Write) -> io::Result<bool> {
         while self.sent < N {
             let end = (ErrorKind::WriteZero, "the other end takes no more bytes");
-            let Some(bytes) = moved(stream.write(&self.bytes[self.sent..]), end)? else { return Ok(false) };
+            let Some(bytes) = moved(stream.write(&self.bytes[self.sent..]), end)? else {
+                return Ok(false);
+            };
             self.sent += bytes;
         }
         Ok(true)
@@ -91,7 +105,11 @@ mod tests {
     impl Slow {
         fn turn(&mut self) -> io::Result<usize> {
             self.calls += 1;
-            if self.calls % 2 == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(self.step) }
+            if self.calls % 2 == 0 {
+                Err(ErrorKind::WouldBlock.into())
+            } else {
+                Ok(self.step)
+            }
         }
     }
 
@@ -119,7 +137,11 @@ mod tests {
     #[test]
     fn bytes_cross_in_whatever_pieces_and_an_end_in_the_middle_is_an_error() {
         for step in 1..12 {
-            let mut channel = Slow { bytes: Vec::new(), step, calls: 0 };
+            let mut channel = Slow {
+                bytes: Vec::new(),
+                step,
+                calls: 0,
+            };
             let mut outgoing = Outgoing::from(*b"0123456789");
             while !outgoing.advance(&mut channel).unwrap() {}
             assert_eq!(channel.bytes, b"0123456789");

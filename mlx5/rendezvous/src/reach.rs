@@ -10,13 +10,16 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Minimum time limit of a socket: 0 would be none.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records with it. Retries for `patience`, while
-/// `is_wanted` returns true, if no server listens, or if `may_pass` accepts the error of `meet` because the server was leaving. An attempt at
-/// an address that does not answer takes its share of the time that is left: half of it with two addresses. Reads and writes of the stream
-/// time out at the end of the whole time. `unreachable` converts an error of the socket.
+/// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records
+/// with it. Retries for `patience`, while `is_wanted` returns true, if no server listens, or if
+/// `may_pass` accepts the error of `meet` because the server was leaving. An attempt at an address
+/// that does not answer takes its share of the time that is left: half of it with two addresses.
+/// Reads and writes of the stream time out at the end of the whole time. `unreachable` converts an
+/// error of the socket.
 ///
 /// # Errors
-/// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end of the time cut the last one short.
+/// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end
+/// of the time cut the last one short.
 pub fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
@@ -28,7 +31,11 @@ pub fn reach<T, E>(
     let start = Instant::now();
     let left = || patience.saturating_sub(start.elapsed()).max(MIN_WAIT);
     // An attempt that the end of the time cuts short says less than the one before.
-    let more_telling = |error, before: Option<E>| before.filter(|_| start.elapsed() >= patience).unwrap_or(error);
+    let more_telling = |error, before: Option<E>| {
+        before
+            .filter(|_| start.elapsed() >= patience)
+            .unwrap_or(error)
+    };
     let mut before = None;
     loop {
         let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
@@ -62,7 +69,8 @@ pub fn reach<T, E>(
     }
 }
 
-/// Returns whether a server may listen there soon: none listens yet, or the last one closed its socket before it took this client.
+/// Returns whether a server may listen there soon: none listens yet, or the last one closed its
+/// socket before it took this client.
 fn may_listen(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused || stream_has_ended(error)
 }
@@ -76,27 +84,36 @@ fn connect(address: &SocketAddr, within: Duration, patience: Duration) -> io::Re
     Ok(stream)
 }
 
-/// Returns an address as its user wrote it, for errors. Not every type of an address can be displayed: a host and a port are a tuple.
+/// Returns an address as its user wrote it, for errors. Not every type of an address can be
+/// displayed: a host and a port are a tuple.
 #[must_use]
 pub fn name_of(address: &impl fmt::Debug) -> String {
     format!("{address:?}").trim_matches('"').to_owned()
 }
 
-/// Interval of looks at the server's socket while calls wait, and the pause between calls after which one is due: the socket's end tells of a
-/// death that nothing else tells meanwhile.
+/// Interval of looks at the server's socket while calls wait, and the pause between calls after
+/// which one is due: the socket's end tells of a death that nothing else tells meanwhile.
 pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns whether the other end of a stream that does not block is closed, as the system does when its process dies.
+/// Returns whether the other end of a stream that does not block is closed, as the system does when
+/// its process dies.
 #[must_use]
 pub fn has_hung_up(stream: &TcpStream) -> bool {
-    stream.peek(&mut [0]).map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |bytes| bytes == 0)
+    stream.peek(&mut [0]).map_or_else(
+        |error| error.kind() != ErrorKind::WouldBlock,
+        |bytes| bytes == 0,
+    )
 }
 
-/// Returns whether an error of a stream means that the other end has gone, rather than that it is silent.
+/// Returns whether an error of a stream means that the other end has gone, rather than that it is
+/// silent.
 #[must_use]
 pub fn stream_has_ended(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
+    matches!(
+        error.kind(),
+        ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof
+    )
 }
 
 #[cfg(test)]
@@ -108,17 +125,26 @@ mod tests {
 
     use super::*;
 
-    /// A port of a loopback address that nothing else uses: a port that is left may be given to another listener at once.
+    /// A port of a loopback address that nothing else uses: a port that is left may be given to
+    /// another listener at once.
     fn free_address() -> SocketAddr {
         static CALLS: AtomicU8 = AtomicU8::new(1);
         let address = ([127, 18, 0, CALLS.fetch_add(1, Ordering::Relaxed)], 0);
-        TcpListener::bind(SocketAddr::from(address)).unwrap().local_addr().unwrap()
+        TcpListener::bind(SocketAddr::from(address))
+            .unwrap()
+            .local_addr()
+            .unwrap()
     }
 
     /// A reset comes from a server that is restarted while the client connects.
     #[test]
     fn a_server_that_refuses_or_resets_may_listen_soon() {
-        let errors = [(Errno::CONNREFUSED, true), (Errno::CONNRESET, true), (Errno::NETUNREACH, false), (Errno::TIMEDOUT, false)];
+        let errors = [
+            (Errno::CONNREFUSED, true),
+            (Errno::CONNRESET, true),
+            (Errno::NETUNREACH, false),
+            (Errno::TIMEDOUT, false),
+        ];
         for (error, expected) in errors {
             assert_eq!(may_listen(&error.into()), expected, "{error}");
         }
@@ -135,7 +161,14 @@ mod tests {
 
     /// Connects to the first of the addresses that has a server. Returns the address.
     fn first_of(addresses: &[SocketAddr], patience: Duration) -> io::Result<SocketAddr> {
-        reach(addresses, patience, || true, |stream| stream.peer_addr(), |_| false, |error| error)
+        reach(
+            addresses,
+            patience,
+            || true,
+            |stream| stream.peer_addr(),
+            |_| false,
+            |error| error,
+        )
     }
 
     /// An address without a route: TCP has no broadcast.
@@ -155,14 +188,30 @@ mod tests {
     fn a_server_is_waited_for_at_one_address_while_another_has_no_route() {
         for is_first in [true, false] {
             let address = free_address();
-            let addresses = if is_first { [no_route(), address] } else { [address, no_route()] };
+            let addresses = if is_first {
+                [no_route(), address]
+            } else {
+                [address, no_route()]
+            };
             let refused = first_of(&addresses, Duration::from_millis(50)).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "no server is there yet");
+            assert_eq!(
+                refused.kind(),
+                ErrorKind::ConnectionRefused,
+                "no server is there yet"
+            );
             let server = late_server(address, 1);
-            assert_eq!(first_of(&addresses, Duration::from_secs(20)).unwrap(), address);
+            assert_eq!(
+                first_of(&addresses, Duration::from_secs(20)).unwrap(),
+                address
+            );
             server.join().unwrap();
         }
-        assert_ne!(first_of(&[no_route()], Duration::from_secs(3600)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_ne!(
+            first_of(&[no_route()], Duration::from_secs(3600))
+                .unwrap_err()
+                .kind(),
+            ErrorKind::ConnectionRefused
+        );
     }
 
     #[test]
@@ -170,11 +219,20 @@ mod tests {
         let (hole, _stream) = black_hole();
         let hole = hole.local_addr().unwrap();
         let patience = Duration::from_secs(4);
-        assert_eq!(first_of(&[hole], Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            first_of(&[hole], Duration::from_millis(100))
+                .unwrap_err()
+                .kind(),
+            ErrorKind::TimedOut
+        );
         for is_first in [true, false] {
             let address = free_address();
             let server = late_server(address, 1);
-            let addresses = if is_first { [hole, address] } else { [address, hole] };
+            let addresses = if is_first {
+                [hole, address]
+            } else {
+                [address, hole]
+            };
             assert_eq!(first_of(&addresses, patience).unwrap(), address);
             server.join().unwrap();
         }
@@ -199,7 +257,11 @@ mod tests {
             || true,
             |_| {
                 attempts += 1;
-                if attempts == 1 { Err(io::Error::from(ErrorKind::UnexpectedEof)) } else { Ok(attempts) }
+                if attempts == 1 {
+                    Err(io::Error::from(ErrorKind::UnexpectedEof))
+                } else {
+                    Ok(attempts)
+                }
             },
             stream_has_ended,
             |error| error,
@@ -213,17 +275,28 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut attempts = 0;
-        // The first two attempts find a reason; the third one takes until the end of the time, like a peer that does not answer any more.
+        // The first two attempts find a reason; the third one takes until the end of the time, like
+        // a peer that does not answer any more.
         let patience = Duration::from_millis(300);
         let meet = |_| -> io::Result<()> {
             attempts += 1;
             if attempts < 3 {
-                return Err(io::Error::new(ErrorKind::UnexpectedEof, format!("reason {attempts}")));
+                return Err(io::Error::new(
+                    ErrorKind::UnexpectedEof,
+                    format!("reason {attempts}"),
+                ));
             }
             std::thread::sleep(patience);
             Err(ErrorKind::TimedOut.into())
         };
-        let failed = reach(&[address], patience, || true, meet, stream_has_ended, |error| error);
+        let failed = reach(
+            &[address],
+            patience,
+            || true,
+            meet,
+            stream_has_ended,
+            |error| error,
+        );
         assert_eq!(failed.unwrap_err().to_string(), "reason 2");
     }
 
@@ -232,14 +305,34 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let long = Duration::from_secs(3600);
-        let refused: Result<(), _> = reach(&[address], long, || true, |_| Err(io::Error::other("no")), stream_has_ended, |error| error);
+        let refused: Result<(), _> = reach(
+            &[address],
+            long,
+            || true,
+            |_| Err(io::Error::other("no")),
+            stream_has_ended,
+            |error| error,
+        );
         assert_eq!(refused.unwrap_err().to_string(), "no");
         drop(listener);
         let is_wanted = AtomicBool::new(true);
-        let given_up: Result<(), _> =
-            reach(&[address], long, || is_wanted.swap(false, Ordering::Relaxed), |_| Ok(()), stream_has_ended, |error| error);
+        let given_up: Result<(), _> = reach(
+            &[address],
+            long,
+            || is_wanted.swap(false, Ordering::Relaxed),
+            |_| Ok(()),
+            stream_has_ended,
+            |error| error,
+        );
         assert_eq!(given_up.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        let none: Result<(), _> = reach(&[], long, || true, |_| Ok(()), stream_has_ended, |error| error);
+        let none: Result<(), _> = reach(
+            &[],
+            long,
+            || true,
+            |_| Ok(()),
+            stream_has_ended,
+            |error| error,
+        );
         assert_eq!(none.unwrap_err().kind(), ErrorKind::AddrNotAvailable);
     }
 }

@@ -1,5 +1,5 @@
-//! Records of a fixed size, little-endian, that begin with the same 16 bytes: magic (8), version u16, size of the record u16, and a
-//! [`Refusal`] u32 or 0.
+//! Records of a fixed size, little-endian, that begin with the same 16 bytes: magic (8), version
+//! u16, size of the record u16, and a [`Refusal`] u32 or 0.
 
 use std::io::{Error as IoError, ErrorKind, Read};
 
@@ -25,7 +25,8 @@ pub struct Kind {
     pub version: u16,
 }
 
-/// The reason why there is no connection. It is sent in place of a record whose other fields are all 0.
+/// The reason why there is no connection. It is sent in place of a record whose other fields are
+/// all 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// The peer has no room for another peer.
@@ -46,7 +47,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Self; 5] = [Self::Full, Self::Failed, Self::Secret, Self::NoSecret, Self::WrongSecret];
+    const ALL: [Self; 5] = [
+        Self::Full,
+        Self::Failed,
+        Self::Secret,
+        Self::NoSecret,
+        Self::WrongSecret,
+    ];
 }
 
 /// Bytes that are not a record of the expected kind, or a record that cannot be used.
@@ -74,8 +81,11 @@ pub enum RecordError {
     /// The peer refuses.
     #[error("refused by the peer: {0}")]
     Refused(Refusal),
-    /// The server took the client's proof of their secret, and does not know it: it is not the server that the client wants.
-    #[error("the server did not prove that it knows the secret: another program is at this address")]
+    /// The server took the client's proof of their secret, and does not know it: it is not the
+    /// server that the client wants.
+    #[error(
+        "the server did not prove that it knows the secret: another program is at this address"
+    )]
     Unproven,
     /// A field is outside its range.
     #[error("{field} is {value} in the record, legal is {legal}")]
@@ -116,12 +126,24 @@ impl Kind {
         self.check_magic(bytes)?;
         let version = u16::from_le_bytes(field(bytes, VERSION_AT));
         if version != self.version {
-            return Err(RecordError::Version { name: self.name, version, known: self.version });
+            return Err(RecordError::Version {
+                name: self.name,
+                version,
+                known: self.version,
+            });
         }
-        require("size", u16::from_le_bytes(field(bytes, SIZE_AT)), "that of its kind", |size| size == N as u64)?;
+        require(
+            "size",
+            u16::from_le_bytes(field(bytes, SIZE_AT)),
+            "that of its kind",
+            |size| size == N as u64,
+        )?;
         match u32::from_le_bytes(field(bytes, REFUSAL_AT)) {
             0 => Ok(()),
-            code => match Refusal::ALL.into_iter().find(|refusal| *refusal as u32 == code) {
+            code => match Refusal::ALL
+                .into_iter()
+                .find(|refusal| *refusal as u32 == code)
+            {
                 Some(refusal) => Err(RecordError::Refused(refusal)),
                 None => require("refusal", code, "0..=5", |_| false),
             },
@@ -131,13 +153,17 @@ impl Kind {
     /// Checks the first bytes of a record, as soon as there are eight.
     fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
         match bytes.first_chunk() {
-            Some(found) if *found != self.magic => Err(RecordError::Magic { name: self.name, found: *found }),
+            Some(found) if *found != self.magic => Err(RecordError::Magic {
+                name: self.name,
+                found: *found,
+            }),
             _ => Ok(()),
         }
     }
 
-    /// Receives of a record what is available. Returns `None` if some is still missing and the stream would block. The magic of one that is
-    /// not whole is checked: an end of another kind may never send as many bytes as the record has.
+    /// Receives of a record what is available. Returns `None` if some is still missing and the
+    /// stream would block. The magic of one that is not whole is checked: an end of another kind
+    /// may never send as many bytes as the record has.
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].
@@ -147,7 +173,9 @@ impl Kind {
         stream: &mut impl Read,
     ) -> Result<Option<&'a [u8; N]>, E> {
         while incoming.whole().is_none() {
-            let Some(bytes) = incoming.step(stream)? else { return Ok(None) };
+            let Some(bytes) = incoming.step(stream)? else {
+                return Ok(None);
+            };
             if bytes.len() < N {
                 self.check_magic(bytes)?;
             }
@@ -159,10 +187,15 @@ impl Kind {
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].
-    pub fn receive<const N: usize, E: From<IoError> + From<RecordError>>(&self, stream: &mut impl Read) -> Result<[u8; N], E> {
+    pub fn receive<const N: usize, E: From<IoError> + From<RecordError>>(
+        &self,
+        stream: &mut impl Read,
+    ) -> Result<[u8; N], E> {
         let mut incoming = Incoming::default();
         // A time limit of a socket is reported as an operation that would block.
-        self.advance::<N, E>(&mut incoming, stream)?.copied().ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())
+        self.advance::<N, E>(&mut incoming, stream)?
+            .copied()
+            .ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())
     }
 }
 
@@ -206,14 +239,26 @@ pub fn require(
     is_legal: impl FnOnce(u64) -> bool,
 ) -> Result<(), RecordError> {
     let value = value.into();
-    if is_legal(value) { Ok(()) } else { Err(RecordError::Field { field, value, legal }) }
+    if is_legal(value) {
+        Ok(())
+    } else {
+        Err(RecordError::Field {
+            field,
+            value,
+            legal,
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const KIND: Kind = Kind { name: "test", magic: *b"testREC\0", version: 0x0302 };
+    const KIND: Kind = Kind {
+        name: "test",
+        magic: *b"testREC\0",
+        version: 0x0302,
+    };
 
     #[test]
     fn the_head_has_the_documented_bytes() {
@@ -237,9 +282,15 @@ mod tests {
             let error = KIND.check(&bytes).unwrap_err();
             let is_named = match error {
                 RecordError::Magic { name: "test", .. } => at < 8,
-                RecordError::Version { name: "test", known: 0x0302, .. } => at == 8 || at == 9,
+                RecordError::Version {
+                    name: "test",
+                    known: 0x0302,
+                    ..
+                } => at == 8 || at == 9,
                 RecordError::Field { field: "size", .. } => at == 10 || at == 11,
-                RecordError::Field { field: "refusal", .. } => at >= 12,
+                RecordError::Field {
+                    field: "refusal", ..
+                } => at >= 12,
                 _ => false,
             };
             assert!(is_named, "byte {at}: {error}");

@@ -1,4 +1,5 @@
-//! A secret that both ends know, and prove to each other before they exchange records: challenge and response by HMAC-SHA256.
+//! A secret that both ends know, and prove to each other before they exchange records: challenge
+//! and response by HMAC-SHA256.
 //!
 //! | record, 48 bytes | from | fields |
 //! |---|---|---|
@@ -19,13 +20,18 @@ use sha2::Sha256;
 use crate::pieces::Incoming;
 use crate::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
 
-const KIND: Kind = Kind { name: "secret", magic: *b"secretHS", version: 1 };
+const KIND: Kind = Kind {
+    name: "secret",
+    magic: *b"secretHS",
+    version: 1,
+};
 const BYTES: usize = HEAD_BYTES + FIELD_BYTES;
 const FIELD_BYTES: usize = 32;
 
 type Field = [u8; FIELD_BYTES];
 
-/// A secret that a server and its clients share: any bytes, best 32 random ones, as a peer can try guesses at home once it has seen a proof.
+/// A secret that a server and its clients share: any bytes, best 32 random ones, as a peer can try
+/// guesses at home once it has seen a proof.
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
@@ -43,26 +49,41 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Proves to the server at the other end of a stream that this client knows the secret, and checks that the server knows it. The exchange
-    /// of records follows.
+    /// Proves to the server at the other end of a stream that this client knows the secret, and
+    /// checks that the server knows it. The exchange of records follows.
     ///
     /// # Errors
-    /// The errors of the stream; [`RecordError`], with [`Refusal::NoSecret`] or [`Refusal::WrongSecret`] if the server refuses, and
-    /// [`RecordError::Unproven`] if it does not know the secret.
-    pub fn prove<E: From<io::Error> + From<RecordError>>(&self, stream: &mut (impl Read + Write)) -> Result<(), E> {
+    /// The errors of the stream; [`RecordError`], with [`Refusal::NoSecret`] or
+    /// [`Refusal::WrongSecret`] if the server refuses, and [`RecordError::Unproven`] if it does not
+    /// know the secret.
+    pub fn prove<E: From<io::Error> + From<RecordError>>(
+        &self,
+        stream: &mut (impl Read + Write),
+    ) -> Result<(), E> {
         let ours = challenge()?;
         stream.write_all(&record(&ours))?;
         let theirs = received(&KIND.receive::<BYTES, E>(stream)?)?;
-        stream.write_all(&record(&self.mac(b"client", &ours, &theirs).finalize().into_bytes().into()))?;
+        stream.write_all(&record(
+            &self
+                .mac(b"client", &ours, &theirs)
+                .finalize()
+                .into_bytes()
+                .into(),
+        ))?;
         let proof = received(&KIND.receive::<BYTES, E>(stream)?)?;
-        self.mac(b"server", &ours, &theirs).verify_slice(&proof).map_err(|_| RecordError::Unproven.into())
+        self.mac(b"server", &ours, &theirs)
+            .verify_slice(&proof)
+            .map_err(|_| RecordError::Unproven.into())
     }
 
     /// Begins the MAC of an end's proof.
     fn mac(&self, end: &[u8; 6], client: &Field, server: &Field) -> Hmac<Sha256> {
         // HMAC takes keys of all lengths; the empty key is that of an error which cannot occur.
-        let mac = Hmac::<Sha256>::new_from_slice(&self.0).unwrap_or_else(|_| Hmac::new(&Default::default()));
-        mac.chain_update(end).chain_update(client).chain_update(server)
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0)
+            .unwrap_or_else(|_| Hmac::new(&Default::default()));
+        mac.chain_update(end)
+            .chain_update(client)
+            .chain_update(server)
     }
 }
 
@@ -84,19 +105,26 @@ pub(crate) enum Proof {
 }
 
 impl Proof {
-    /// Proceeds as far as the socket permits. Returns whether the exchange of records may begin. `refusal` is the record for a peer that
-    /// offers no proof.
+    /// Proceeds as far as the socket permits. Returns whether the exchange of records may begin.
+    /// `refusal` is the record for a peer that offers no proof.
     ///
     /// # Errors
     /// The errors of the socket, and refusals, which the peer was told.
-    pub(crate) fn advance(&mut self, stream: &mut TcpStream, secret: Option<&Secret>, refusal: &[u8]) -> io::Result<bool> {
+    pub(crate) fn advance(
+        &mut self,
+        stream: &mut TcpStream,
+        secret: Option<&Secret>,
+        refusal: &[u8],
+    ) -> io::Result<bool> {
         loop {
             match self {
                 Self::Done => return Ok(true),
                 Self::Silent => {
                     let mut magic = KIND.magic;
                     let count = match stream.peek(&mut magic) {
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            return Ok(false);
+                        }
                         peeked => peeked?,
                     };
                     *self = match (secret, magic == KIND.magic) {
@@ -106,22 +134,53 @@ impl Proof {
                     };
                 }
                 Self::Challenge(incoming) => {
-                    let Some(bytes) = incoming.advance(stream)? else { return Ok(false) };
+                    let Some(bytes) = incoming.advance(stream)? else {
+                        return Ok(false);
+                    };
                     let client = received(bytes).map_err(io::Error::other)?;
                     if secret.is_none() {
-                        return refuse(stream, &KIND.refuse::<BYTES>(Refusal::NoSecret), Refusal::NoSecret);
+                        return refuse(
+                            stream,
+                            &KIND.refuse::<BYTES>(Refusal::NoSecret),
+                            Refusal::NoSecret,
+                        );
                     }
                     let server = challenge()?;
                     stream.write_all(&record(&server))?;
-                    *self = Self::Response { client, server, incoming: Incoming::default() };
-                }
-                Self::Response { client, server, incoming } => {
-                    let Some(bytes) = incoming.advance(stream)? else { return Ok(false) };
-                    let proof = received(bytes).map_err(io::Error::other)?;
-                    let Some(secret) = secret.filter(|secret| secret.mac(b"client", client, server).verify_slice(&proof).is_ok()) else {
-                        return refuse(stream, &KIND.refuse::<BYTES>(Refusal::WrongSecret), Refusal::WrongSecret);
+                    *self = Self::Response {
+                        client,
+                        server,
+                        incoming: Incoming::default(),
                     };
-                    stream.write_all(&record(&secret.mac(b"server", client, server).finalize().into_bytes().into()))?;
+                }
+                Self::Response {
+                    client,
+                    server,
+                    incoming,
+                } => {
+                    let Some(bytes) = incoming.advance(stream)? else {
+                        return Ok(false);
+                    };
+                    let proof = received(bytes).map_err(io::Error::other)?;
+                    let Some(secret) = secret.filter(|secret| {
+                        secret
+                            .mac(b"client", client, server)
+                            .verify_slice(&proof)
+                            .is_ok()
+                    }) else {
+                        return refuse(
+                            stream,
+                            &KIND.refuse::<BYTES>(Refusal::WrongSecret),
+                            Refusal::WrongSecret,
+                        );
+                    };
+                    stream.write_all(&record(
+                        &secret
+                            .mac(b"server", client, server)
+                            .finalize()
+                            .into_bytes()
+                            .into(),
+                    ))?;
                     *self = Self::Done;
                 }
             }
@@ -131,7 +190,8 @@ impl Proof {
 
 /// Tells a peer why it is not connected, and returns that as the error.
 fn refuse(stream: &mut TcpStream, record: &[u8], reason: Refusal) -> io::Result<bool> {
-    // A socket that is closed with unread bytes is reset, and the peer may lose the record. A peer that cannot take it does not learn of it.
+    // A socket that is closed with unread bytes is reset, and the peer may lose the record. A peer
+    // that cannot take it does not learn of it.
     let _sent = stream.write(record);
     while matches!(stream.read(&mut [0; BYTES]), Ok(1..)) {}
     Err(io::Error::other(reason))
@@ -158,20 +218,35 @@ fn challenge() -> io::Result<Field> {
 mod tests {
     use super::*;
 
-    /// RFC 4231, test case 2, shows that the MAC is HMAC-SHA256; the second line that it covers end and challenges, in their order.
+    /// RFC 4231, test case 2, shows that the MAC is HMAC-SHA256; the second line that it covers end
+    /// and challenges, in their order.
     #[test]
     fn proofs_have_the_documented_bytes() {
         let secret = Secret::from(*b"Jefe");
-        let mac = Hmac::<Sha256>::new_from_slice(&secret.0).unwrap().chain_update(b"what do ya want for nothing?");
-        assert_eq!(mac.finalize().into_bytes()[..8], [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e]);
+        let mac = Hmac::<Sha256>::new_from_slice(&secret.0)
+            .unwrap()
+            .chain_update(b"what do ya want for nothing?");
+        assert_eq!(
+            mac.finalize().into_bytes()[..8],
+            [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e]
+        );
         let whole = [&b"client"[..], &[1; 32], &[2; 32]].concat();
-        let mac = Hmac::<Sha256>::new_from_slice(&secret.0).unwrap().chain_update(&whole);
-        assert_eq!(secret.mac(b"client", &[1; 32], &[2; 32]).finalize().into_bytes(), mac.finalize().into_bytes());
+        let mac = Hmac::<Sha256>::new_from_slice(&secret.0)
+            .unwrap()
+            .chain_update(&whole);
+        assert_eq!(
+            secret
+                .mac(b"client", &[1; 32], &[2; 32])
+                .finalize()
+                .into_bytes(),
+            mac.finalize().into_bytes()
+        );
         assert_eq!(format!("{secret:?}"), "Secret");
         assert_ne!(challenge().unwrap(), challenge().unwrap());
     }
 
-    /// A server that repeats what it was sent, as one that relays it to the client itself would, proves nothing.
+    /// A server that repeats what it was sent, as one that relays it to the client itself would,
+    /// proves nothing.
     #[test]
     fn a_server_that_reflects_the_client_is_found_out() {
         struct Mirror(Vec<u8>);
@@ -192,7 +267,11 @@ mod tests {
                 Ok(())
             }
         }
-        let proved = Secret::from(*b"key").prove::<Box<dyn std::error::Error>>(&mut Mirror(Vec::new()));
-        assert_eq!(proved.unwrap_err().downcast_ref(), Some(&RecordError::Unproven));
+        let proved =
+            Secret::from(*b"key").prove::<Box<dyn std::error::Error>>(&mut Mirror(Vec::new()));
+        assert_eq!(
+            proved.unwrap_err().downcast_ref(),
+            Some(&RecordError::Unproven)
+        );
     }
 }

@@ -7,39 +7,46 @@ use std::task::{Wake, Waker};
 /// The outcome of an actor's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
-    /// It worked for this many ns (at least 1). It is stepped again when they have passed, and not before.
+    /// It worked for this many ns (at least 1). It is stepped again when they have passed, and not
+    /// before.
     Cost(u64),
-    /// It found nothing to do: every queue is empty, and every memory word that it polls is unchanged. It is stepped again when one of its
-    /// devices changes, or at this time if that is earlier.
+    /// It found nothing to do: every queue is empty, and every memory word that it polls is
+    /// unchanged. It is stepped again when one of its devices changes, or at this time if that is
+    /// earlier.
     IdleUntil(Option<u64>),
 }
 
 /// A program in a simulation: a client, a server, a daemon. Closures are actors.
 pub trait Actor {
-    /// Takes a step at `now_ns`. All its posts happen at that moment. [`Did::Cost`] returns the time that it worked.
+    /// Takes a step at `now_ns`. All its posts happen at that moment. [`Did::Cost`] returns the
+    /// time that it worked.
     ///
-    /// It must not wait: a poll of an empty CQ takes no time here, so a loop around a poll never ends.
+    /// It must not wait: a poll of an empty CQ takes no time here, so a loop around a poll never
+    /// ends.
     fn step(&mut self, now_ns: u64) -> Did;
 
-    /// Returns whether it has something to do. It is asked while it is idle and one of its devices has changed; with `false` it stays idle.
-    /// For actors that share a device.
+    /// Returns whether it has something to do. It is asked while it is idle and one of its devices
+    /// has changed; with `false` it stays idle. For actors that share a device.
     fn has_news(&mut self) -> bool {
         true
     }
 
-    /// Returns the time of its next step, if it is idle and woken at `now_ns`: at once, or at the time at which a polling loop would
-    /// notice. `is_rung`: it was woken by a [`Bell`], and not by a device.
+    /// Returns the time of its next step, if it is idle and woken at `now_ns`: at once, or at the
+    /// time at which a polling loop would notice. `is_rung`: it was woken by a [`Bell`], and not by
+    /// a device.
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
         let _ = is_rung;
         now_ns
     }
 }
 
-/// The number of an actor in its [`Simulation`](crate::Simulation), in the order in which they were added.
+/// The number of an actor in its [`Simulation`](crate::Simulation), in the order in which they were
+/// added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub(crate) usize);
 
-/// Wakes actors from the steps of others that reach them by other means than a device: see [`Simulation::bell`](crate::Simulation::bell).
+/// Wakes actors from the steps of others that reach them by other means than a device: see
+/// [`Simulation::bell`](crate::Simulation::bell).
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
 
@@ -52,7 +59,8 @@ struct Rung {
 }
 
 impl Bell {
-    /// Wakes this actor if it is idle: it is stepped at the time of the current step, after it. Does nothing otherwise.
+    /// Wakes this actor if it is idle: it is stepped at the time of the current step, after it.
+    /// Does nothing otherwise.
     pub fn ring(&self, actor: ActorId) {
         self.rung().push(actor.0);
         // Stored after the actor: a thread that sees this sees the actor.
@@ -62,10 +70,14 @@ impl Bell {
     /// Returns a waker that rings the bell for this actor.
     #[must_use]
     pub fn waker(&self, actor: ActorId) -> Waker {
-        Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
+        Waker::from(Arc::new(Ring {
+            bell: self.clone(),
+            actor,
+        }))
     }
 
-    /// Takes the actors that the bell was rung for, in that order. A ring of another thread that is missed here counts at the next event.
+    /// Takes the actors that the bell was rung for, in that order. A ring of another thread that is
+    /// missed here counts at the next event.
     pub(crate) fn take(&self) -> Vec<usize> {
         if !self.0.is_any.load(Ordering::Acquire) {
             return Vec::new();

@@ -12,13 +12,23 @@ pub(crate) struct ContextCache {
 }
 
 impl ContextCache {
-    /// Uses the context of `qpn`, which becomes the newest of at most `capacity`. Returns whether the cache held it before.
+    /// Uses the context of `qpn`, which becomes the newest of at most `capacity`. Returns whether
+    /// the cache held it before.
     pub(crate) fn holds(&mut self, qpn: u32, capacity: usize) -> bool {
         self.uses += 1;
         self.by_use.insert(self.uses, qpn);
         let before = self.last_uses.insert(qpn, self.uses);
-        let oldest = before.or_else(|| self.by_use.keys().next().copied().filter(|_| self.last_uses.len() > capacity));
-        if let Some(qpn) = oldest.and_then(|number| self.by_use.remove(&number)).filter(|_| before.is_none()) {
+        let oldest = before.or_else(|| {
+            self.by_use
+                .keys()
+                .next()
+                .copied()
+                .filter(|_| self.last_uses.len() > capacity)
+        });
+        if let Some(qpn) = oldest
+            .and_then(|number| self.by_use.remove(&number))
+            .filter(|_| before.is_none())
+        {
             self.last_uses.remove(&qpn);
         }
         before.is_some()

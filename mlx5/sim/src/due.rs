@@ -1,10 +1,12 @@
-//! The order of a simulation's events. Finding the first event and changing an event take logarithmic time.
+//! The order of a simulation's events. Finding the first event and changing an event take
+//! logarithmic time.
 
 /// The time of a place with nothing to do.
 pub(crate) const NEVER: u128 = u128::MAX;
 
-/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the minimum of nodes `2 i` and `2 i + 1`. The
-/// root is node 1. The leaves are the second half: one for each place, then [`NEVER`] in the rest.
+/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the
+/// minimum of nodes `2 i` and `2 i + 1`. The root is node 1. The leaves are the second half: one
+/// for each place, then [`NEVER`] in the rest.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
     tree: Vec<u128>,
@@ -101,15 +103,26 @@ mod tests {
                 }
                 _ if !list.is_empty() => {
                     let place = random.below(list.len() as u64) as usize;
-                    let time = if random.below(50) == 0 { NEVER - 1 } else { random.below(100).into() };
+                    let time = if random.below(50) == 0 {
+                        NEVER - 1
+                    } else {
+                        random.below(100).into()
+                    };
                     list[place] = if random.below(4) == 0 { NEVER } else { time };
                     due.set(place, list[place]);
                 }
                 _ => {}
             }
             assert_eq!(due.first(), list.iter().min().copied().unwrap_or(NEVER));
-            let now = if random.below(20) == 0 { NEVER } else { random.below(100).into() };
-            assert_eq!(due.first_due(now), list.iter().position(|time| *time != NEVER && *time <= now));
+            let now = if random.below(20) == 0 {
+                NEVER
+            } else {
+                random.below(100).into()
+            };
+            assert_eq!(
+                due.first_due(now),
+                list.iter().position(|time| *time != NEVER && *time <= now)
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A network of software HCAs and the programs that drive them, in one thread and in virtual time.
 //!
-//! [`Simulation`] owns the clock and advances it from event to event. Its devices ask [`NicModel`], a [`Network`], when each WQE has its
-//! effect. The devices are ordinary [`Hca`](mlx5_hca::Hca)s.
+//! [`Simulation`] owns the clock and advances it from event to event. Its devices ask [`NicModel`],
+//! a [`Network`], when each WQE has its effect. The devices are ordinary [`Hca`](mlx5_hca::Hca)s.
 //!
 //! ```
 //! use std::rc::Rc;

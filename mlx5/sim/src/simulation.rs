@@ -13,7 +13,8 @@ use crate::actor::{Actor, ActorId, Bell, Did};
 use crate::due::{DueTimes, NEVER};
 use crate::nic::{ContextUses, NicModel, NicParameters};
 
-/// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
+/// A software HCA, or a device that has one, so that a driver's devices can be given to a
+/// [`Simulation`].
 pub trait Simulated {
     /// Returns the HCA; `None` for a device that is not a software HCA.
     fn hca(&self) -> Option<&Rc<Hca>>;
@@ -25,7 +26,8 @@ impl Simulated for Rc<Hca> {
     }
 }
 
-/// The device does not belong to the simulation's network: it was not opened with [`Simulation::options`].
+/// The device does not belong to the simulation's network: it was not opened with
+/// [`Simulation::options`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device was not opened with the options of this simulation")]
 pub struct ForeignDevice;
@@ -48,17 +50,20 @@ struct Bound<'a> {
     is_idle: bool,
 }
 
-/// A network of software HCAs and the actors that drive them, in one thread. The simulation owns the clock and the model of the NICs, and
-/// advances from event to event.
+/// A network of software HCAs and the actors that drive them, in one thread. The simulation owns
+/// the clock and the model of the NICs, and advances from event to event.
 ///
-/// The earliest event happens next. At equal times devices come before actors. Devices are ordered by when they were added, and actors by
-/// when their turn was decided. Real time, addresses and the order of hash maps have no influence. So two runs with the same parameters,
-/// seed and actors are the same, and have the same [`trace_hash`](Self::trace_hash).
+/// The earliest event happens next. At equal times devices come before actors. Devices are ordered
+/// by when they were added, and actors by when their turn was decided. Real time, addresses and the
+/// order of hash maps have no influence. So two runs with the same parameters, seed and actors are
+/// the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
-/// An idle actor is not stepped. It sleeps until a device that it is bound to gets a CQE or is written to, or until the time it named.
+/// An idle actor is not stepped. It sleeps until a device that it is bound to gets a CQE or is
+/// written to, or until the time it named.
 ///
-/// Devices are opened with the simulation's [`options`](Self::options). Then [`add`](Self::add) adds them, or [`spawn`](Self::spawn) with
-/// an actor. They belong to this thread, as does the simulation.
+/// Devices are opened with the simulation's [`options`](Self::options). Then [`add`](Self::add)
+/// adds them, or [`spawn`](Self::spawn) with an actor. They belong to this thread, as does the
+/// simulation.
 pub struct Simulation<'a> {
     fabric: LocalFabric,
     now_ns: Arc<AtomicU64>,
@@ -70,7 +75,8 @@ pub struct Simulation<'a> {
     /// Index in `nodes`, by LID.
     places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
-    /// Time of the next turn of each of them, by number. Of turns at the same time, the earliest decided one is first.
+    /// Time of the next turn of each of them, by number. Of turns at the same time, the earliest
+    /// decided one is first.
     turns: DueTimes,
     last_turn: u64,
     steps: u64,
@@ -109,13 +115,15 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the word that holds the [time](Self::now_ns), for others that read this clock. Only the simulation writes it.
+    /// Returns the word that holds the [time](Self::now_ns), for others that read this clock. Only
+    /// the simulation writes it.
     #[must_use]
     pub fn hands(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.now_ns)
     }
 
-    /// Returns a bell that wakes its actors. A ring outside of steps takes effect at the next [`run`](Self::run) or [`step`](Self::step).
+    /// Returns a bell that wakes its actors. A ring outside of steps takes effect at the next
+    /// [`run`](Self::run) or [`step`](Self::step).
     #[must_use]
     pub fn bell(&self) -> Bell {
         self.bell.clone()
@@ -127,8 +135,8 @@ impl<'a> Simulation<'a> {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns options for a device of this network: strict, traced, with 1 GiB of address space. The user may change `arena_bytes`,
-    /// `strict`, `trace`, `faults` and `dead_peer_timeout_ns`.
+    /// Returns options for a device of this network: strict, traced, with 1 GiB of address space.
+    /// The user may change `arena_bytes`, `strict`, `trace`, `faults` and `dead_peer_timeout_ns`.
     #[must_use]
     pub fn options(&self) -> SoftOptions {
         SoftOptions {
@@ -142,8 +150,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Adds a device that was opened with the [`options`](Self::options), and holds it open until [`remove`](Self::remove). A device that
-    /// was added before stays.
+    /// Adds a device that was opened with the [`options`](Self::options), and holds it open until
+    /// [`remove`](Self::remove). A device that was added before stays.
     ///
     /// # Errors
     /// The device belongs to another network.
@@ -154,29 +162,43 @@ impl<'a> Simulation<'a> {
     }
 
     fn of_this_network<'d>(&self, device: &'d dyn Simulated) -> Result<&'d Rc<Hca>, ForeignDevice> {
-        device.hca().filter(|hca| hca.is_of(&self.fabric)).ok_or(ForeignDevice)
+        device
+            .hca()
+            .filter(|hca| hca.is_of(&self.fabric))
+            .ok_or(ForeignDevice)
     }
 
     fn insert(&mut self, hca: &Rc<Hca>) {
         let lid = hca.lid();
         if !self.places.contains_key(&lid) {
             self.places.insert(lid, self.nodes.len());
-            self.nodes.push(Node { hca: Rc::clone(hca), produced: hca.produced(), actors: Vec::new() });
+            self.nodes.push(Node {
+                hca: Rc::clone(hca),
+                produced: hca.produced(),
+                actors: Vec::new(),
+            });
             self.due.push();
         }
     }
 
-    /// Removes `device`, without holding it open any longer. It closes with its last handle, and its peers notice that like a death.
+    /// Removes `device`, without holding it open any longer. It closes with its last handle, and
+    /// its peers notice that like a death.
     pub fn remove(&mut self, device: &dyn Simulated) {
-        let Ok(hca) = self.of_this_network(device) else { return };
+        let Ok(hca) = self.of_this_network(device) else {
+            return;
+        };
         if let Some(place) = self.places.remove(&hca.lid()) {
             self.nodes.remove(place);
             self.due.remove(place);
-            self.places.values_mut().filter(|p| **p > place).for_each(|p| *p -= 1);
+            self.places
+                .values_mut()
+                .filter(|p| **p > place)
+                .for_each(|p| *p -= 1);
         }
     }
 
-    /// Cuts the power of the host of `device`: peers find it gone, and no holder advances it any more. Its actors must stop too.
+    /// Cuts the power of the host of `device`: peers find it gone, and no holder advances it any
+    /// more. Its actors must stop too.
     pub fn kill(&mut self, device: &dyn Simulated) {
         if let Ok(hca) = self.of_this_network(device) {
             hca.leave();
@@ -184,13 +206,20 @@ impl<'a> Simulation<'a> {
         self.remove(device);
     }
 
-    /// Adds an actor that uses only `devices`. Its first step is due now. Returns its number, for [`Bell`]s. New devices are
-    /// [`add`](Self::add)ed.
+    /// Adds an actor that uses only `devices`. Its first step is due now. Returns its number, for
+    /// [`Bell`]s. New devices are [`add`](Self::add)ed.
     ///
     /// # Errors
     /// A device belongs to another network. Nothing was added.
-    pub fn spawn(&mut self, devices: &[&dyn Simulated], actor: impl Actor + 'a) -> Result<ActorId, ForeignDevice> {
-        let hcas = devices.iter().map(|device| self.of_this_network(*device)).collect::<Result<Vec<_>, _>>()?;
+    pub fn spawn(
+        &mut self,
+        devices: &[&dyn Simulated],
+        actor: impl Actor + 'a,
+    ) -> Result<ActorId, ForeignDevice> {
+        let hcas = devices
+            .iter()
+            .map(|device| self.of_this_network(*device))
+            .collect::<Result<Vec<_>, _>>()?;
         let number = self.actors.len();
         let mut lids = Vec::with_capacity(hcas.len());
         for hca in hcas {
@@ -201,14 +230,18 @@ impl<'a> Simulation<'a> {
                 self.nodes[place].actors.push(number);
             }
         }
-        self.actors.push(Bound { actor: Box::new(actor), devices: lids, is_idle: false });
+        self.actors.push(Bound {
+            actor: Box::new(actor),
+            devices: lids,
+            is_idle: false,
+        });
         self.turns.push();
         self.decide_turn(number, self.now_ns());
         Ok(ActorId(number))
     }
 
-    /// Advances the clock to the next event and runs it. Returns the time. `None` if no event will ever be due: every actor is idle without
-    /// limit, and no device has work in flight.
+    /// Advances the clock to the next event and runs it. Returns the time. `None` if no event will
+    /// ever be due: every actor is idle without limit, and no device has work in flight.
     pub fn step(&mut self) -> Option<u64> {
         self.look_at_all();
         let at_ns = self.next_ns()?;
@@ -223,8 +256,8 @@ impl<'a> Simulation<'a> {
         self.next_ns()
     }
 
-    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether later events are left; without them the clock stays
-    /// at the last event.
+    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether later
+    /// events are left; without them the clock stays at the last event.
     pub fn run(&mut self, until_ns: u64) -> bool {
         self.look_at_all();
         loop {
@@ -245,15 +278,17 @@ impl<'a> Simulation<'a> {
         self.steps
     }
 
-    /// Returns a hash over all events of the devices, in the order in which they were added, and over the number of steps. Two runs with
-    /// the same hash were the same. Devices without [`SoftOptions::trace`] are not in it.
+    /// Returns a hash over all events of the devices, in the order in which they were added, and
+    /// over the number of steps. Two runs with the same hash were the same. Devices without
+    /// [`SoftOptions::trace`] are not in it.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         let devices = self.nodes.iter().filter_map(|node| node.hca.trace_hash());
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
-    /// Returns the number of times so far that the NIC of `device` needed the context of a queue pair, and that it did not hold it.
+    /// Returns the number of times so far that the NIC of `device` needed the context of a queue
+    /// pair, and that it did not hold it.
     ///
     /// # Errors
     /// The device belongs to another network.
@@ -288,9 +323,15 @@ impl<'a> Simulation<'a> {
 
     fn next_ns(&self) -> Option<u64> {
         // The maximum time is never reached.
-        let actor = u64::try_from(self.turns.first() >> TURN_BITS).ok().filter(|at_ns| *at_ns < u64::MAX);
+        let actor = u64::try_from(self.turns.first() >> TURN_BITS)
+            .ok()
+            .filter(|at_ns| *at_ns < u64::MAX);
         let device = u64::try_from(self.due.first()).ok();
-        [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
+        [actor, device]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at_ns| at_ns.max(self.now_ns()))
     }
 
     fn run_at(&mut self, at_ns: u64) {
@@ -304,7 +345,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn step_actor(&mut self) {
-        let Some(number) = self.turns.first_due(self.turns.first()) else { return };
+        let Some(number) = self.turns.first_due(self.turns.first()) else {
+            return;
+        };
         let now_ns = self.now_ns();
         self.steps += 1;
         let bound = &mut self.actors[number];
@@ -315,7 +358,9 @@ impl<'a> Simulation<'a> {
             Did::IdleUntil(until_ns) => {
                 self.actors[number].is_idle = true;
                 match until_ns {
-                    Some(until_ns) => self.decide_turn(number, until_ns.max(now_ns.saturating_add(1))),
+                    Some(until_ns) => {
+                        self.decide_turn(number, until_ns.max(now_ns.saturating_add(1)))
+                    }
                     None => self.turns.set(number, NEVER),
                 }
             }
@@ -327,14 +372,16 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Polls a device, and wakes the actors bound to it if that gave CQEs. The effects of its own step do not wake actor `stepped`.
+    /// Polls a device, and wakes the actors bound to it if that gave CQEs. The effects of its own
+    /// step do not wake actor `stepped`.
     fn look(&mut self, place: usize, stepped: Option<usize>) {
         let node = &mut self.nodes[place];
         let before = node.hca.produced();
         let after = node.hca.advance(&mut self.touched);
         let (is_news, is_own) = (after != node.produced, after == before);
         node.produced = after;
-        self.due.set(place, node.hca.next_event_ns().map_or(NEVER, u128::from));
+        self.due
+            .set(place, node.hca.next_event_ns().map_or(NEVER, u128::from));
         if is_news {
             self.wake(place, stepped.filter(|_| is_own));
         }
@@ -368,6 +415,9 @@ impl<'a> Simulation<'a> {
 
     fn decide_turn(&mut self, number: usize, at_ns: u64) {
         self.last_turn += 1;
-        self.turns.set(number, u128::from(at_ns) << TURN_BITS | u128::from(self.last_turn));
+        self.turns.set(
+            number,
+            u128::from(at_ns) << TURN_BITS | u128::from(self.last_turn),
+        );
     }
 }

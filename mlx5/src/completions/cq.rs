@@ -1,4 +1,5 @@
-//! The completion queue, [`Cq`]: plain CQEs are read in place, compressed sessions one CQE at a time.
+//! The completion queue, [`Cq`]: plain CQEs are read in place, compressed sessions one CQE at a
+//! time.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -16,12 +17,14 @@ use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::{Control, Hook};
 use crate::verbs::Relay;
 use crate::wire::{
-    CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, NO_QPN, OP_OWN_OFFSET,
-    OP_OWN_UNTOUCHED, ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY,
+    MiniCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, ResponderCqe, TitleCqe, cq_consumer_record,
+    is_solicited, mini_array_offset,
 };
 
-/// A completion queue for any mix of queues. Completions of one queue pair's sends arrive in posting order. Those of different queue pairs
-/// arrive in any order, and so do those of sends relative to receives.
+/// A completion queue for any mix of queues. Completions of one queue pair's sends arrive in
+/// posting order. Those of different queue pairs arrive in any order, and so do those of sends
+/// relative to receives.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -34,7 +37,8 @@ pub struct Cq {
     last: NonNull<u8>,
     /// CQEs consumed.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit of its lap. While callbacks run, an earlier entry.
+    /// The entry of `consumer`, and the owner bit of its lap. While callbacks run, an earlier
+    /// entry.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
@@ -52,7 +56,9 @@ const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cq").field("entries", &self.entries()).finish_non_exhaustive()
+        f.debug_struct("Cq")
+            .field("entries", &self.entries())
+            .finish_non_exhaustive()
     }
 }
 
@@ -110,15 +116,23 @@ impl Cq {
     /// Returns the address of the array with mini CQE `entry` of the session at the consumer.
     #[inline(always)]
     fn array_place(&self, entry: u32) -> NonNull<[u8; CQE_BYTES]> {
-        self.entries.place(self.consumer.wrapping_add(mini_array_offset(entry))).cast()
+        self.entries
+            .place(self.consumer.wrapping_add(mini_array_offset(entry)))
+            .cast()
     }
 
-    /// Hands out all CQEs of the compressed session at the consumer. If they are more than `max`, hands out none, and makes them plain.
+    /// Hands out all CQEs of the compressed session at the consumer. If they are more than `max`,
+    /// hands out none, and makes them plain.
     #[inline(always)]
-    fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        // A copy: no store below can change it, so a callback's reads of it are consistent.
-        // SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its entry, unchanged since the device
-        // wrote it.
+    fn take_session<L: Copy>(
+        &mut self,
+        max: usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> usize {
+        // A copy: no store below can change it, so a callback's reads of it are consistent. SAFETY:
+        // a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its
+        // entry, unchanged since the device wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let parsed = TitleCqe::parse(&title);
         let count = self.entries.session_count(&parsed);
@@ -131,20 +145,40 @@ impl Cq {
         self.object.session_qpn.set(qpn);
         let (queue, kind) = (find(qpn), self.kind);
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
-        let mut leaving = Leaving { cq: self, count, next: 0 };
+        let mut leaving = Leaving {
+            cq: self,
+            count,
+            next: 0,
+        };
         while leaving.next != count {
             let (next, cq) = (leaving.next, &*leaving.cq);
             let array: NonNull<[u8; MiniCqe::LEN]> = cq.array_place(next).cast();
             let hand_out = |i: u32| {
-                // SAFETY: inside the array, which belongs to the driver and is as the device wrote it: the title's owner bit published the
-                // whole session, and entries are given back when `leaving` is dropped.
+                // SAFETY: inside the array, which belongs to the driver and is as the device wrote
+                // it: the title's owner bit published the whole session, and entries are given back
+                // when `leaving` is dropped.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
-                let wqe_counter = if is_send { mini.wqe_counter() } else { parsed.wqe_counter.wrapping_add(leaving.next as u16) };
+                let wqe_counter = if is_send {
+                    mini.wqe_counter()
+                } else {
+                    parsed.wqe_counter.wrapping_add(leaving.next as u16)
+                };
                 // Before the callback: if it panics, the entry is not handed out again.
                 leaving.next += 1;
-                let beside = Beside::Mini { byte_count: mini.byte_count, wqe_counter };
+                let beside = Beside::Mini {
+                    byte_count: mini.byte_count,
+                    wqe_counter,
+                };
                 // Not the title's QPN: the queue pair may be destroyed in a callback.
-                f(queue, Cqe::new(NonNull::from(&title), cq.object.session_qpn.get(), beside, kind));
+                f(
+                    queue,
+                    Cqe::new(
+                        NonNull::from(&title),
+                        cq.object.session_qpn.get(),
+                        beside,
+                        kind,
+                    ),
+                );
             };
             if count - next >= MINI_CQES_PER_ARRAY as u32 {
                 // The usual case. The compiler unrolls it if the callback is short.
@@ -156,19 +190,21 @@ impl Cq {
         count as usize
     }
 
-    /// Writes the CQEs `from..count` of the session at the consumer to their entries, as plain ones.
+    /// Writes the CQEs `from..count` of the session at the consumer to their entries, as plain
+    /// ones.
     #[cold]
     #[inline(never)]
     fn expand(&mut self, from: u32, count: u32) {
-        // SAFETY: a CQE inside the buffer. The driver owns it, and only the QPN of a destroyed queue pair has changed since the device
-        // wrote it.
+        // SAFETY: a CQE inside the buffer. The driver owns it, and only the QPN of a destroyed
+        // queue pair has changed since the device wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
         let first = TitleCqe::parse(&title).wqe_counter;
         let mut array = [0; CQE_BYTES];
         for entry in from..count {
             if entry == from || entry as usize % MINI_CQES_PER_ARRAY == 0 {
-                // SAFETY: as above. The array lies in the entry of its first CQE, or in the one after it, so no CQE was written over it.
+                // SAFETY: as above. The array lies in the entry of its first CQE, or in the one
+                // after it, so no CQE was written over it.
                 array = unsafe { self.array_place(entry).read() };
             }
             let (mini, mut cqe) = (MiniCqe::of_array(&array, entry), title);
@@ -185,10 +221,12 @@ impl Cq {
         }
     }
 
-    /// Ends the session at the consumer after `count` of its CQEs were handed out. They must not be read again.
+    /// Ends the session at the consumer after `count` of its CQEs were handed out. They must not be
+    /// read again.
     ///
-    /// The device wrote no owner bit into a session's entries except the title's. The old bytes there, of an array or of a former lap,
-    /// could be taken for an owner bit on the next lap. So the entries become untouched, as the device first found them.
+    /// The device wrote no owner bit into a session's entries except the title's. The old bytes
+    /// there, of an array or of a former lap, could be taken for an owner bit on the next lap. So
+    /// the entries become untouched, as the device first found them.
     #[inline(never)]
     fn end_session(&mut self, count: u32) {
         let start = self.consumer;
@@ -201,18 +239,25 @@ impl Cq {
         }
         self.object.session_qpn.set(NO_QPN);
         self.seek();
-        // Published now, because a search from the consumer record on would stop at an untouched entry.
+        // Published now, because a search from the consumer record on would stop at an untouched
+        // entry.
         self.publish_consumer();
     }
 
-    /// Marks `entries` entries from that of `counter` on as untouched. They must not cross the end of the ring.
+    /// Marks `entries` entries from that of `counter` on as untouched. They must not cross the end
+    /// of the ring.
     #[inline(always)]
     fn make_untouched(&mut self, counter: u32, mut entries: u32) {
         const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
-        let mut op_own = self.entries.place(counter).as_ptr().wrapping_add(OP_OWN_OFFSET);
+        let mut op_own = self
+            .entries
+            .place(counter)
+            .as_ptr()
+            .wrapping_add(OP_OWN_OFFSET);
         while entries >= AT_ONCE && self.entries.stride == CQE_BYTES {
             for i in 0..AT_ONCE as usize {
-                // SAFETY: inside the buffer (caller); the entries are the driver's until the consumer record passes them.
+                // SAFETY: inside the buffer (caller); the entries are the driver's until the
+                // consumer record passes them.
                 unsafe { op_own.add(i * CQE_BYTES).write(OP_OWN_UNTOUCHED) };
             }
             op_own = op_own.wrapping_add(AT_ONCE as usize * CQE_BYTES);
@@ -225,22 +270,25 @@ impl Cq {
         }
     }
 
-    /// Returns whether a poll would hand out a completion now: the whole cost of an empty poll. Unlike an empty poll, this call gives a
-    /// software device no time to run: a loop must poll some queue of the device.
+    /// Returns whether a poll would hand out a completion now: the whole cost of an empty poll.
+    /// Unlike an empty poll, this call gives a software device no time to run: a loop must poll
+    /// some queue of the device.
     #[must_use]
     #[inline(always)]
     pub fn has_completion(&self) -> bool {
         is_written(op_own_at(self.head), self.owner)
     }
 
-    /// Gives a software device time to run if the queue is empty, and returns whether there is a completion: the first half of a
-    /// [`poll`](Self::poll).
+    /// Gives a software device time to run if the queue is empty, and returns whether there is a
+    /// completion: the first half of a [`poll`](Self::poll).
     #[must_use]
     #[inline(always)]
     pub fn progress(&mut self) -> bool {
         if !self.has_completion() {
             // The call returns whether there may be new CQEs. Hardware makes progress by itself.
-            let Some(device) = &self.hook else { return self.relay_progress() };
+            let Some(device) = &self.hook else {
+                return self.relay_progress();
+            };
             return device.empty_poll() && self.has_completion();
         }
         // A queue that is never found empty must not starve the rest of the device.
@@ -265,20 +313,35 @@ impl Cq {
     /// Returns the bytes of the entry at `place`, and the rest of its CQE.
     ///
     /// # Safety
-    /// The entry is written: the owner bit, read with Acquire, says that the device has finished it. The device will not write it again
-    /// before the consumer record passes it, which happens after the borrow ends.
+    /// The entry is written: the owner bit, read with Acquire, says that the device has finished
+    /// it. The device will not write it again before the consumer record passes it, which happens
+    /// after the borrow ends.
     #[inline(always)]
-    unsafe fn parts<'a>(&self, place: NonNull<u8>, stride: usize) -> (NonNull<[u8; CQE_BYTES]>, Beside<'a>) {
+    unsafe fn parts<'a>(
+        &self,
+        place: NonNull<u8>,
+        stride: usize,
+    ) -> (NonNull<[u8; CQE_BYTES]>, Beside<'a>) {
         udma_from_device_barrier();
         let is_large = stride != CQE_BYTES;
         // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
-        let beside = if is_large { Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() }) } else { Beside::Nothing };
+        let beside = if is_large {
+            Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() })
+        } else {
+            Beside::Nothing
+        };
         (place.cast(), beside)
     }
 
     /// Returns the place and the owner bit of the entry after that at `place`.
     #[inline(always)]
-    fn after(&self, place: NonNull<u8>, owner: u8, CqEntries { first, stride, .. }: &CqEntries, last: NonNull<u8>) -> (NonNull<u8>, u8) {
+    fn after(
+        &self,
+        place: NonNull<u8>,
+        owner: u8,
+        CqEntries { first, stride, .. }: &CqEntries,
+        last: NonNull<u8>,
+    ) -> (NonNull<u8>, u8) {
         let (next, owner) = if place == last {
             rarely();
             (*first, owner ^ 1)
@@ -290,9 +353,16 @@ impl Cq {
         (next, owner)
     }
 
-    /// Hands out up to `max` plain CQEs and counts them in `n`. Returns whether it stopped at the title of a compressed session.
+    /// Hands out up to `max` plain CQEs and counts them in `n`. Returns whether it stopped at the
+    /// title of a compressed session.
     #[inline(always)]
-    fn take_plain<L: Copy>(&mut self, max: usize, n: &mut usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> bool {
+    fn take_plain<L: Copy>(
+        &mut self,
+        max: usize,
+        n: &mut usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> bool {
         let (entries, last) = (self.entries, self.last);
         let (mut place, mut owner) = (self.head, self.owner);
         while *n < max {
@@ -326,11 +396,20 @@ impl Cq {
         unsafe { self.record.as_ref() }.store(cq_consumer_record(self.consumer), Ordering::Release);
     }
 
-    /// Hands out up to `max` CQEs, each with the result of `find` for its QPN. `find` is called once for the CQEs of a session, which have
-    /// one QPN.
+    /// Hands out up to `max` CQEs, each with the result of `find` for its QPN. `find` is called
+    /// once for the CQEs of a session, which have one QPN.
     #[inline(always)]
-    fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        let mut taking = Taking { before: self.consumer, cq: self, is_unwinding: true };
+    fn take<L: Copy>(
+        &mut self,
+        max: usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> usize {
+        let mut taking = Taking {
+            before: self.consumer,
+            cq: self,
+            is_unwinding: true,
+        };
         let mut n = 0;
         while taking.cq.take_plain(max, &mut n, find, f) {
             n += taking.cq.take_session(max - n, find, f);
@@ -339,9 +418,15 @@ impl Cq {
         n
     }
 
-    /// Like [`take`](Self::take), for a queue that [has a completion](Self::has_completion). Cheapest for a single plain CQE.
+    /// Like [`take`](Self::take), for a queue that [has a completion](Self::has_completion).
+    /// Cheapest for a single plain CQE.
     #[inline(always)]
-    pub(crate) fn take_known<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+    pub(crate) fn take_known<L: Copy>(
+        &mut self,
+        max: usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> usize {
         let place = self.head;
         let op_own = op_own_at(place);
         if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed || max == 0 {
@@ -365,29 +450,40 @@ impl Cq {
     }
 
     #[inline(never)]
-    fn take_more<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+    fn take_more<L: Copy>(
+        &mut self,
+        max: usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> usize {
         self.take(max, find, f)
     }
 
-    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once the queue holds a completion that was not polled; with
-    /// `solicited_only`, once it holds a solicited completion or an error. To sleep without losing a completion, poll until the queue is
-    /// empty, arm, then wait; a completion that arrives in between ends the wait at once.
+    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once the queue holds a
+    /// completion that was not polled; with `solicited_only`, once it holds a solicited completion
+    /// or an error. To sleep without losing a completion, poll until the queue is empty, arm, then
+    /// wait; a completion that arrives in between ends the wait at once.
     pub fn arm(&mut self, solicited_only: bool) {
-        // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
+        // SAFETY: the arm word follows the consumer word, in the same record, which lives as long
+        // as `object`.
         let word = unsafe { self.record.add(CQ_DBREC_ARM).as_ref() };
         let CqObject { cqn, control, .. } = &*self.object;
-        let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed: self.consumer };
+        let command = CqArm {
+            sequence: control.events_taken(*cqn),
+            solicited_only,
+            consumed: self.consumer,
+        };
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
-        // A device gives no second event for a CQE that is already in the queue. After the command: every later CQE gives an event. Those of a
-        // relay do not say whether they are solicited.
+        // A device gives no second event for a CQE that is already in the queue. After the command:
+        // every later CQE gives an event. Those of a relay do not say whether they are solicited.
         if self.hook.is_none() && self.holds(solicited_only && self.relay.is_none()) {
             control.holds_what_was_armed_for();
         }
     }
 
-    /// Returns whether there is a CQE that is not consumed; with `solicited_only`, one that is solicited or an error, or a compressed
-    /// session, which may contain such CQEs.
+    /// Returns whether there is a CQE that is not consumed; with `solicited_only`, one that is
+    /// solicited or an error, or a compressed session, which may contain such CQEs.
     fn holds(&self, solicited_only: bool) -> bool {
         if !solicited_only {
             return self.has_completion();
@@ -396,34 +492,52 @@ impl Cq {
             let counter = self.consumer.wrapping_add(ahead);
             let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }
+                .load(Ordering::Acquire);
             if !is_written(op_own, self.entries.owner(counter)) {
                 return false;
             }
-            let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
-            if is_error || is_solicited(op_own) || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
+            let is_error = matches!(
+                CqeOpcode::from_op_own(op_own),
+                Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError)
+            );
+            if is_error
+                || is_solicited(op_own)
+                || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed
+            {
                 return true;
             }
         }
         false
     }
 
-    /// Hands up to `max` completions to `f` in the order in which the device wrote them, and returns their number. Their entries are free
-    /// only when this returns: completions of operations that `f` posts need entries beside them.
+    /// Hands up to `max` completions to `f` in the order in which the device wrote them, and
+    /// returns their number. Their entries are free only when this returns: completions of
+    /// operations that `f` posts need entries beside them.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
         self.poll_each(max, |_| (), |(), cqe| f(cqe))
     }
 
-    /// Gives a soft device time to run if the queue is empty, then hands out CQEs as [`take`](Self::take) does.
+    /// Gives a soft device time to run if the queue is empty, then hands out CQEs as
+    /// [`take`](Self::take) does.
     #[inline(always)]
-    pub(crate) fn poll_each<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
-        if self.progress() { self.take(max, &find, &mut f) } else { 0 }
+    pub(crate) fn poll_each<L: Copy>(
+        &mut self,
+        max: usize,
+        find: impl Fn(u32) -> L,
+        mut f: impl FnMut(L, Cqe<'_>),
+    ) -> usize {
+        if self.progress() {
+            self.take(max, &find, &mut f)
+        } else {
+            0
+        }
     }
 }
 
-/// A guard while CQEs are being handed out. When it is dropped, also by a panic of the callback, the device learns which entries it may
-/// reuse.
+/// A guard while CQEs are being handed out. When it is dropped, also by a panic of the callback,
+/// the device learns which entries it may reuse.
 struct Taking<'a> {
     cq: &'a mut Cq,
     /// Number of CQEs consumed when the guard was made.
@@ -444,7 +558,8 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the device learns that it may reuse the entry.
+/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the
+/// device learns that it may reuse the entry.
 struct Consumed<'a>(&'a mut Cq);
 
 impl Drop for Consumed<'_> {
@@ -454,8 +569,8 @@ impl Drop for Consumed<'_> {
     }
 }
 
-/// A guard while CQEs of a session are being handed out. When it is dropped, the session ends; the CQEs that were not handed out because a
-/// callback panicked become plain.
+/// A guard while CQEs of a session are being handed out. When it is dropped, the session ends; the
+/// CQEs that were not handed out because a callback panicked become plain.
 struct Leaving<'a> {
     cq: &'a mut Cq,
     /// Number of the session's CQEs, and of those that are handed out.
@@ -503,20 +618,35 @@ mod tests {
     #[test]
     fn untouched_entries_are_no_completions_on_either_lap_however_a_device_marks_them() {
         for cqe_bytes in [64, 128] {
-            // libmlx5 and DPDK fill 0xf0, the kernel's Ethernet driver and this crate's device 0xf1.
+            // libmlx5 and DPDK fill 0xf0, the kernel's Ethernet driver and this crate's device
+            // 0xf1.
             for mark in [0xf0, 0xf1] {
-                let config = CqConfig { cqe_bytes, compression: true, ..CqConfig::from(4) };
+                let config = CqConfig {
+                    cqe_bytes,
+                    compression: true,
+                    ..CqConfig::from(4)
+                };
                 let mut ring = untouched(config, mark);
                 for lap in [0u8, 1, 2] {
                     assert_eq!(ring.poll(9, |_| {}), 0, "{mark:#x}, lap {lap}");
                     for i in 0..4 {
-                        let cqe = ResponderCqe { wqe_counter: i, ..Default::default() }.emit();
+                        let cqe = ResponderCqe {
+                            wqe_counter: i,
+                            ..Default::default()
+                        }
+                        .emit();
                         // SAFETY: as above.
                         unsafe { ring.entries.place(i.into()).cast().write(cqe) };
                         // SAFETY: as above.
-                        unsafe { ring.entries.place(i.into()).add(OP_OWN_OFFSET).write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0)) };
+                        unsafe {
+                            ring.entries
+                                .place(i.into())
+                                .add(OP_OWN_OFFSET)
+                                .write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0))
+                        };
                         assert_eq!(ring.poll(9, |cqe| assert_eq!(cqe.wqe_counter(), i)), 1);
-                        // SAFETY: as above. A device never does this; the ring's next lap begins untouched again.
+                        // SAFETY: as above. A device never does this; the ring's next lap begins
+                        // untouched again.
                         unsafe { ring.entries.place(i.into()).add(OP_OWN_OFFSET).write(mark) };
                     }
                 }
@@ -527,9 +657,19 @@ mod tests {
     #[test]
     fn a_title_with_an_impossible_count_makes_the_driver_read_no_more_than_the_ring() {
         for (count, taken) in [(0u32, 1), (u32::MAX, 4)] {
-            let mut ring = untouched(CqConfig { compression: true, ..CqConfig::from(4) }, OP_OWN_UNTOUCHED);
+            let mut ring = untouched(
+                CqConfig {
+                    compression: true,
+                    ..CqConfig::from(4)
+                },
+                OP_OWN_UNTOUCHED,
+            );
             let mut title = ResponderCqe::default().emit();
-            TitleCqe { count, wqe_counter: 0 }.emit_into(&mut title);
+            TitleCqe {
+                count,
+                wqe_counter: 0,
+            }
+            .emit_into(&mut title);
             title[OP_OWN_OFFSET] = (CqeFormat::Compressed as u8) << 2;
             // SAFETY: inside the buffer.
             unsafe { ring.entries.place(0).cast().write(title) };

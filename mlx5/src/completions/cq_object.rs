@@ -1,4 +1,5 @@
-//! The part of a completion queue that its queue pairs keep alive: the device's object, and the entries not yet polled.
+//! The part of a completion queue that its queue pairs keep alive: the device's object, and the
+//! entries not yet polled.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -11,7 +12,9 @@ use crate::config::CqConfig;
 use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::Control;
-use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
+use crate::wire::{
+    CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe,
+};
 
 /// The entries of a completion queue, which live as long as its [`CqObject`].
 #[derive(Clone, Copy)]
@@ -25,11 +28,23 @@ pub(crate) struct CqEntries {
 }
 
 impl CqEntries {
-    fn new(&CqMemory { buffer, entries, cqe_bytes, .. }: &CqMemory) -> Self {
+    fn new(
+        &CqMemory {
+            buffer,
+            entries,
+            cqe_bytes,
+            ..
+        }: &CqMemory,
+    ) -> Self {
         let stride = cqe_bytes as usize;
         // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
         let first = unsafe { buffer.add(stride - CQE_BYTES) };
-        Self { first, stride, log_entries: entries.trailing_zeros(), mask: entries - 1 }
+        Self {
+            first,
+            stride,
+            log_entries: entries.trailing_zeros(),
+            mask: entries - 1,
+        }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -50,21 +65,21 @@ impl CqEntries {
         (counter >> self.log_entries) as u8 & 1
     }
 
-    /// Returns the number of CQEs of the session with this title, at least one and at most the number of entries. A device writes no other
-    /// count; a device that did must not make the driver read outside the ring.
+    /// Returns the number of CQEs of the session with this title, at least one and at most the
+    /// number of entries. A device writes no other count; a device that did must not make the
+    /// driver read outside the ring.
     #[inline(always)]
     pub(crate) fn session_count(&self, title: &TitleCqe) -> u32 {
         title.count.min(self.count()).max(1)
     }
 }
 
-/// Returns whether the device has written an entry with this op_own byte: its owner bit is `owner`, that of the lap, and its opcode is
-/// valid.
-/// valid.
+/// Returns whether the device has written an entry with this op_own byte: its owner bit is `owner`,
+/// that of the lap, and its opcode is valid. valid.
 #[inline(always)]
 pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
-    // One comparison: the rotation moves the owner bit to the top, where it must be 0, and the bits below must be less than the invalid
-    // opcode.
+    // One comparison: the rotation moves the owner bit to the top, where it must be 0, and the bits
+    // below must be less than the invalid opcode.
     (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
@@ -85,13 +100,20 @@ impl CqObject {
         let entries = CqEntries::new(&memory);
         let record = memory.record.cast();
         let session_qpn = Cell::new(NO_QPN);
-        Ok(Rc::new(Self { cqn, control: control.clone(), entries, record, session_qpn }))
+        Ok(Rc::new(Self {
+            cqn,
+            control: control.clone(),
+            entries,
+            record,
+            session_qpn,
+        }))
     }
 
-    /// Replaces the QPN by [`NO_QPN`] in every completion of queue pair `qpn` that is still in the queue. The device has destroyed the
-    /// queue pair, so it writes no more of them, and may give the number to another at once. libmlx5 does the same in `mlx5_cq_clean`,
-    /// except for queues that it handed out. The completions stay in the queue, because the receives that they name return to their shared
-    /// queue with them.
+    /// Replaces the QPN by [`NO_QPN`] in every completion of queue pair `qpn` that is still in the
+    /// queue. The device has destroyed the queue pair, so it writes no more of them, and may give
+    /// the number to another at once. libmlx5 does the same in `mlx5_cq_clean`, except for queues
+    /// that it handed out. The completions stay in the queue, because the receives that they name
+    /// return to their shared queue with them.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);
@@ -103,19 +125,26 @@ impl CqObject {
             let counter = consumed.wrapping_add(next);
             let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }
+                .load(Ordering::Acquire);
             if !is_written(op_own, self.entries.owner(counter)) {
                 break;
             }
             udma_from_device_barrier();
-            // SAFETY: a CQE inside the buffer that the device has finished writing: its owner bit was read with Acquire.
+            // SAFETY: a CQE inside the buffer that the device has finished writing: its owner bit
+            // was read with Acquire.
             let cqe = unsafe { place.cast::<[u8; CQE_BYTES]>().read() };
             if ResponderCqe::parse(&cqe).qpn == qpn {
-                // SAFETY: as above. During a poll this may be an entry that was handed out: a `Cqe` holds no reference to these bytes.
+                // SAFETY: as above. During a poll this may be an entry that was handed out: a `Cqe`
+                // holds no reference to these bytes.
                 unsafe { place.add(QPN_OFFSET).cast().write([0xff_u8; 3]) };
             }
             let is_title = CqeFormat::from_op_own(op_own) == CqeFormat::Compressed;
-            next += if is_title { self.entries.session_count(&TitleCqe::parse(&cqe)) } else { 1 };
+            next += if is_title {
+                self.entries.session_count(&TitleCqe::parse(&cqe))
+            } else {
+                1
+            };
         }
     }
 }

@@ -5,7 +5,8 @@ use std::fmt;
 
 use crate::address::DeviceKind;
 use crate::wire::{
-    CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, is_solicited,
+    CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe,
+    ResponderCqe, Syndrome, is_solicited,
 };
 
 /// A CQE in the queue, read in place. It is unchanged until the poll that hands it out returns.
@@ -19,13 +20,15 @@ pub struct Cqe<'a> {
     kind: DeviceKind,
 }
 
-/// Data of a completion outside the CQE's own bytes. The poll that makes this value is inlined, so unread data costs nothing.
+/// Data of a completion outside the CQE's own bytes. The poll that makes this value is inlined, so
+/// unread data costs nothing.
 #[derive(Clone, Copy)]
 pub(crate) enum Beside<'a> {
     Nothing,
     /// The first half of a large entry.
     Half(&'a [u8; CQE128_OFFSET]),
-    /// The CQE is the title of a compressed session. These fields come from this completion's mini CQE.
+    /// The CQE is the title of a compressed session. These fields come from this completion's mini
+    /// CQE.
     Mini {
         byte_count: u32,
         wqe_counter: u16,
@@ -46,7 +49,8 @@ pub struct CompletionError {
 }
 
 impl CompletionError {
-    /// Returns the meaning of the vendor's detail on the software HCA; `None` if there is none. The details of a NIC are not public.
+    /// Returns the meaning of the vendor's detail on the software HCA; `None` if there is none. The
+    /// details of a NIC are not public.
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
         match self.kind {
@@ -58,8 +62,13 @@ impl CompletionError {
 
 impl fmt::Display for CompletionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (syndrome {:#04x}, vendor {:#04x}", self.syndrome, self.raw, self.vendor)?;
-        self.vendor_text().map_or(Ok(()), |text| write!(f, ": {text}"))?;
+        write!(
+            f,
+            "{} (syndrome {:#04x}, vendor {:#04x}",
+            self.syndrome, self.raw, self.vendor
+        )?;
+        self.vendor_text()
+            .map_or(Ok(()), |text| write!(f, ": {text}"))?;
         f.write_str(")")
     }
 }
@@ -81,15 +90,26 @@ impl<'a> Cqe<'a> {
     ///
     /// For `'a` the bytes are not moved, and none but those of the QPN change.
     #[inline(always)]
-    pub(crate) fn new(bytes: NonNull<[u8; CQE_BYTES]>, qpn: u32, beside: Beside<'a>, kind: DeviceKind) -> Self {
-        Self { bytes, qpn, beside, kind }
+    pub(crate) fn new(
+        bytes: NonNull<[u8; CQE_BYTES]>,
+        qpn: u32,
+        beside: Beside<'a>,
+        kind: DeviceKind,
+    ) -> Self {
+        Self {
+            bytes,
+            qpn,
+            beside,
+            kind,
+        }
     }
 
     /// Returns the CQE itself, or the title of its session.
     #[inline(always)]
     fn bytes(&self) -> &[u8; CQE_BYTES] {
-        // SAFETY: it is not moved for `'a`, and not written while the reference exists. Only destroying a queue pair writes it, which
-        // cannot happen in a function of this type, and no public function returns the reference.
+        // SAFETY: it is not moved for `'a`, and not written while the reference exists. Only
+        // destroying a queue pair writes it, which cannot happen in a function of this type, and no
+        // public function returns the reference.
         unsafe { self.bytes.as_ref() }
     }
 
@@ -110,7 +130,8 @@ impl<'a> Cqe<'a> {
         CqeOpcode::from_op_own(self.op_own())
     }
 
-    /// Returns whether this completes a receive, successfully or not; otherwise it completes a send.
+    /// Returns whether this completes a receive, successfully or not; otherwise it completes a
+    /// send.
     #[inline(always)]
     pub(crate) fn is_receive(&self) -> bool {
         const RECEIVES: u16 = 1 << CqeOpcode::ResponderWriteImm as u8
@@ -121,8 +142,8 @@ impl<'a> Cqe<'a> {
         RECEIVES >> (self.op_own() >> 4) & 1 != 0
     }
 
-    /// Returns the queue pair number; [`NO_QPN`](crate::wire::NO_QPN) if the queue pair was destroyed since, because another may have the
-    /// number by now.
+    /// Returns the queue pair number; [`NO_QPN`](crate::wire::NO_QPN) if the queue pair was
+    /// destroyed since, because another may have the number by now.
     #[must_use]
     #[inline(always)]
     pub fn qpn(&self) -> u32 {
@@ -139,7 +160,8 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the sender's immediate, in host order. Valid when the opcode says that the message has one.
+    /// Returns the sender's immediate, in host order. Valid when the opcode says that the message
+    /// has one.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {
@@ -156,14 +178,16 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the number of the queue pair that sent the message, 24 bits. Valid for receives of unreliable datagrams.
+    /// Returns the number of the queue pair that sent the message, 24 bits. Valid for receives of
+    /// unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn source_qpn(&self) -> u32 {
         ResponderCqe::parse(self.bytes()).source_qpn
     }
 
-    /// Returns whether the first 40 bytes of the receive hold the message's GRH. Valid for receives of unreliable datagrams.
+    /// Returns whether the first 40 bytes of the receive hold the message's GRH. Valid for receives
+    /// of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn has_grh(&self) -> bool {
@@ -177,14 +201,17 @@ impl<'a> Cqe<'a> {
         is_solicited(self.op_own())
     }
 
-    /// Returns the received bytes if the device put them here (scatter to CQE) and not into the buffers of the receive: maximum 32, or 64
-    /// in a queue of 128-byte entries. [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) are not valid then.
+    /// Returns the received bytes if the device put them here (scatter to CQE) and not into the
+    /// buffers of the receive: maximum 32, or 64 in a queue of 128-byte entries.
+    /// [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) are not valid then.
     #[must_use]
     #[inline(always)]
     pub fn inline_data(&self) -> Option<&'a [u8]> {
         let room: &[u8] = match (CqeFormat::from_op_own(self.op_own()), self.beside) {
             // SAFETY: the first half of the CQE does not change for `'a`; the QPN is in the second.
-            (CqeFormat::Inline32, _) => unsafe { self.bytes.cast::<[u8; CQE_BYTES / 2]>().as_ref() },
+            (CqeFormat::Inline32, _) => unsafe {
+                self.bytes.cast::<[u8; CQE_BYTES / 2]>().as_ref()
+            },
             (CqeFormat::Inline64, Beside::Half(half)) => half,
             _ => return None,
         };
@@ -198,15 +225,24 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
-            None | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => Err(error(self.bytes(), self.kind)),
+            None
+            | Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError | CqeOpcode::Invalid) => {
+                Err(error(self.bytes(), self.kind))
+            }
             Some(_) => Ok(()),
         }
     }
 }
 
-/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for this rare call.
+/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for this rare
+/// call.
 #[cold]
 fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);
-    CompletionError { syndrome: cqe.syndrome(), raw: cqe.raw_syndrome, vendor: cqe.vendor_syndrome, kind }
+    CompletionError {
+        syndrome: cqe.syndrome(),
+        raw: cqe.raw_syndrome,
+        vendor: cqe.vendor_syndrome,
+        kind,
+    }
 }

@@ -1,4 +1,5 @@
-//! A map from QPN to value: open addressing, with the low bits of the number in the place of a hash.
+//! A map from QPN to value: open addressing, with the low bits of the number in the place of a
+//! hash.
 
 use core::fmt;
 use core::mem;
@@ -12,16 +13,18 @@ struct Place<T> {
     value: Option<T>,
 }
 
-/// Returns the number that marks a vacant place. No look-up that starts at this place can match it: it has more bits than a QPN, and its
-/// lowest bit differs from the place's. So a look-up that compares numbers need not check whether the place is vacant.
+/// Returns the number that marks a vacant place. No look-up that starts at this place can match it:
+/// it has more bits than a QPN, and its lowest bit differs from the place's. So a look-up that
+/// compares numbers need not check whether the place is vacant.
 const fn vacant_at(place: usize) -> u32 {
     place as u32 & 1 ^ 1 | !MAX_QPN
 }
 
-/// A map from 24-bit queue pair numbers to values. It is a table in which the low bits of a number name its home. A value is stored at its
-/// home, or in the next vacant place. The numbers of devices are consecutive, so each gets its home. So does each number of the software
-/// HCA: its low bits are the place of a queue pair in the device, and the others count the queue pairs that had that place. The table has
-/// at least 2 places for each value, and never shrinks.
+/// A map from 24-bit queue pair numbers to values. It is a table in which the low bits of a number
+/// name its home. A value is stored at its home, or in the next vacant place. The numbers of
+/// devices are consecutive, so each gets its home. So does each number of the software HCA: its low
+/// bits are the place of a queue pair in the device, and the others count the queue pairs that had
+/// that place. The table has at least 2 places for each value, and never shrinks.
 pub struct FastMap<T> {
     /// A power of two of places.
     places: Box<[Place<T>]>,
@@ -30,18 +33,28 @@ pub struct FastMap<T> {
 
 impl<T> fmt::Debug for FastMap<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FastMap").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("FastMap")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T> Default for FastMap<T> {
     fn default() -> Self {
-        Self { places: vacant(MIN_PLACES), len: 0 }
+        Self {
+            places: vacant(MIN_PLACES),
+            len: 0,
+        }
     }
 }
 
 fn vacant<T>(places: usize) -> Box<[Place<T>]> {
-    (0..places).map(|place| Place { qpn: vacant_at(place), value: None }).collect()
+    (0..places)
+        .map(|place| Place {
+            qpn: vacant_at(place),
+            value: None,
+        })
+        .collect()
 }
 
 impl<T> FastMap<T> {
@@ -55,10 +68,12 @@ impl<T> FastMap<T> {
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
-        // SAFETY: a home is a valid place, because the number of places is a power of two, at least 8.
+        // SAFETY: a home is a valid place, because the number of places is a power of two, at
+        // least 8.
         let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
         if place.qpn == qpn {
-            // SAFETY: the number of a vacant place never equals a number whose home it is, and every other place has a value.
+            // SAFETY: the number of a vacant place never equals a number whose home it is, and
+            // every other place has a value.
             return Some(unsafe { place.value.as_ref().unwrap_unchecked() });
         }
         self.get_further(qpn)
@@ -125,7 +140,8 @@ impl<T> FastMap<T> {
         self.places[at].qpn > MAX_QPN
     }
 
-    /// Returns the place of a number, or the vacant place where it would be. At least half of the places are vacant.
+    /// Returns the place of a number, or the vacant place where it would be. At least half of the
+    /// places are vacant.
     fn find(&self, qpn: u32) -> usize {
         let mut at = self.home(qpn);
         while self.places[at].qpn != qpn && !self.is_vacant(at) {
@@ -150,7 +166,12 @@ mod tests {
     use crate::tests::random::Random;
 
     fn qpns<T>(map: &FastMap<T>) -> Vec<u32> {
-        let mut qpns: Vec<_> = map.places.iter().filter(|place| place.value.is_some()).map(|place| place.qpn).collect();
+        let mut qpns: Vec<_> = map
+            .places
+            .iter()
+            .filter(|place| place.value.is_some())
+            .map(|place| place.qpn)
+            .collect();
         qpns.sort_unstable();
         qpns
     }
@@ -166,7 +187,10 @@ mod tests {
         assert_eq!(map.get(2), None);
         assert_eq!(map.get(0x0100_0000), None);
         assert_eq!(map.insert(0x0100_0000, 9), Err(9));
-        assert_eq!(qpns(&map), [0, 1, 4095, 4096, 0x12_3456, 0xff_fffe, 0xff_ffff]);
+        assert_eq!(
+            qpns(&map),
+            [0, 1, 4095, 4096, 0x12_3456, 0xff_fffe, 0xff_ffff]
+        );
         assert_eq!(map.remove(4096), Some(4096));
         assert_eq!(map.remove(4096), None);
         assert_eq!(map.remove(0x0100_0000), None);
@@ -177,8 +201,12 @@ mod tests {
     #[test]
     fn a_number_of_more_than_24_bits_is_never_found() {
         let mut map = FastMap::new();
-        let is_none =
-            |map: &FastMap<u32>| (0..64).all(|low| [0xff00_0000, 0x0100_0000, u32::MAX - 63].map(|high| map.get(high + low)) == [None; 3]);
+        let is_none = |map: &FastMap<u32>| {
+            (0..64).all(|low| {
+                [0xff00_0000, 0x0100_0000, u32::MAX - 63].map(|high| map.get(high + low))
+                    == [None; 3]
+            })
+        };
         assert!(is_none(&map));
         (0..20).for_each(|qpn| assert_eq!(map.insert(qpn, qpn), Ok(None)));
         assert!(is_none(&map));
@@ -204,8 +232,11 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // Few places, including the last ones, so that every case is frequent: sometimes many values, sometimes few.
-                let qpn = random.below(3) << 12 | random.below(4) | if random.one_in(2) { 0xff_00fc } else { 0 };
+                // Few places, including the last ones, so that every case is frequent: sometimes
+                // many values, sometimes few.
+                let qpn = random.below(3) << 12
+                    | random.below(4)
+                    | if random.one_in(2) { 0xff_00fc } else { 0 };
                 if random.one_in(if step / 500 % 2 == 0 { 2 } else { 8 }) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));
                 } else {
@@ -214,7 +245,11 @@ mod tests {
                 assert_eq!((map.get(qpn), map.len), (model.get(&qpn), model.len()));
             }
             assert_eq!(qpns(&map), model.keys().copied().collect::<Vec<_>>());
-            assert!(model.iter().all(|(qpn, value)| map.get(*qpn) == Some(value)));
+            assert!(
+                model
+                    .iter()
+                    .all(|(qpn, value)| map.get(*qpn) == Some(value))
+            );
         }
     }
 }

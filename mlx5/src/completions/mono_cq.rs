@@ -9,9 +9,9 @@ use crate::completions::fast_map::FastMap;
 
 /// A [`Cq`] for queue pairs of one kind, with a value of type `Q` per QPN.
 ///
-/// Polling touches one byte of the CQ, independent of the number of queue pairs, because the device has already put their completions into
-/// one queue. It takes no lock, copies to no work-completion struct and makes no dynamic call. The callback is a closure that is inlined
-/// into the poll.
+/// Polling touches one byte of the CQ, independent of the number of queue pairs, because the device
+/// has already put their completions into one queue. It takes no lock, copies to no work-completion
+/// struct and makes no dynamic call. The callback is a closure that is inlined into the poll.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -48,10 +48,14 @@ impl<Q> Borrow<Cq> for MonoCq<Q> {
 
 impl<Q> MonoCq<Q> {
     pub(crate) fn new(cq: Cq) -> Self {
-        Self { cq, queues: FastMap::new() }
+        Self {
+            cq,
+            queues: FastMap::new(),
+        }
     }
 
-    /// Registers the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) returned. Returns the value it replaces.
+    /// Registers the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn)
+    /// returned. Returns the value it replaces.
     pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
         // A device's QPN has 24 bits, so this cannot fail for a device's number.
         self.queues.insert(qpn, queue).unwrap_or(None)
@@ -68,16 +72,21 @@ impl<Q> MonoCq<Q> {
         &self.queues
     }
 
-    /// Gives a software device time to run if the queue is empty, and returns the queue if there is a completion: the first half of a
-    /// [`poll`](Self::poll).
+    /// Gives a software device time to run if the queue is empty, and returns the queue if there is
+    /// a completion: the first half of a [`poll`](Self::poll).
     #[inline(always)]
     pub fn progress(&mut self) -> Option<Found<'_, Q>> {
-        if self.cq.progress() { Some(Found { cq: self }) } else { None }
+        if self.cq.progress() {
+            Some(Found { cq: self })
+        } else {
+            None
+        }
     }
 
-    /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in which the device wrote them. Returns their
-    /// number. `None` stands for a queue pair that is not registered, or not any more: its receive still has to go back to the queue it was
-    /// taken from.
+    /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in
+    /// which the device wrote them. Returns their number. `None` stands for a queue pair that is
+    /// not registered, or not any more: its receive still has to go back to the queue it was taken
+    /// from.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
@@ -92,8 +101,8 @@ pub struct Found<'a, Q> {
 }
 
 impl<Q> Found<'_, Q> {
-    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less than `poll` for one completion, and a
-    /// little more for several.
+    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less
+    /// than `poll` for one completion, and a little more for several.
     #[inline(always)]
     pub fn take(self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let MonoCq { cq, queues } = self.cq;

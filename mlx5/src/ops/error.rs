@@ -7,7 +7,9 @@ use crate::wire::MAX_MESSAGE_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// The queue has too little room; poll the send CQ and retry.
-    #[error("send queue full: {needed} of {capacity} WQEBBs needed, {free} free; poll the send CQ and retry")]
+    #[error(
+        "send queue full: {needed} of {capacity} WQEBBs needed, {free} free; poll the send CQ and retry"
+    )]
     QueueFull {
         /// WQEBBs the operation needs, padding at the end of the ring included.
         needed: usize,
@@ -20,7 +22,9 @@ pub enum PostError {
     #[error("the queue pair is in state {0:?}; posting needs ReadyToSend")]
     WrongState(QpState),
     /// More inline bytes than the QP was created for.
-    #[error("{bytes} inline bytes; this queue pair takes at most {max}: use an SGE, or create it with a larger max_inline_data")]
+    #[error(
+        "{bytes} inline bytes; this queue pair takes at most {max}: use an SGE, or create it with a larger max_inline_data"
+    )]
     InlineTooLong {
         /// Bytes requested.
         bytes: usize,

@@ -1,7 +1,9 @@
-//! Operations as values: a verb with its payload. [`SendQueue::push`](crate::queues::sq) is the only function that turns them into WQEs.
+//! Operations as values: a verb with its payload. [`SendQueue::push`](crate::queues::sq) is the
+//! only function that turns them into WQEs.
 //!
-//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb takes any payload that is valid for it,
-//! and a new verb or payload is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take only an [`Sge`].
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb
+//! takes any payload that is valid for it, and a new verb or payload is one `impl`. Verbs that
+//! return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take only an [`Sge`].
 //!
 //! | WQE, in segments | verbs |
 //! |---|---|
@@ -28,8 +30,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The content of a message: bytes that travel inside the WQE, then a buffer that the device gathers. Sealed: the send queue trusts
-/// `segments` to bound the bytes that `emit` writes.
+/// The content of a message: bytes that travel inside the WQE, then a buffer that the device
+/// gathers. Sealed: the send queue trusts `segments` to bound the bytes that `emit` writes.
 pub trait Payload: sealed::Sealed {
     /// Returns the bytes inside the WQE, in two parts.
     #[doc(hidden)]
@@ -61,7 +63,11 @@ pub trait Payload: sealed::Sealed {
     /// Returns the number of 16-byte segments in the WQE.
     #[inline(always)]
     fn segments(&self) -> usize {
-        let inline = if self.inline_bytes() == 0 { 0 } else { InlineHeader::segments(self.inline_bytes()) };
+        let inline = if self.inline_bytes() == 0 {
+            0
+        } else {
+            InlineHeader::segments(self.inline_bytes())
+        };
         inline + usize::from(self.gathered().len != 0)
     }
 
@@ -74,7 +80,14 @@ pub trait Payload: sealed::Sealed {
         }
         let Sge { addr, len, lkey } = self.gathered();
         if len != 0 {
-            out.put(&DataSegment { byte_count: len, lkey, addr }.emit());
+            out.put(
+                &DataSegment {
+                    byte_count: len,
+                    lkey,
+                    addr,
+                }
+                .emit(),
+            );
         }
     }
 }
@@ -93,7 +106,8 @@ pub trait Operation: sealed::Sealed {
     fn imm(&self) -> u32 {
         0
     }
-    /// Refuses the mistakes of this verb that the driver can detect. The queue checks room, lengths and state.
+    /// Refuses the mistakes of this verb that the driver can detect. The queue checks room, lengths
+    /// and state.
     #[doc(hidden)]
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
@@ -107,8 +121,9 @@ pub trait Operation: sealed::Sealed {
     fn header(&self) -> Self::Header;
 }
 
-/// Implements an operation from its type, the kind of queue pair that takes it, its opcode, the field with the payload, the segments
-/// between the control segment and the payload, the immediate, and the check for mistakes.
+/// Implements an operation from its type, the kind of queue pair that takes it, its opcode, the
+/// field with the payload, the segments between the control segment and the payload, the immediate,
+/// and the check for mistakes.
 macro_rules! operation {
     (
         [$($generics:tt)*] $name:ty: $kind:ident = $opcode:ident,
@@ -199,10 +214,11 @@ impl Segments {
     #[inline(always)]
     pub(crate) fn put<T: Copy>(&mut self, segments: &T) {
         const { assert!(size_of::<T>() % SEGMENT == 0, "whole segments") };
-        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare the segments they
-        // write).
+        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are
+        // sealed and declare the segments they write).
         unsafe {
-            self.at.copy_from_nonoverlapping(ptr::from_ref(segments).cast(), size_of::<T>());
+            self.at
+                .copy_from_nonoverlapping(ptr::from_ref(segments).cast(), size_of::<T>());
             self.at = self.at.add(size_of::<T>());
         }
     }
@@ -210,12 +226,20 @@ impl Segments {
     #[inline(always)]
     fn put_inline(&mut self, parts: &[&[u8]; 2]) {
         let len = parts.iter().map(|part| part.len()).sum();
-        let header = InlineHeader { byte_count: len as u32 }.emit();
+        let header = InlineHeader {
+            byte_count: len as u32,
+        }
+        .emit();
         let padded = InlineHeader::segments(len) * SEGMENT;
-        // SAFETY: as in `put`; header, data and padding fill `segments(len)` segments. The padding is in the last one.
+        // SAFETY: as in `put`; header, data and padding fill `segments(len)` segments. The padding
+        // is in the last one.
         unsafe {
-            self.at.add(padded - SEGMENT).cast::<[u8; SEGMENT]>().write([0; SEGMENT]);
-            self.at.copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
+            self.at
+                .add(padded - SEGMENT)
+                .cast::<[u8; SEGMENT]>()
+                .write([0; SEGMENT]);
+            self.at
+                .copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
             let mut to = self.at.add(InlineHeader::LEN);
             for part in parts {
                 copy_short(to, part.as_ptr(), part.len());
@@ -226,7 +250,8 @@ impl Segments {
     }
 }
 
-/// Copies `len` bytes. A short copy consists of two parts that may overlap, because a call would cost more than the copy.
+/// Copies `len` bytes. A short copy consists of two parts that may overlap, because a call would
+/// cost more than the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
@@ -236,7 +261,8 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
         // SAFETY: `part` is at most `len` (below), so both are inside the `len` bytes.
         unsafe {
             to.copy_from_nonoverlapping(from, part);
-            to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
+            to.add(len - part)
+                .copy_from_nonoverlapping(from.add(len - part), part);
         }
     };
     // The common lengths need the fewest comparisons.

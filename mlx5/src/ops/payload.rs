@@ -1,8 +1,10 @@
-//! The content of a message: nothing, bytes inside the WQE, memory that the device gathers, or both.
+//! The content of a message: nothing, bytes inside the WQE, memory that the device gathers, or
+//! both.
 
 use super::{Payload, sealed};
 
-/// A buffer in registered local memory. A length of 0 is legal and emits no data segment (on the wire 0 means 2^31 bytes).
+/// A buffer in registered local memory. A length of 0 is legal and emits no data segment (on the
+/// wire 0 means 2^31 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address inside the region of `lkey`.
@@ -19,7 +21,11 @@ pub struct Inline<'a>(pub &'a [u8]);
 
 impl Sge {
     /// No buffer.
-    pub(crate) const NONE: Self = Self { addr: 0, len: 0, lkey: 0 };
+    pub(crate) const NONE: Self = Self {
+        addr: 0,
+        len: 0,
+        lkey: 0,
+    };
 }
 
 impl sealed::Sealed for () {}

@@ -3,7 +3,8 @@
 use super::{Operation, Payload, PostError, RcOperation, Sge, operation, sealed};
 use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment, SEGMENT};
 
-/// SEND: the device writes the payload to the buffers of the peer's next receive, which it consumes and completes.
+/// SEND: the device writes the payload to the buffers of the peer's next receive, which it consumes
+/// and completes.
 #[derive(Clone, Copy, Debug)]
 pub struct Send<P> {
     /// Payload to send.
@@ -19,7 +20,8 @@ pub struct SendImm<P> {
     pub payload: P,
 }
 
-/// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without notice to the peer's CPU.
+/// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without notice
+/// to the peer's CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<P> {
     /// Virtual address in the peer's region.
@@ -30,7 +32,8 @@ pub struct Write<P> {
     pub payload: P,
 }
 
-/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer, whose CQE carries `imm`.
+/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer, whose CQE carries
+/// `imm`.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteImm<P> {
     /// Virtual address in the peer's region.
@@ -54,7 +57,8 @@ pub struct Read {
     pub into: Sge,
 }
 
-/// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The store happened if the result equals `compare`.
+/// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The store happened if
+/// the result equals `compare`.
 ///
 /// The remote region needs remote atomic access; the result's region needs local write access.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +75,8 @@ pub struct CompareSwap {
     pub into: Sge,
 }
 
-/// Fetch-and-add: adds `add` to the 8 bytes at `addr`, modulo 2^64. The regions need the same access as for [`CompareSwap`].
+/// Fetch-and-add: adds `add` to the 8 bytes at `addr`, modulo 2^64. The regions need the same
+/// access as for [`CompareSwap`].
 #[derive(Clone, Copy, Debug)]
 pub struct FetchAdd {
     /// Virtual address in the peer's region; a multiple of 8.

@@ -1,20 +1,24 @@
-//! SEND on an unreliable-datagram queue pair: every message names its destination. A message that the network or the peer cannot take is
-//! dropped.
+//! SEND on an unreliable-datagram queue pair: every message names its destination. A message that
+//! the network or the peer cannot take is dropped.
 
 use super::{Operation, Payload, UdOperation, operation, sealed};
 use crate::wire::{AddressVector, DatagramSegment, Opcode};
 
-/// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key. Stored as the bytes that go into the WQE.
+/// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key.
+/// Stored as the bytes that go into the WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     segment: [u8; DatagramSegment::LEN],
 }
 
 impl Destination {
-    /// Names the queue pair `qpn` (24 bits) at the end of the path `vector`. It accepts messages that carry its `qkey`.
+    /// Names the queue pair `qpn` (24 bits) at the end of the path `vector`. It accepts messages
+    /// that carry its `qkey`.
     #[must_use]
     pub fn new(vector: AddressVector, qpn: u32, qkey: u32) -> Self {
-        Self { segment: DatagramSegment { vector, qpn, qkey }.emit() }
+        Self {
+            segment: DatagramSegment { vector, qpn, qkey }.emit(),
+        }
     }
 
     /// Queue pair number, 24 bits.
@@ -30,7 +34,8 @@ impl Destination {
     }
 }
 
-/// SEND of a datagram: the device writes the payload after the first 40 bytes of the next receive of the queue pair `to`.
+/// SEND of a datagram: the device writes the payload after the first 40 bytes of the next receive
+/// of the queue pair `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct UdSend<'a, P> {
     /// Destination.

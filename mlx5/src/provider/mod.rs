@@ -1,4 +1,5 @@
-//! The control path: creates and destroys the objects that the data path then uses without calling the provider.
+//! The control path: creates and destroys the objects that the data path then uses without calling
+//! the provider.
 
 pub(crate) mod control;
 pub(crate) mod null;
@@ -18,13 +19,15 @@ use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
-/// The functions that create a device's objects, which are identified by their numbers, and that report its events.
+/// The functions that create a device's objects, which are identified by their numbers, and that
+/// report its events.
 pub(crate) trait Provider: Regions + Queues + Connections {
     fn kind(&self) -> DeviceKind;
 
     fn info(&self) -> DeviceInfo;
 
-    /// Sleeps until an armed CQ has an event, the waker was used, or `timeout_ns` have passed. Returns whether there is an event.
+    /// Sleeps until an armed CQ has an event, the waker was used, or `timeout_ns` have passed.
+    /// Returns whether there is an event.
     fn wait(&self, timeout_ns: Option<u64>) -> bool;
 
     /// Returns a waker that ends the current wait, or the next one.
@@ -38,33 +41,53 @@ pub(crate) trait Provider: Regions + Queues + Connections {
     /// Takes the oldest asynchronous event.
     fn take_async_event(&self) -> Option<AsyncEvent>;
 
-    /// Returns the number of events of this CQ that were taken, modulo 4. The next command to arm the CQ must carry it.
+    /// Returns the number of events of this CQ that were taken, modulo 4. The next command to arm
+    /// the CQ must carry it.
     fn events_taken(&self, _cqn: u32) -> u8 {
         0
     }
 
-    /// Tells the device that the record of the CQ holds the command to arm it, unless the device finds the command by itself.
+    /// Tells the device that the record of the CQ holds the command to arm it, unless the device
+    /// finds the command by itself.
     fn armed(&self, _cqn: u32, _command: &CqArm) {}
 
-    /// Reports that an armed CQ holds a CQE that it was armed for: the next wait ends at once, even if the device gives no event for it.
+    /// Reports that an armed CQ holds a CQE that it was armed for: the next wait ends at once, even
+    /// if the device gives no event for it.
     fn holds_what_was_armed_for(&self) {}
 
     /// Refuses the address of another kind of device.
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
         let (local, remote) = (self.kind(), remote.kind);
-        if local == remote { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
+        if local == remote {
+            Ok(())
+        } else {
+            Err(ConnectError::DifferentKinds { local, remote })
+        }
     }
 }
 
 /// Memory regions.
 pub(crate) trait Regions {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError>;
+    fn alloc_registered(
+        &self,
+        pd: u32,
+        bytes: usize,
+        access: Access,
+        huge: bool,
+    ) -> Result<Region, RegisterError>;
 
     /// # Safety
     /// The range stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError>;
+    unsafe fn register(
+        &self,
+        pd: u32,
+        addr: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError>;
 
-    /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region; then the call may be repeated.
+    /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region;
+    /// then the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
 
     /// Deregisters the region without a retry.
@@ -84,7 +107,12 @@ pub(crate) trait Queues {
     fn destroy_cq(&self, cqn: u32);
 
     /// Returns the number of the queue, and its memory.
-    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError>;
+    fn create_srq(
+        &self,
+        pd: u32,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<(u32, RqMemory), CreateError>;
 
     fn destroy_srq(&self, srqn: u32);
 
@@ -104,9 +132,15 @@ pub(crate) trait Connections {
     }
 
     /// Moves a reliable connection from INIT to RTR.
-    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError>;
+    fn connect(
+        &self,
+        qpn: u32,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError>;
 
-    /// Moves a reliable connection from RTR to RTS, with the options that [`connect`](Self::connect) was given.
+    /// Moves a reliable connection from RTR to RTS, with the options that
+    /// [`connect`](Self::connect) was given.
     fn ready_to_send(&self, _qpn: u32) -> Result<(), ConnectError> {
         Ok(())
     }

@@ -1,6 +1,7 @@
-//! The objects that a device creates, as plain memory: a buffer, its actual size, the doorbell record, the BlueFlame register.
-//! `mlx5dv_init_obj` returns the same fields for hardware, and the software HCA takes them. Code above this module does not know which kind
-//! of device owns the memory.
+//! The objects that a device creates, as plain memory: a buffer, its actual size, the doorbell
+//! record, the BlueFlame register. `mlx5dv_init_obj` returns the same fields for hardware, and the
+//! software HCA takes them. Code above this module does not know which kind of device owns the
+//! memory.
 
 use core::cell::Cell;
 use std::rc::Rc;
@@ -14,8 +15,8 @@ use crate::wire::Service;
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
 pub(crate) struct UarParts {
-    /// The half that the next doorbell of any queue pair on this register stores to. All of them belong to one device, and so to one
-    /// thread.
+    /// The half that the next doorbell of any queue pair on this register stores to. All of them
+    /// belong to one device, and so to one thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
     /// Index among the registers of the device, for the hook.

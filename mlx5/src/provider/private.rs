@@ -1,4 +1,5 @@
-//! Memory of queues that only their own process accesses: send queues, completion queues, BlueFlame registers.
+//! Memory of queues that only their own process accesses: send queues, completion queues, BlueFlame
+//! registers.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -12,7 +13,10 @@ use crate::config::{CqConfig, QpConfig};
 use crate::error::CreateError;
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, UarParts};
-use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
+use crate::wire::{
+    BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
+    WQEBB,
+};
 
 const PAGE: usize = 4096;
 
@@ -21,8 +25,9 @@ const BASE_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.
 ///
-/// This type aligns the memory, and not the allocator. For an aligned block glibc searches for more room than the block takes, so it does
-/// not reuse the place of a destroyed queue. A process whose peers come and go would hold twice the memory that is in use.
+/// This type aligns the memory, and not the allocator. For an aligned block glibc searches for more
+/// room than the block takes, so it does not reuse the place of a destroyed queue. A process whose
+/// peers come and go would hold twice the memory that is in use.
 pub(crate) struct PrivateMemory {
     /// The block of the allocator.
     whole: NonNull<u8>,
@@ -30,14 +35,21 @@ pub(crate) struct PrivateMemory {
 }
 
 impl PrivateMemory {
-    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`. Returns the memory and the address of the first byte.
-    pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<(Self, NonNull<u8>), CreateError> {
+    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`. Returns the memory
+    /// and the address of the first byte.
+    pub(crate) fn new(
+        what: &'static str,
+        bytes: usize,
+        align: usize,
+    ) -> Result<(Self, NonNull<u8>), CreateError> {
         let no_memory = |source| Refused::Memory { what, source };
         let bytes = bytes.saturating_add(align).max(1);
-        let layout = Layout::from_size_align(bytes, BASE_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        let layout = Layout::from_size_align(bytes, BASE_ALIGN)
+            .map_err(|error| no_memory(std::io::Error::other(error)))?;
         // SAFETY: the layout's size is not 0.
         let whole = unsafe { alloc_zeroed(layout) };
-        let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
+        let whole =
+            NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
         // SAFETY: less than `align` bytes further, which were allocated in addition.
         let base = unsafe { whole.add(whole.align_offset(align)) };
         Ok((Self { whole, bytes }, base))
@@ -47,7 +59,12 @@ impl PrivateMemory {
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, which was legal there.
-        unsafe { dealloc(self.whole.as_ptr(), Layout::from_size_align_unchecked(self.bytes, BASE_ALIGN)) };
+        unsafe {
+            dealloc(
+                self.whole.as_ptr(),
+                Layout::from_size_align_unchecked(self.bytes, BASE_ALIGN),
+            )
+        };
     }
 }
 
@@ -59,22 +76,48 @@ pub(crate) struct CqPlace {
 
 impl CqPlace {
     pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
-        check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
-        check("the completion vector", config.comp_vector.into(), 0, u64::from(COMP_VECTORS) - 1)?;
+        check(
+            "the number of CQ entries",
+            config.entries.into(),
+            1,
+            MAX_CQE.into(),
+        )?;
+        check(
+            "the completion vector",
+            config.comp_vector.into(),
+            0,
+            u64::from(COMP_VECTORS) - 1,
+        )?;
         let (stride, entries) = (config.stride()?, config.entries.next_power_of_two());
-        let (memory, record) = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
+        let (memory, record) =
+            PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
         // SAFETY: inside the new memory.
         let buffer = unsafe { record.add(PAGE) };
         for entry in 1..=entries as usize {
-            // SAFETY: inside the new memory, which no other code accesses yet. The CQE is the last 64 bytes of its entry.
-            unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+            // SAFETY: inside the new memory, which no other code accesses yet. The CQE is the last
+            // 64 bytes of its entry.
+            unsafe {
+                buffer
+                    .add(entry * stride - CQE_BYTES + OP_OWN_OFFSET)
+                    .write(OP_OWN_UNTOUCHED)
+            };
         }
         let (cqe_bytes, compression) = (config.cqe_bytes, config.compression);
-        Ok(Self { memory, cq: CqMemory { buffer, entries, cqe_bytes, compression, record: record.cast() } })
+        Ok(Self {
+            memory,
+            cq: CqMemory {
+                buffer,
+                entries,
+                cqe_bytes,
+                compression,
+                record: record.cast(),
+            },
+        })
     }
 }
 
-/// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell record.
+/// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell
+/// record.
 pub(crate) struct SqPlace {
     pub(crate) memory: PrivateMemory,
     /// The queue. It has no register if the device reads none.
@@ -84,24 +127,75 @@ pub(crate) struct SqPlace {
 impl SqPlace {
     /// Makes the memory for a device with this kind of registers.
     pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
-        check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
-        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
-        // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's end it may need 9.
+        check(
+            "max_send_wr",
+            config.max_send_wr.into(),
+            1,
+            MAX_SEND_WR.into(),
+        )?;
+        check(
+            "max_inline_data",
+            config.max_inline_data as u64,
+            0,
+            MAX_INLINE as u64,
+        )?;
+        // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's
+        // end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
-        let register_bytes = if kind == RegisterKind::Unread { 0 } else { 2 * BLUEFLAME_BYTES };
+        let register_bytes = if kind == RegisterKind::Unread {
+            0
+        } else {
+            2 * BLUEFLAME_BYTES
+        };
         let buffer_bytes = wqe_cnt as usize * WQEBB;
         let bytes = register_bytes + buffer_bytes + size_of::<AtomicU32>();
         let (memory, first) = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
         let register = (register_bytes > 0).then_some(first);
         // SAFETY: inside the new memory.
-        let (buffer, record) = unsafe { (first.add(register_bytes), first.add(register_bytes + buffer_bytes).cast()) };
-        Ok(Self { memory, sq: SqMemory { buffer, wqe_cnt, record, register } })
+        let (buffer, record) = unsafe {
+            (
+                first.add(register_bytes),
+                first.add(register_bytes + buffer_bytes).cast(),
+            )
+        };
+        Ok(Self {
+            memory,
+            sq: SqMemory {
+                buffer,
+                wqe_cnt,
+                record,
+                register,
+            },
+        })
     }
 
-    /// Describes the queue pair. `register_index` is the index of the register among those of the device.
-    pub(crate) fn parts(&self, qpn: u32, rq: Option<RqMemory>, config: &QpConfig, kind: RegisterKind, register_index: usize) -> QpParts {
-        let half = Rc::new(Cell::new(self.sq.register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
-        let uar = UarParts { half, kind, register_index };
-        QpParts { qpn, sq: self.sq, rq, max_inline: config.max_inline_data, has_atomics: true, uar }
+    /// Describes the queue pair. `register_index` is the index of the register among those of the
+    /// device.
+    pub(crate) fn parts(
+        &self,
+        qpn: u32,
+        rq: Option<RqMemory>,
+        config: &QpConfig,
+        kind: RegisterKind,
+        register_index: usize,
+    ) -> QpParts {
+        let half = Rc::new(Cell::new(
+            self.sq
+                .register
+                .map_or(core::ptr::null_mut(), NonNull::as_ptr),
+        ));
+        let uar = UarParts {
+            half,
+            kind,
+            register_index,
+        };
+        QpParts {
+            qpn,
+            sq: self.sq,
+            rq,
+            max_inline: config.max_inline_data,
+            has_atomics: true,
+            uar,
+        }
     }
 }

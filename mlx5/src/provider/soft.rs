@@ -1,4 +1,5 @@
-//! The provider for the software HCA, which takes queues by address. This module allocates and keeps their memory.
+//! The provider for the software HCA, which takes queues by address. This module allocates and
+//! keeps their memory.
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use mlx5_hca::{
-    Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory, SoftOptions, address_of, check,
-    check_region, gid_of,
+    Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory,
+    SoftOptions, address_of, check, check_region, gid_of,
 };
 use shm::sleep::Alarm;
 
@@ -34,7 +35,11 @@ const HOPS: u8 = 64;
 
 /// Returns the UDP port to which packets for a queue pair go.
 fn packet_port(remote: &QpAddress) -> u16 {
-    if remote.port == 0 { UDP_PORT } else { remote.port }
+    if remote.port == 0 {
+        UDP_PORT
+    } else {
+        remote.port
+    }
 }
 
 /// A software HCA and the memory of its queues.
@@ -49,9 +54,19 @@ pub(crate) struct Soft {
 
 impl Soft {
     pub(crate) fn open(options: &SoftOptions) -> Result<Self, OpenError> {
-        let register = if options.strict { RegisterKind::Ordinary } else { RegisterKind::Unread };
+        let register = if options.strict {
+            RegisterKind::Ordinary
+        } else {
+            RegisterKind::Unread
+        };
         let hca = Rc::new(Hca::open(options)?);
-        Ok(Self { hca, register, sqs: RefCell::default(), cqs: RefCell::default(), alarm: Arc::default() })
+        Ok(Self {
+            hca,
+            register,
+            sqs: RefCell::default(),
+            cqs: RefCell::default(),
+            alarm: Arc::default(),
+        })
     }
 
     pub(crate) fn hca(&self) -> &Rc<Hca> {
@@ -60,19 +75,42 @@ impl Soft {
 
     /// Returns whether a device with a port for packets is reached through shared memory.
     fn shares_memory_with(&self, remote: &QpAddress) -> bool {
-        let address = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
+        let address = Address {
+            lid: remote.lid,
+            qpn: remote.qpn,
+            epoch: remote.epoch,
+        };
         remote.lid != 0 && !self.hca.sends_packets_only() && self.hca.shares_memory_with(&address)
     }
 
-    fn connect_by_packets(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    fn connect_by_packets(
+        &self,
+        qpn: u32,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         let address = address_of(&remote.gid).ok_or(ConnectError::NoGid)?;
         let to = SocketAddr::new(address, packet_port(remote));
-        let Some((own, mtu)) = self.hca.wire_address() else { return Err(mlx5_hca::ConnectError::NoWire { to }.into()) };
+        let Some((own, mtu)) = self.hca.wire_address() else {
+            return Err(mlx5_hca::ConnectError::NoWire { to }.into());
+        };
         if remote.port == 0 && own.port() != UDP_PORT {
-            return Err(mlx5_hca::ConnectError::NotTheRocePort { to, own: own.port() }.into());
+            return Err(mlx5_hca::ConnectError::NotTheRocePort {
+                to,
+                own: own.port(),
+            }
+            .into());
         }
-        let path = PacketPath { to, qpn: remote.qpn, psn: remote.psn, mtu: mtu.min(remote.mtu), is_polled: remote.port != 0 };
-        Ok(self.hca.connect_by_packets(qpn, &path, options, Access::REMOTE)?)
+        let path = PacketPath {
+            to,
+            qpn: remote.qpn,
+            psn: remote.psn,
+            mtu: mtu.min(remote.mtu),
+            is_polled: remote.port != 0,
+        };
+        Ok(self
+            .hca
+            .connect_by_packets(qpn, &path, options, Access::REMOTE)?)
     }
 }
 
@@ -100,21 +138,42 @@ impl Provider for Soft {
     }
 
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
-        let local = if self.hca.wire_address().is_some() { DeviceKind::Hardware } else { DeviceKind::Soft };
+        let local = if self.hca.wire_address().is_some() {
+            DeviceKind::Hardware
+        } else {
+            DeviceKind::Soft
+        };
         let remote = remote.kind;
-        if local == remote { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
+        if local == remote {
+            Ok(())
+        } else {
+            Err(ConnectError::DifferentKinds { local, remote })
+        }
     }
 }
 
 impl Regions for Soft {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
+    fn alloc_registered(
+        &self,
+        pd: u32,
+        bytes: usize,
+        access: Access,
+        huge: bool,
+    ) -> Result<Region, RegisterError> {
         Ok(self.hca.alloc_registered(pd, bytes, access, huge)?)
     }
 
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
+    unsafe fn register(
+        &self,
+        pd: u32,
+        addr: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
         if access.contains(Access::REMOTE_ATOMIC) {
-            let reason = "no process can do an atomic operation on another's private memory; use Pd::alloc";
+            let reason =
+                "no process can do an atomic operation on another's private memory; use Pd::alloc";
             return Err(mlx5_hca::RegisterError::Unreachable { reason }.into());
         }
         // SAFETY: guaranteed by the caller.
@@ -151,7 +210,12 @@ impl Queues for Soft {
         self.cqs.borrow_mut().remove(&cqn);
     }
 
-    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
+    fn create_srq(
+        &self,
+        pd: u32,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<(u32, RqMemory), CreateError> {
         Ok(self.hca.create_rq(pd, depth, max_sge, true)?)
     }
 
@@ -160,7 +224,14 @@ impl Queues for Soft {
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let &QpRequest { pd, send_cq, recv_cq, service, config, .. } = request;
+        let &QpRequest {
+            pd,
+            send_cq,
+            recv_cq,
+            service,
+            config,
+            ..
+        } = request;
         let (receives, rq) = match request.receives {
             Receives::Shared(srqn) => (From::Shared(srqn), None),
             Receives::Own { depth, max_sge } => {
@@ -169,14 +240,36 @@ impl Queues for Soft {
             }
         };
         let created = SqPlace::new(config, self.register).and_then(|place| {
-            check("lane_slots", config.lane_slots.into(), 1, mlx5_hca::MAX_LANE_SLOTS.into())?;
+            check(
+                "lane_slots",
+                config.lane_slots.into(),
+                1,
+                mlx5_hca::MAX_LANE_SLOTS.into(),
+            )?;
             let (scatter_to_cqe, lane_slots) = (config.scatter_to_cqe, config.lane_slots);
-            let memory = QpMemory { service, pd, send_cq, recv_cq, receives, sq: place.sq, user_index: None, scatter_to_cqe, lane_slots };
+            let memory = QpMemory {
+                service,
+                pd,
+                send_cq,
+                recv_cq,
+                receives,
+                sq: place.sq,
+                user_index: None,
+                scatter_to_cqe,
+                lane_slots,
+            };
             // SAFETY: the memory is kept until the queue pair is destroyed.
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
-        let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
-        let parts = place.parts(qpn, rq.map(|(_, memory)| memory), config, self.register, Hca::register_index(qpn));
+        let (qpn, place) =
+            created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
+        let parts = place.parts(
+            qpn,
+            rq.map(|(_, memory)| memory),
+            config,
+            self.register,
+            Hca::register_index(qpn),
+        );
         self.sqs.borrow_mut().insert(qpn, place.memory);
         Ok(parts)
     }
@@ -190,22 +283,47 @@ impl Queues for Soft {
 impl Connections for Soft {
     fn address(&self, qpn: u32) -> QpAddress {
         let Address { lid, qpn, epoch } = self.hca.address(qpn);
-        let Some((own, mtu)) = self.hca.wire_address() else { return QpAddress::soft(lid, qpn, epoch).of_user(own_user()) };
+        let Some((own, mtu)) = self.hca.wire_address() else {
+            return QpAddress::soft(lid, qpn, epoch).of_user(own_user());
+        };
         let (kind, gid) = (DeviceKind::Hardware, gid_of(own.ip()));
         // No device has the LID 0: peers that see it send packets.
-        let lid = if self.hca.sends_packets_only() { 0 } else { lid };
-        QpAddress { kind, mtu, lid, port: own.port(), qpn, psn: self.hca.first_psn(qpn), epoch, gid }
+        let lid = if self.hca.sends_packets_only() {
+            0
+        } else {
+            lid
+        };
+        QpAddress {
+            kind,
+            mtu,
+            lid,
+            port: own.port(),
+            qpn,
+            psn: self.hca.first_psn(qpn),
+            epoch,
+            gid,
+        }
     }
 
-    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    fn connect(
+        &self,
+        qpn: u32,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         use mlx5_hca::ConnectError::{NoAccess, NoSuchDevice, StaleDevice};
 
         if remote.kind == DeviceKind::Hardware && !self.shares_memory_with(remote) {
             return self.connect_by_packets(qpn, remote, options);
         }
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
-        let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
-        // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
+        let remote = Address {
+            lid: remote.lid,
+            qpn: remote.qpn,
+            epoch: remote.epoch,
+        };
+        // A queue pair of this crate allows all access that regions allow. The queue pair itself
+        // prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
             // Each user has a directory of devices. So the LID names another device in this one.
             Err(NoAccess { .. } | NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => {
@@ -230,6 +348,9 @@ impl Connections for Soft {
         }
         let [high, low] = packet_port(remote).to_be_bytes();
         let rmac = [0x02, 0, 0, 0, high, low];
-        Ok(AddressVector { rmac, ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, remote.gid) })
+        Ok(AddressVector {
+            rmac,
+            ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, remote.gid)
+        })
     }
 }

@@ -1,17 +1,22 @@
 //! The only module that announces new WQEs to the device. It owns the order of the stores.
 //!
-//! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider, `post_send_db`):
+//! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider,
+//! `post_send_db`):
 //! 1. the WQEs are stored to the SQ;
 //! 2. `udma_to_device_barrier`: they are visible to the device before the record;
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
-//! 4. `mmio_wc_start`: the record is visible before the register is written; otherwise the device may read an old counter and stop;
-//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control segment,
-//!    in the half of the register that the last doorbell did not use;
-//! 6. `mmio_flush_writes`: the register's bytes leave before any later store to it, including the next doorbell;
+//! 4. `mmio_wc_start`: the record is visible before the register is written; otherwise the device
+//!    may read an old counter and stop;
+//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the
+//!    first 8 bytes of the last control segment, in the half of the register that the last doorbell
+//!    did not use;
+//! 6. `mmio_flush_writes`: the register's bytes leave before any later store to it, including the
+//!    next doorbell;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! [`mmio`] defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are one function per kind of
-//! register, called through a pointer, so that a test can check their order in the disassembly of release code.
+//! [`mmio`] defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are
+//! one function per kind of register, called through a pointer, so that a test can check their
+//! order in the disassembly of release code.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -24,19 +29,25 @@ use crate::provider::parts::UarParts;
 use crate::verbs::Relay;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
-/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0 or larger than `HALF`. `HALF` is the size
-/// of a half, and 0 for a register that takes no WQE and has one half.
+/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0
+/// or larger than `HALF`. `HALF` is the size of a half, and 0 for a register that takes no WQE and
+/// has one half.
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
-unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
+unsafe fn announce<M: Mmio, const HALF: usize>(
+    bell: &Bell,
+    value: u32,
+    from: *const u8,
+    bytes: usize,
+) {
     let register = bell.half.get();
     M::udma_to_device_barrier();
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
     M::store_record(unsafe { bell.record.as_ref() }, value);
     M::mmio_wc_start();
-    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is aligned to them. The caller guarantees the
-    // rest.
+    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is
+    // aligned to them. The caller guarantees the rest.
     unsafe {
         if (1..=HALF).contains(&bytes) {
             M::copy(register, from, bytes);
@@ -75,7 +86,8 @@ type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 /// The record and register of a QP's doorbells.
 struct Bell {
     record: NonNull<AtomicU32>,
-    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole register is aligned to its size.
+    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole
+    /// register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
     /// The relay to call, and the queue pair's index there.
     relay: Option<(Rc<Relay>, usize)>,
@@ -115,8 +127,25 @@ impl Doorbell {
             RegisterKind::WriteCombining => announce_write_combining(),
         };
         let half = Rc::clone(&parts.half);
-        debug_assert!(half.get().addr() % if parts.kind == RegisterKind::DoorbellOnly { 8 } else { BLUEFLAME_BYTES } == 0);
-        Self { bell: Bell { record, half, relay: None }, register_index: parts.register_index, announce, hook }
+        debug_assert!(
+            half.get().addr()
+                % if parts.kind == RegisterKind::DoorbellOnly {
+                    8
+                } else {
+                    BLUEFLAME_BYTES
+                }
+                == 0
+        );
+        Self {
+            bell: Bell {
+                record,
+                half,
+                relay: None,
+            },
+            register_index: parts.register_index,
+            announce,
+            hook,
+        }
     }
 
     /// Adds the relay to call, if there is one. A relay reads no register.
@@ -134,10 +163,12 @@ impl Doorbell {
         self.announce = announce::<M, BLUEFLAME_BYTES>;
     }
 
-    /// Announces all WQEs up to `producer`. Copies `bytes` from `wqes` through BlueFlame, or the first 8 if `bytes` is 0 or does not fit.
+    /// Announces all WQEs up to `producer`. Copies `bytes` from `wqes` through BlueFlame, or the
+    /// first 8 if `bytes` is 0 or does not fit.
     ///
     /// # Safety
-    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.
+    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable
+    /// there, or 8 if it is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);

@@ -26,7 +26,8 @@ pub enum ReceiveSource<'a> {
     Shared(&'a Srq),
     /// A receive queue of its own.
     Own {
-        /// Minimum number of receives it holds, 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
+        /// Minimum number of receives it holds,
+        /// 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
         depth: u32,
         /// Buffers of a receive, 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
         max_sge: usize,
@@ -39,7 +40,8 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
     }
 }
 
-/// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the device's object goes first.
+/// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the
+/// device's object goes first.
 struct QpObject {
     qpn: u32,
     control: Control,
@@ -52,8 +54,8 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.destroy_qp(self.qpn);
-        // After `destroy_qp`: the device writes no completion of this queue pair any more, and does not reuse its number before this
-        // function returns.
+        // After `destroy_qp`: the device writes no completion of this queue pair any more, and does
+        // not reuse its number before this function returns.
         self.send_cq.disown(self.qpn);
         self.recv_cq.disown(self.qpn);
     }
@@ -74,7 +76,8 @@ mod sealed {
     impl Sealed for super::Datagram {}
 }
 
-/// The kind of a queue pair's peer: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
+/// The kind of a queue pair's peer: [`Connected`](crate::Connected) or
+/// [`Datagram`](crate::Datagram). Sealed.
 #[doc(hidden)]
 pub trait Transport: sealed::Sealed + fmt::Debug {
     #[doc(hidden)]
@@ -101,11 +104,13 @@ impl Transport for Datagram {
     const SERVICE: Service = Service::Datagram;
 }
 
-/// A queue pair: [`RcQp`](crate::RcQp), connected to one peer, or [`UdQp`](crate::UdQp), which sends datagrams to any peer.
+/// A queue pair: [`RcQp`](crate::RcQp), connected to one peer, or [`UdQp`](crate::UdQp), which
+/// sends datagrams to any peer.
 ///
-/// Operations are posted, and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting order. Only a READ or
-/// an atomic may still be in flight when the next operation starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue
-/// pair to [`QpState::Error`] and flushes the operations after it.
+/// Operations are posted, and start at [`ring`](Self::ring). They take effect at the peer, and
+/// complete, in posting order. Only a READ or an atomic may still be in flight when the next
+/// operation starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue pair to
+/// [`QpState::Error`] and flushes the operations after it.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -127,19 +132,48 @@ pub struct Qp<T: Transport> {
 
 impl<T: Transport> fmt::Debug for Qp<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { state, transport, .. } = self;
-        f.debug_struct("Qp").field("qpn", &self.qpn()).field("state", state).field("transport", transport).finish_non_exhaustive()
+        let Self {
+            state, transport, ..
+        } = self;
+        f.debug_struct("Qp")
+            .field("qpn", &self.qpn())
+            .field("state", state)
+            .field("transport", transport)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T: Transport> Qp<T> {
-    pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, transport: T) -> Result<Self, CreateError> {
-        let QpParents { control, pd, send_cq, recv_cq, receives } = parents;
+    pub(crate) fn create(
+        parents: &QpParents<'_>,
+        config: &QpConfig,
+        transport: T,
+    ) -> Result<Self, CreateError> {
+        let QpParents {
+            control,
+            pd,
+            send_cq,
+            recv_cq,
+            receives,
+        } = parents;
         let (receives, srq, max_sge) = match *receives {
-            ReceiveSource::Shared(srq) => (Receives::Shared(srq.object().srqn), Some(Rc::clone(srq.object())), 0),
-            ReceiveSource::Own { depth, max_sge } => (Receives::Own { depth, max_sge }, None, max_sge),
+            ReceiveSource::Shared(srq) => (
+                Receives::Shared(srq.object().srqn),
+                Some(Rc::clone(srq.object())),
+                0,
+            ),
+            ReceiveSource::Own { depth, max_sge } => {
+                (Receives::Own { depth, max_sge }, None, max_sge)
+            }
         };
-        let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, service: T::SERVICE, config };
+        let request = QpRequest {
+            pd: pd.pdn,
+            send_cq: send_cq.cqn,
+            recv_cq: recv_cq.cqn,
+            receives,
+            service: T::SERVICE,
+            config,
+        };
         let parts = control.create_qp(&request)?;
         let object = QpObject {
             qpn: parts.qpn,
@@ -149,9 +183,16 @@ impl<T: Transport> Qp<T> {
             _srq: srq,
             pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned()).through(control.relay());
+        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned())
+            .through(control.relay());
         let rq = parts.rq.map(|memory| ReceiveQueue::new(&memory, max_sge));
-        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, transport, object };
+        let mut qp = Self {
+            sq: SendQueue::new(&parts, doorbell),
+            rq,
+            state: QpState::Reset,
+            transport,
+            object,
+        };
         qp.set_state(QpState::Reset);
         Ok(qp)
     }
@@ -166,8 +207,8 @@ impl<T: Transport> Qp<T> {
         &self.object.control
     }
 
-    /// Returns the state as far as this end knows it. An error is known once its completion was passed to [`complete`](Self::complete) or
-    /// [`complete_receive`](Self::complete_receive).
+    /// Returns the state as far as this end knows it. An error is known once its completion was
+    /// passed to [`complete`](Self::complete) or [`complete_receive`](Self::complete_receive).
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
@@ -191,7 +232,8 @@ impl<T: Transport> Qp<T> {
         self.control().address(self.qpn())
     }
 
-    /// Returns whether operations of this queue pair may name `region`: both belong to the same protection domain.
+    /// Returns whether operations of this queue pair may name `region`: both belong to the same
+    /// protection domain.
     #[must_use]
     pub fn may_use(&self, region: &Mr) -> bool {
         Rc::ptr_eq(&self.object.pd, region.pd())
@@ -205,34 +247,57 @@ impl<T: Transport> Qp<T> {
     /// Moves the queue pair from `needs` to `to`.
     pub(crate) fn transition(&mut self, needs: QpState, to: QpState) -> Result<(), ConnectError> {
         if self.state != needs {
-            return Err(ConnectError::WrongState { from: self.state, needs });
+            return Err(ConnectError::WrongState {
+                from: self.state,
+                needs,
+            });
         }
         self.set_state(to);
         Ok(())
     }
 
     /// Moves the queue pair to the error state: every posted operation completes with
-    /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers are not received any more. Use it for
-    /// an orderly end: no transition leads out of that state, so the next connection needs a new queue pair.
+    /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers
+    /// are not received any more. Use it for an orderly end: no transition leads out of that state,
+    /// so the next connection needs a new queue pair.
     pub fn fail(&mut self) {
         self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());
     }
 
     #[inline(always)]
-    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
-        self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
+    pub(crate) fn push<O: Operation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
+        self.sq
+            .push(op, flags, user)
+            .map_err(|error| self.refusal(error))
     }
 
     #[inline(always)]
-    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
-        self.sq.push_and_ring(op, flags, user).map_err(|error| self.refusal(error))
+    pub(crate) fn push_and_ring<O: Operation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
+        self.sq
+            .push_and_ring(op, flags, user)
+            .map_err(|error| self.refusal(error))
     }
 
-    /// Returns the reason why a post was refused. The send queue reports a wrong state only as "closed", so the state is checked first.
+    /// Returns the reason why a post was refused. The send queue reports a wrong state only as
+    /// "closed", so the state is checked first.
     #[cold]
     fn refusal(&self, error: PostError) -> PostError {
-        if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
+        if self.state == QpState::ReadyToSend {
+            error
+        } else {
+            PostError::WrongState(self.state)
+        }
     }
 
     /// Sets the state. Nothing else changes it: the send queue is open in `ReadyToSend` only.
@@ -241,9 +306,10 @@ impl<T: Transport> Qp<T> {
         self.sq.set_open(state == QpState::ReadyToSend);
     }
 
-    /// Rings the doorbell for all operations posted since the last call: with the whole WQE through BlueFlame if there is only one and it
-    /// has at most 256 bytes, else like [`ring_doorbell`](Self::ring_doorbell). On the software HCA the operations have run when this
-    /// returns, unless they must be retried or its [`Timing`](crate::Timing) delays them.
+    /// Rings the doorbell for all operations posted since the last call: with the whole WQE through
+    /// BlueFlame if there is only one and it has at most 256 bytes, else like
+    /// [`ring_doorbell`](Self::ring_doorbell). On the software HCA the operations have run when
+    /// this returns, unless they must be retried or its [`Timing`](crate::Timing) delays them.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.sq.ring();
@@ -255,26 +321,37 @@ impl<T: Transport> Qp<T> {
         self.sq.ring_doorbell();
     }
 
-    /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new; with 8 bytes if it has more than 256.
+    /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new;
+    /// with 8 bytes if it has more than 256.
     #[inline(always)]
     pub fn ring_doorbell_bf(&mut self) {
         self.sq.ring_doorbell_bf();
     }
 
-    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns the `user` value of the
-    /// operation. Returns `None` if the completion does not belong to this queue pair's sends, or if no such operation is outstanding. An
-    /// error completion moves the state to [`QpState::Error`].
+    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and
+    /// returns the `user` value of the operation. Returns `None` if the completion does not belong
+    /// to this queue pair's sends, or if no such operation is outstanding. An error completion
+    /// moves the state to [`QpState::Error`].
     #[inline(always)]
     #[doc(alias = "CompletionSource")]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
+        if self.takes(cqe) {
+            self.sq.complete(cqe.wqe_counter())
+        } else {
+            None
+        }
     }
 
-    /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
-    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion has the outcome
-    /// of the last. If `each` panics, the remaining values are not handed out.
+    /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations
+    /// that this completion finishes, unsignaled ones included, in posting order. Returns their
+    /// number. All but the last have succeeded; the completion has the outcome of the last. If
+    /// `each` panics, the remaining values are not handed out.
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
-        if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
+        if self.takes(cqe) {
+            self.sq.complete_each(cqe.wqe_counter(), each)
+        } else {
+            0
+        }
     }
 
     /// Returns whether `cqe` is a completion of this queue pair's sends.
@@ -291,8 +368,9 @@ impl<T: Transport> Qp<T> {
         true
     }
 
-    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. [`complete_receive`](Self::complete_receive)
-    /// returns `user`. The device sees the receive at the next [`ring_receives`](Self::ring_receives).
+    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue.
+    /// [`complete_receive`](Self::complete_receive) returns `user`. The device sees the receive at
+    /// the next [`ring_receives`](Self::ring_receives).
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
@@ -300,7 +378,10 @@ impl<T: Transport> Qp<T> {
         if self.state == QpState::Reset {
             return Err(PostReceiveError::WrongState);
         }
-        self.rq.as_mut().ok_or(PostReceiveError::Shared)?.post(buffers, user)
+        self.rq
+            .as_mut()
+            .ok_or(PostReceiveError::Shared)?
+            .post(buffers, user)
     }
 
     /// Makes the receives posted so far visible to the device.
@@ -311,14 +392,19 @@ impl<T: Transport> Qp<T> {
         }
     }
 
-    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns its `user` value. Returns `None` if the
-    /// completion does not belong to this queue pair's receives. An error completion moves the state to [`QpState::Error`].
+    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns its
+    /// `user` value. Returns `None` if the completion does not belong to this queue pair's
+    /// receives. An error completion moves the state to [`QpState::Error`].
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.qpn() != self.qpn() {
             return None;
         }
         let wqe_counter = match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => Some(cqe.wqe_counter()),
+            Some(
+                CqeOpcode::ResponderWriteImm
+                | CqeOpcode::ResponderSend
+                | CqeOpcode::ResponderSendImm,
+            ) => Some(cqe.wqe_counter()),
             Some(CqeOpcode::ResponderError) => {
                 self.set_state(QpState::Error);
                 None

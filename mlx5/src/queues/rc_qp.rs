@@ -19,18 +19,28 @@ impl RcQp {
     /// Fails if the state is not RESET, or if the device refuses; the software HCA never refuses.
     pub fn initialize(&mut self) -> Result<(), ConnectError> {
         self.transition(QpState::Reset, QpState::Init)?;
-        self.control().initialize(self.qpn()).inspect_err(|_| self.set_state(QpState::Reset))
+        self.control()
+            .initialize(self.qpn())
+            .inspect_err(|_| self.set_state(QpState::Reset))
     }
 
-    /// Moves the queue pair from INIT to RTR, connected to `remote`: messages of that queue pair are received from now on.
+    /// Moves the queue pair from INIT to RTR, connected to `remote`: messages of that queue pair
+    /// are received from now on.
     ///
     /// # Errors
     /// See [`ConnectError`]; the state is unchanged.
-    pub fn ready_to_receive(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    pub fn ready_to_receive(
+        &mut self,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         check_options(options)?;
         self.transition(QpState::Init, QpState::ReadyToReceive)?;
         let (control, qpn) = (self.control(), self.qpn());
-        control.check_kind(remote).and_then(|()| control.connect(qpn, remote, options)).inspect_err(|_| self.set_state(QpState::Init))
+        control
+            .check_kind(remote)
+            .and_then(|()| control.connect(qpn, remote, options))
+            .inspect_err(|_| self.set_state(QpState::Init))
     }
 
     /// Moves the queue pair from RTR to RTS: operations may be posted.
@@ -39,16 +49,23 @@ impl RcQp {
     /// Fails if the state is not RTR, or if the device refuses; the software HCA never refuses.
     pub fn ready_to_send(&mut self) -> Result<(), ConnectError> {
         self.transition(QpState::ReadyToReceive, QpState::ReadyToSend)?;
-        self.control().ready_to_send(self.qpn()).inspect_err(|_| self.set_state(QpState::ReadyToReceive))
+        self.control()
+            .ready_to_send(self.qpn())
+            .inspect_err(|_| self.set_state(QpState::ReadyToReceive))
     }
 
-    /// Connects the queue pair to `remote`: performs the transitions RESET to INIT to RTR to RTS that are still missing. Both ends do this;
-    /// operations posted before the peer has done it are retried for the transport timeout. A queue pair in the error state is not connected
-    /// again: create a new queue pair.
+    /// Connects the queue pair to `remote`: performs the transitions RESET to INIT to RTR to RTS
+    /// that are still missing. Both ends do this; operations posted before the peer has done it are
+    /// retried for the transport timeout. A queue pair in the error state is not connected again:
+    /// create a new queue pair.
     ///
     /// # Errors
     /// See [`ConnectError`]; the state is that after the last step that succeeded.
-    pub fn connect(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    pub fn connect(
+        &mut self,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         check_options(options)?;
         if self.state() != QpState::Init {
             self.initialize()?;
@@ -57,13 +74,19 @@ impl RcQp {
         self.ready_to_send()
     }
 
-    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the operation gives a CQE.
+    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the
+    /// operation gives a CQE.
     ///
     /// # Errors
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
     #[doc(alias = "emit_wqe")]
-    pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub fn post<O: RcOperation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
         self.push(op, flags, user)
     }
 
@@ -72,7 +95,12 @@ impl RcQp {
     /// # Errors
     /// See [`PostError`]; nothing was written, and the doorbell was not rung.
     #[inline(always)]
-    pub fn post_and_ring<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub fn post_and_ring<O: RcOperation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
         self.push_and_ring(op, flags, user)
     }
 }

@@ -13,7 +13,9 @@ use crate::wire::{DataSegment, MAX_MESSAGE_BYTES, SEGMENT, queue_record};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostReceiveError {
     /// All entries are posted; retry after completions have returned entries.
-    #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`")]
+    #[error(
+        "receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`"
+    )]
     QueueFull {
         /// Receives the queue holds.
         depth: usize,
@@ -40,7 +42,8 @@ pub enum PostReceiveError {
     },
 }
 
-/// The part of a receive WQE that names the message's buffers: data segments, and a terminator if there is room for more.
+/// The part of a receive WQE that names the message's buffers: data segments, and a terminator if
+/// there is room for more.
 #[derive(Clone, Copy)]
 pub(crate) struct Scatter {
     /// Maximum number of buffers of a receive.
@@ -50,14 +53,18 @@ pub(crate) struct Scatter {
 }
 
 impl Scatter {
-    /// Writes `buffers` to `at`. Empty buffers are left out: on the wire a length of 0 means 2^31 bytes.
+    /// Writes `buffers` to `at`. Empty buffers are left out: on the wire a length of 0 means 2^31
+    /// bytes.
     ///
     /// # Safety
     /// `at` is valid for writes of `segments` segments, and the device does not read them now.
     #[inline(always)]
     pub(crate) unsafe fn write(self, at: *mut u8, buffers: &[Sge]) -> Result<(), PostReceiveError> {
         if buffers.len() > self.max_sge {
-            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
+            return Err(PostReceiveError::TooManySges {
+                count: buffers.len(),
+                max: self.max_sge,
+            });
         }
         let bytes = buffers.iter().map(Payload::bytes).sum();
         if bytes > MAX_MESSAGE_BYTES {
@@ -89,7 +96,8 @@ impl Scatter {
     }
 }
 
-/// The receive queue of one queue pair: a ring of receives that the device consumes, and completes, in posting order.
+/// The receive queue of one queue pair: a ring of receives that the device consumes, and completes,
+/// in posting order.
 ///
 /// The memory of its parts outlives it: the queue pair holds both.
 pub(crate) struct ReceiveQueue {
@@ -107,13 +115,24 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(&RqMemory { buffer, wqe_cnt, stride, record }: &RqMemory, max_sge: usize) -> Self {
+    pub(crate) fn new(
+        &RqMemory {
+            buffer,
+            wqe_cnt,
+            stride,
+            record,
+        }: &RqMemory,
+        max_sge: usize,
+    ) -> Self {
         let stride = stride as usize;
         debug_assert!(wqe_cnt.is_power_of_two() && stride.is_power_of_two() && stride >= SEGMENT);
         Self {
             buffer,
             stride,
-            scatter: Scatter { max_sge, segments: stride / SEGMENT },
+            scatter: Scatter {
+                max_sge,
+                segments: stride / SEGMENT,
+            },
             record,
             mask: wqe_cnt as u16 - 1,
             producer: 0,
@@ -133,35 +152,45 @@ impl ReceiveQueue {
         self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
     }
 
-    /// Posts one receive into `buffers`, in this order. An empty list is legal, for messages without data for this end.
-    /// [`complete`](Self::complete) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
+    /// Posts one receive into `buffers`, in this order. An empty list is legal, for messages
+    /// without data for this end. [`complete`](Self::complete) returns `user`. The device sees the
+    /// receive at the next [`ring`](Self::ring).
     #[inline]
     pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free() == 0 {
-            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+            return Err(PostReceiveError::QueueFull {
+                depth: self.depth(),
+            });
         }
         let index = usize::from(self.producer & self.mask);
-        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the device does not read it any more.
-        unsafe { self.scatter.write(self.buffer.as_ptr().add(index * self.stride), buffers) }?;
+        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the
+        // device does not read it any more.
+        unsafe {
+            self.scatter
+                .write(self.buffer.as_ptr().add(index * self.stride), buffers)
+        }?;
         self.users[index] = user;
         self.producer = self.producer.wrapping_add(1);
         Ok(())
     }
 
-    /// Makes the receives posted so far visible to the device (the receive word of the doorbell record; there is no register to write).
+    /// Makes the receives posted so far visible to the device (the receive word of the doorbell
+    /// record; there is no register to write).
     #[inline]
     pub(crate) fn ring(&mut self) {
         // SAFETY: the record lives as long as the queue pair's memory.
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
     }
 
-    /// Takes a completion: frees the oldest posted receive, which a device completes first, and returns its `user` value. `wqe_counter` is
-    /// the counter of a successful CQE: a count of receives, or the index in the ring. Pass `None` for an error: no document says that a
-    /// flushed receive has its counter, and libmlx5 does not read it either. Returns `None`, and changes nothing, if the counter names
-    /// another receive or none is posted.
+    /// Takes a completion: frees the oldest posted receive, which a device completes first, and
+    /// returns its `user` value. `wqe_counter` is the counter of a successful CQE: a count of
+    /// receives, or the index in the ring. Pass `None` for an error: no document says that a
+    /// flushed receive has its counter, and libmlx5 does not read it either. Returns `None`, and
+    /// changes nothing, if the counter names another receive or none is posted.
     #[inline]
     pub(crate) fn complete(&mut self, wqe_counter: Option<u16>) -> Option<u64> {
-        let is_other = wqe_counter.is_some_and(|counter| (counter ^ self.consumer) & self.mask != 0);
+        let is_other =
+            wqe_counter.is_some_and(|counter| (counter ^ self.consumer) & self.mask != 0);
         if is_other || self.consumer == self.producer {
             return None;
         }

@@ -1,4 +1,5 @@
-//! The send queue: a ring of 64-byte WQE basic blocks, and the one path on which an operation becomes a WQE in it.
+//! The send queue: a ring of 64-byte WQE basic blocks, and the one path on which an operation
+//! becomes a WQE in it.
 
 use core::ptr::NonNull;
 
@@ -7,15 +8,18 @@ use mlx5_hca::SqMemory;
 use crate::ops::{Operation, Payload, PostError, Segments};
 use crate::provider::parts::QpParts;
 use crate::queues::doorbell::Doorbell;
-use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
+use crate::wire::{
+    BLUEFLAME_BYTES, CtrlSegment, CtrlWords, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB,
+};
 
 /// The condition for the CQE of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Gives a CQE for this operation.
     Always,
-    /// Gives a CQE on failure. On success it gives one if the queue needs it to reclaim its entries: at least one in a quarter of its
-    /// depth, or in 8 WQEBBs if that is more. So the queue never fills up with work that no completion will release.
+    /// Gives a CQE on failure. On success it gives one if the queue needs it to reclaim its
+    /// entries: at least one in a quarter of its depth, or in 8 WQEBBs if that is more. So the
+    /// queue never fills up with work that no completion will release.
     #[doc(alias = "SIGNAL_INTERVAL")]
     Reclaim,
 }
@@ -25,34 +29,48 @@ impl Signal {
     #[must_use]
     #[inline(always)]
     pub const fn fence(self) -> Flags {
-        Flags { signal: self, fence: true, solicited: false }
+        Flags {
+            signal: self,
+            fence: true,
+            solicited: false,
+        }
     }
 
     /// Marks the peer's completion, if the operation gives it one, as solicited.
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> Flags {
-        Flags { signal: self, fence: false, solicited: true }
+        Flags {
+            signal: self,
+            fence: false,
+            solicited: true,
+        }
     }
 }
 
-/// Options of a post. A [`Signal`] converts to flags without fence and without solicited completion.
+/// Options of a post. A [`Signal`] converts to flags without fence and without solicited
+/// completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
     /// The condition for its CQE.
     pub signal: Signal,
-    /// Whether the operation starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): then it may send the bytes
-    /// that they returned.
+    /// Whether the operation starts only when the READs and atomics before it are complete
+    /// (`IBV_SEND_FENCE`): then it may send the bytes that they returned.
     pub fence: bool,
-    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes a peer that waits for solicited completions only. It has
-    /// no effect on operations that give the peer no completion.
+    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes a peer that
+    /// waits for solicited completions only. It has no effect on operations that give the peer no
+    /// completion.
     pub solicited: bool,
 }
 
 impl From<Signal> for Flags {
     #[inline(always)]
     fn from(signal: Signal) -> Self {
-        Self { signal, fence: false, solicited: false }
+        Self {
+            signal,
+            fence: false,
+            solicited: false,
+        }
     }
 }
 
@@ -62,8 +80,8 @@ pub(crate) struct SendQueue {
     head: *mut u8,
     /// Address of the next WQE's `user` value.
     user: *mut u64,
-    /// WQEBBs that may be written at `head` without a check: they are free, contiguous, and need no completion.
-    /// [`make_room`](Self::make_room) makes the checks when they are used up.
+    /// WQEBBs that may be written at `head` without a check: they are free, contiguous, and need no
+    /// completion. [`make_room`](Self::make_room) makes the checks when they are used up.
     room: u32,
     qpn: u32,
     /// Number of WQEBBs written, modulo 2^16.
@@ -76,8 +94,8 @@ pub(crate) struct SendQueue {
     is_open: bool,
     /// Number of WQEBBs, less one.
     mask: u16,
-    /// Maximum number of consecutive WQEBBs without a CQE. The smallest queue, of 16 WQEBBs, has 9 others: room for the longest WQE and the
-    /// NOPs before it.
+    /// Maximum number of consecutive WQEBBs without a CQE. The smallest queue, of 16 WQEBBs, has 9
+    /// others: room for the longest WQE and the NOPs before it.
     silent: u16,
     /// The last WQE.
     last: *mut u8,
@@ -93,7 +111,9 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     pub(crate) fn new(parts: &QpParts, doorbell: Doorbell) -> Self {
-        let SqMemory { buffer, wqe_cnt, .. } = parts.sq;
+        let SqMemory {
+            buffer, wqe_cnt, ..
+        } = parts.sq;
         debug_assert!(wqe_cnt.is_power_of_two() && wqe_cnt <= 1 << 15);
         let users: Box<[u64]> = vec![0; wqe_cnt as usize].into_boxed_slice();
         // `user` points into it too, so it is owned as a pointer.
@@ -130,7 +150,8 @@ impl SendQueue {
         self.max_inline.into()
     }
 
-    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it returns does not state the reason.
+    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it
+    /// returns does not state the reason.
     pub(crate) fn set_open(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.room = 0;
@@ -144,23 +165,43 @@ impl SendQueue {
     #[inline(always)]
     fn place(&self, counter: u16) -> *mut u8 {
         // SAFETY: the buffer holds `mask + 1` WQEBBs.
-        unsafe { self.buffer.as_ptr().add(usize::from(counter & self.mask) * WQEBB) }
+        unsafe {
+            self.buffer
+                .as_ptr()
+                .add(usize::from(counter & self.mask) * WQEBB)
+        }
     }
 
     /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
     #[inline(always)]
-    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub(crate) fn push<O: Operation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
         let flags = flags.into();
         op.check()?;
-        if const { matches!(O::OPCODE, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) } && !self.has_atomics {
+        if const {
+            matches!(
+                O::OPCODE,
+                Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd
+            )
+        } && !self.has_atomics
+        {
             return Err(PostError::NoAtomics);
         }
         let payload = op.payload();
         if payload.inline_bytes() > self.max_inline() {
-            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });
+            return Err(PostError::InlineTooLong {
+                bytes: payload.inline_bytes(),
+                max: self.max_inline(),
+            });
         }
         if payload.bytes() > MAX_MESSAGE_BYTES {
-            return Err(PostError::MessageTooLong { bytes: payload.bytes() });
+            return Err(PostError::MessageTooLong {
+                bytes: payload.bytes(),
+            });
         }
         let ds = 1 + size_of::<O::Header>() / SEGMENT + payload.segments();
         let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
@@ -185,14 +226,20 @@ impl SendQueue {
 
     /// Like [`push`](Self::push) and [`ring`](Self::ring).
     #[inline(always)]
-    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub(crate) fn push_and_ring<O: Operation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
         self.push(op, flags, user)?;
         self.announce_pending(self.pending());
         Ok(())
     }
 
-    /// Counts the free WQEBBs again, and moves to the ring's beginning at its end. Returns whether the next WQE, of `blocks` WQEBBs, must
-    /// give a CQE. A WQE never wraps: if it does not fit before the ring's end, one-block NOPs fill the rest.
+    /// Counts the free WQEBBs again, and moves to the ring's beginning at its end. Returns whether
+    /// the next WQE, of `blocks` WQEBBs, must give a CQE. A WQE never wraps: if it does not fit
+    /// before the ring's end, one-block NOPs fill the rest.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
@@ -200,8 +247,13 @@ impl SendQueue {
         let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
         let padding = if blocks > to_end { to_end } else { 0 };
         if blocks + padding > free || !self.is_open {
-            let [needed, free, capacity] = [blocks + padding, free, self.capacity()].map(usize::from);
-            return Err(PostError::QueueFull { needed, free, capacity });
+            let [needed, free, capacity] =
+                [blocks + padding, free, self.capacity()].map(usize::from);
+            return Err(PostError::QueueFull {
+                needed,
+                free,
+                capacity,
+            });
         }
         for _ in 0..padding {
             self.enter();
@@ -210,7 +262,11 @@ impl SendQueue {
             self.finish(head, 1, 0);
         }
         self.enter();
-        let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
+        let contiguous = if padding > 0 {
+            free - padding
+        } else {
+            to_end.min(free)
+        };
         // The NOPs may have passed `signal_by`.
         let silent_left = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
         if blocks <= silent_left {
@@ -229,7 +285,8 @@ impl SendQueue {
         self.user = self.user_place(self.producer);
     }
 
-    /// Writes the control segment of a WQE of `ds` segments at `head`. Returns the place of the segments after it. The caller found room.
+    /// Writes the control segment of a WQE of `ds` segments at `head`. Returns the place of the
+    /// segments after it. The caller found room.
     #[inline(always)]
     fn start(&self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32) -> Segments {
         let ctrl = CtrlSegment {
@@ -238,7 +295,11 @@ impl SendQueue {
             qpn: self.qpn,
             ds: ds as u8,
             signaled,
-            fence: if flags.fence { FenceMode::SmallAndFence } else { FenceMode::None },
+            fence: if flags.fence {
+                FenceMode::SmallAndFence
+            } else {
+                FenceMode::None
+            },
             solicited: flags.solicited,
             imm,
         };
@@ -248,11 +309,12 @@ impl SendQueue {
         out
     }
 
-    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after its bytes, so that a `ring` that follows at once
-    /// finds them in registers.
+    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after its
+    /// bytes, so that a `ring` that follows at once finds them in registers.
     #[inline(always)]
     fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
-        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `user`.
+        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and
+        // as many values at `user`.
         unsafe {
             self.user.write(user);
             self.user = self.user.add(blocks.into());
@@ -274,7 +336,11 @@ impl SendQueue {
     #[inline(always)]
     fn announce_pending(&mut self, pending: u16) {
         let bytes = self.last_bytes();
-        self.announce(if usize::from(pending) * WQEBB == bytes { bytes } else { 0 });
+        self.announce(if usize::from(pending) * WQEBB == bytes {
+            bytes
+        } else {
+            0
+        });
     }
 
     /// Announces all pushed WQEs, with 8 bytes to the register.
@@ -315,12 +381,15 @@ impl SendQueue {
         self.producer.wrapping_sub(self.rung)
     }
 
-    /// Announces all pushed WQEs: through BlueFlame if they are contiguous and have at most 256 bytes, else with 8 bytes. Returns whether
-    /// several WQEs were announced through BlueFlame.
+    /// Announces all pushed WQEs: through BlueFlame if they are contiguous and have at most 256
+    /// bytes, else with 8 bytes. Returns whether several WQEs were announced through BlueFlame.
     pub(crate) fn ring_batch(&mut self) -> bool {
         let (pending, first) = (self.pending(), self.rung);
         let bytes = usize::from(pending) * WQEBB;
-        if pending == 0 || pending > self.capacity() - (first & self.mask) || bytes > BLUEFLAME_BYTES {
+        if pending == 0
+            || pending > self.capacity() - (first & self.mask)
+            || bytes > BLUEFLAME_BYTES
+        {
             self.ring_doorbell();
             return false;
         }
@@ -330,15 +399,16 @@ impl SendQueue {
         bytes > self.last_bytes()
     }
 
-    /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user` value of that operation; `None` if no
-    /// such operation is outstanding.
+    /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user`
+    /// value of that operation; `None` if no such operation is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let is_operation = self.retire(wqe_counter)?;
         is_operation.then_some(self.user_of(wqe_counter))
     }
 
-    /// Like [`complete`](Self::complete), for every operation that the CQE finishes, in posting order. Returns their number.
+    /// Like [`complete`](Self::complete), for every operation that the CQE finishes, in posting
+    /// order. Returns their number.
     pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
         let first = self.consumer;
         if self.retire(wqe_counter).is_none() {
@@ -374,14 +444,16 @@ impl SendQueue {
     /// Returns the control segment at `counter`, and the number of WQEBBs of that WQE.
     #[inline(always)]
     fn wqe(&self, counter: u16) -> (CtrlWords, u16) {
-        // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by the device.
+        // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by
+        // the device.
         let ctrl = CtrlWords::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
         let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).max(1);
         (ctrl, blocks as u16)
     }
 
-    /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the other WQEs are the NOPs at the ring's end.
-    /// Returns `None`, and changes nothing, if no WQE with that counter is outstanding.
+    /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the
+    /// other WQEs are the NOPs at the ring's end. Returns `None`, and changes nothing, if no WQE
+    /// with that counter is outstanding.
     #[inline(always)]
     fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
         let outstanding = self.producer.wrapping_sub(self.consumer);

@@ -27,11 +27,13 @@ impl Drop for SrqObject {
     }
 }
 
-/// A shared receive queue. Messages of any of its queue pairs consume its receives in posting order. The receives may complete in another
-/// order; [`complete_receive`](Self::complete_receive) returns the one that completed.
+/// A shared receive queue. Messages of any of its queue pairs consume its receives in posting
+/// order. The receives may complete in another order; [`complete_receive`](Self::complete_receive)
+/// returns the one that completed.
 ///
-/// All WQEs are always in one list: the posted ones, in the order in which the device will consume them, then the free ones. Every WQE
-/// names its successor. The last WQE of the list stays unposted, so the link of a posted WQE never changes while the device may read it.
+/// All WQEs are always in one list: the posted ones, in the order in which the device will consume
+/// them, then the free ones. Every WQE names its successor. The last WQE of the list stays
+/// unposted, so the link of a posted WQE never changes while the device may read it.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -55,8 +57,8 @@ pub struct Srq {
     receives: Box<[Receive]>,
     /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
     round: u64,
-    /// Value of the last fill, if fills with this value were the last to post every WQE. Then the WQEs already have the bytes for the next
-    /// one.
+    /// Value of the last fill, if fills with this value were the last to post every WQE. Then the
+    /// WQEs already have the bytes for the next one.
     filled_with: Option<u64>,
     object: Rc<SrqObject>,
 }
@@ -64,7 +66,8 @@ pub struct Srq {
 /// The driver's part of a WQE.
 #[derive(Clone, Copy, Debug)]
 struct Receive {
-    /// The last round in which the receive was not posted. It is posted unless that is the current round.
+    /// The last round in which the receive was not posted. It is posted unless that is the current
+    /// round.
     free_in: u64,
     user: u64,
 }
@@ -80,27 +83,54 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Rc<PdObject>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+    pub(crate) fn create(
+        pd: &Rc<PdObject>,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<Self, CreateError> {
         let (srqn, memory) = pd.control.create_srq(pd.pdn, depth, max_sge)?;
         Ok(Self::new(srqn, &memory, max_sge, pd))
     }
 
     /// Makes the queue over the memory that the device of `pd` created.
-    pub(crate) fn new(srqn: u32, &RqMemory { buffer, wqe_cnt, stride, record }: &RqMemory, max_sge: usize, pd: &Rc<PdObject>) -> Self {
+    pub(crate) fn new(
+        srqn: u32,
+        &RqMemory {
+            buffer,
+            wqe_cnt,
+            stride,
+            record,
+        }: &RqMemory,
+        max_sge: usize,
+        pd: &Rc<PdObject>,
+    ) -> Self {
         let (wqe_cnt, stride) = (wqe_cnt as u16, stride as usize);
         let srq = Self {
             buffer,
             stride,
-            scatter: Scatter { max_sge, segments: stride / SEGMENT - 1 },
+            scatter: Scatter {
+                max_sge,
+                segments: stride / SEGMENT - 1,
+            },
             record,
             counter: 0,
             head: 0,
             tail: wqe_cnt - 1,
             free: usize::from(wqe_cnt) - 1,
-            receives: vec![Receive { free_in: 1, user: 0 }; usize::from(wqe_cnt)].into_boxed_slice(),
+            receives: vec![
+                Receive {
+                    free_in: 1,
+                    user: 0
+                };
+                usize::from(wqe_cnt)
+            ]
+            .into_boxed_slice(),
             round: 1,
             filled_with: None,
-            object: Rc::new(SrqObject { srqn, pd: Rc::clone(pd) }),
+            object: Rc::new(SrqObject {
+                srqn,
+                pd: Rc::clone(pd),
+            }),
         };
         for i in 0..wqe_cnt {
             srq.link(i, (i + 1) & (wqe_cnt - 1));
@@ -133,45 +163,61 @@ impl Srq {
 
     #[inline(always)]
     fn next_word(&self, index: u16) -> &AtomicU16 {
-        // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
+        // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`),
+        // 2-aligned, and lives as long as `object`.
         unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
     }
 
     #[inline(always)]
     fn next(&self, index: u16) -> u16 {
-        u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.receives.len() - 1) as u16
+        u16::from_be(self.next_word(index).load(Ordering::Relaxed))
+            & (self.receives.len() - 1) as u16
     }
 
     #[inline(always)]
     fn link(&self, index: u16, next: u16) {
-        let segment = NextSegment { next_wqe_index: next }.emit();
-        self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
+        let segment = NextSegment {
+            next_wqe_index: next,
+        }
+        .emit();
+        self.next_word(index).store(
+            u16::from_ne_bytes([segment[2], segment[3]]),
+            Ordering::Relaxed,
+        );
     }
 
-    /// Posts one receive into `buffers`. An empty list is legal, for messages without data for this end (a WRITE with immediate).
-    /// [`complete_receive`](Self::complete_receive) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
+    /// Posts one receive into `buffers`. An empty list is legal, for messages without data for this
+    /// end (a WRITE with immediate). [`complete_receive`](Self::complete_receive) returns `user`.
+    /// The device sees the receive at the next [`ring`](Self::ring).
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
     #[inline]
     pub fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free == 0 {
-            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+            return Err(PostReceiveError::QueueFull {
+                depth: self.depth(),
+            });
         }
         let index = self.head;
-        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments; the first is the link.
+        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments;
+        // the first is the link.
         unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
-        self.receives[usize::from(index)] = Receive { free_in: self.round - 1, user };
+        self.receives[usize::from(index)] = Receive {
+            free_in: self.round - 1,
+            user,
+        };
         self.filled_with = None;
         self.free -= 1;
         self.counter = self.counter.wrapping_add(1);
         Ok(())
     }
 
-    /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The
-    /// device sees them at the next [`ring`](Self::ring). If only fills with this value have posted to the queue, the cost does not depend
-    /// on their number.
+    /// Posts receives without buffers until the queue is full.
+    /// [`complete_receive`](Self::complete_receive) returns `user` for each. The device sees them
+    /// at the next [`ring`](Self::ring). If only fills with this value have posted to the queue,
+    /// the cost does not depend on their number.
     #[inline]
     pub fn fill(&mut self, user: u64) {
         if self.filled_with != Some(user) {
@@ -199,7 +245,8 @@ impl Srq {
         self.filled_with = (self.free == self.depth()).then_some(user);
     }
 
-    /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    /// Makes the receives posted so far visible to the device (its doorbell record; there is no
+    /// register to write).
     #[inline]
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
@@ -207,12 +254,17 @@ impl Srq {
         self.object.pd.control.receives_posted();
     }
 
-    /// Takes a completion of a receive of this queue, on any of its queue pairs: returns the entry to the queue, and returns the receive's
-    /// `user` value. Returns `None`, and changes nothing, for the completion of a send, or if no such receive is posted. A CQE does not
-    /// name the shared queue of its receive, so pass only completions of queue pairs on this queue.
+    /// Takes a completion of a receive of this queue, on any of its queue pairs: returns the entry
+    /// to the queue, and returns the receive's `user` value. Returns `None`, and changes nothing,
+    /// for the completion of a send, or if no such receive is posted. A CQE does not name the
+    /// shared queue of its receive, so pass only completions of queue pairs on this queue.
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
-        if cqe.is_receive() { self.complete(cqe.wqe_counter()) } else { None }
+        if cqe.is_receive() {
+            self.complete(cqe.wqe_counter())
+        } else {
+            None
+        }
     }
 
     /// Returns the entry of receive `wqe_counter` to the queue. Returns its `user` value.

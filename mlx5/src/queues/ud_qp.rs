@@ -8,47 +8,68 @@ use crate::queues::qp::{Datagram, Qp};
 use crate::queues::sq::Flags;
 use crate::wire::AddressVector;
 
-/// An unreliable-datagram queue pair. It sends messages of at most [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other datagram
-/// queue pair, and receives messages that carry its Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair is lost
-/// silently. A datagram longer than the receive's buffers is a local length error, and fails the queue pair. The completion of a send only
-/// proves that the datagram has left.
+/// An unreliable-datagram queue pair. It sends messages of at most
+/// [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other datagram queue pair, and receives
+/// messages that carry its Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair
+/// is lost silently. A datagram longer than the receive's buffers is a local length error, and
+/// fails the queue pair. The completion of a send only proves that the datagram has left.
 pub type UdQp = Qp<Datagram>;
 
 impl UdQp {
-    /// Moves the queue pair from RESET to RTS: it receives messages that carry `qkey`, and may send.
+    /// Moves the queue pair from RESET to RTS: it receives messages that carry `qkey`, and may
+    /// send.
     ///
     /// # Errors
     /// Fails if the state is not RESET, or if the device refuses; the software HCA never refuses.
     pub fn activate(&mut self, qkey: u32) -> Result<(), ConnectError> {
         self.transition(QpState::Reset, QpState::ReadyToSend)?;
         self.transport.qkey = qkey;
-        self.control().activate_datagrams(self.qpn(), qkey).inspect_err(|_| self.set_state(QpState::Reset))
+        self.control()
+            .activate_datagrams(self.qpn(), qkey)
+            .inspect_err(|_| self.set_state(QpState::Reset))
     }
 
-    /// Returns the destination by which others reach this queue pair by its LID, without a GRH: on the software HCA, and in the same
-    /// InfiniBand subnet. It has the Q_Key of [`activate`](Self::activate). RoCE has no LIDs; [`destination_of`](Self::destination_of)
+    /// Returns the destination by which others reach this queue pair by its LID, without a GRH: on
+    /// the software HCA, and in the same InfiniBand subnet. It has the Q_Key of
+    /// [`activate`](Self::activate). RoCE has no LIDs; [`destination_of`](Self::destination_of)
     /// works on any device.
     #[must_use]
     pub fn destination(&self) -> Destination {
-        Destination::new(AddressVector::local(self.address().lid, 0), self.qpn(), self.transport.qkey)
+        Destination::new(
+            AddressVector::local(self.address().lid, 0),
+            self.qpn(),
+            self.transport.qkey,
+        )
     }
 
-    /// Returns the destination by which this queue pair reaches another, from the other's [`address`](crate::Qp::address) and Q_Key.
+    /// Returns the destination by which this queue pair reaches another, from the other's
+    /// [`address`](crate::Qp::address) and Q_Key.
     ///
     /// # Errors
-    /// The other's device is of another kind, or its port is not reachable, which libibverbs detects on RoCE.
-    pub fn destination_of(&self, other: &QpAddress, qkey: u32) -> Result<Destination, ConnectError> {
+    /// The other's device is of another kind, or its port is not reachable, which libibverbs
+    /// detects on RoCE.
+    pub fn destination_of(
+        &self,
+        other: &QpAddress,
+        qkey: u32,
+    ) -> Result<Destination, ConnectError> {
         self.control().check_kind(other)?;
         let vector = self.control().address_vector(self.pdn(), other)?;
         Ok(Destination::new(vector, other.qpn, qkey))
     }
 
-    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the operation gives a CQE.
+    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the
+    /// operation gives a CQE.
     ///
     /// # Errors
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
-    pub fn post<O: UdOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+    pub fn post<O: UdOperation>(
+        &mut self,
+        op: &O,
+        flags: impl Into<Flags>,
+        user: u64,
+    ) -> Result<(), PostError> {
         self.push(op, flags, user)
     }
 }

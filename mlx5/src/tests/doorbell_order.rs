@@ -1,5 +1,5 @@
-//! The order in which a device sees new WQEs, as recorded through [`Mmio`](crate::mmio::Mmio). `tests/doorbell_order.rs` checks that the
-//! barriers are in release code.
+//! The order in which a device sees new WQEs, as recorded through [`Mmio`](crate::mmio::Mmio).
+//! `tests/doorbell_order.rs` checks that the barriers are in release code.
 
 use core::ptr::NonNull;
 use std::cell::{Cell, RefCell};
@@ -71,7 +71,13 @@ impl Mmio for Recorder {
 
 /// Returns the operations of a doorbell: barrier, record, barrier, register, flush; and no other.
 fn doorbell(record: u32, register: Step) -> Vec<Step> {
-    vec![UdmaToDeviceBarrier, Record(record), MmioWcStart, register, MmioFlushWrites]
+    vec![
+        UdmaToDeviceBarrier,
+        Record(record),
+        MmioWcStart,
+        register,
+        MmioFlushWrites,
+    ]
 }
 
 struct Bench {
@@ -84,10 +90,25 @@ fn bench() -> Bench {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
-    let mut qp = pd.create_qp(&cq, &cq, &srq, &QpConfig { max_send_wr: 32, max_inline_data: 220, ..QpConfig::default() }).unwrap();
-    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    let mut qp = pd
+        .create_qp(
+            &cq,
+            &cq,
+            &srq,
+            &QpConfig {
+                max_send_wr: 32,
+                max_inline_data: 220,
+                ..QpConfig::default()
+            },
+        )
+        .unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default())
+        .unwrap();
     qp.sq.doorbell().set_mmio::<Recorder>();
-    Bench { device: device.null().unwrap(), qp }
+    Bench {
+        device: device.null().unwrap(),
+        qp,
+    }
 }
 
 impl Bench {
@@ -98,7 +119,9 @@ impl Bench {
 
     /// Returns the bytes of the SQ.
     fn sq(&self, first: u16, blocks: u16) -> Vec<u8> {
-        (first..first + blocks).flat_map(|i| self.device.send_queue(self.qp.qpn(), i).unwrap().1).collect()
+        (first..first + blocks)
+            .flat_map(|i| self.device.send_queue(self.qp.qpn(), i).unwrap().1)
+            .collect()
     }
 
     /// Returns the first 8 bytes of the WQE at `counter`.
@@ -107,10 +130,22 @@ impl Bench {
     }
 }
 
-/// 32 bytes of segments, then inline data: 28 in the first WQEBB, 64 in each of the others. A WQE of five WQEBBs has an SGE too.
+/// 32 bytes of segments, then inline data: 28 in the first WQEBB, 64 in each of the others. A WQE
+/// of five WQEBBs has an SGE too.
 fn write(blocks: usize) -> Write<(Inline<'static>, Sge)> {
     let inline = Inline(&[7; 220][..(28 + 64 * (blocks - 1)).min(220)]);
-    Write { addr: 0x1000, rkey: 5, payload: (inline, Sge { addr: 0x2000, len: u32::from(blocks == 5), lkey: 6 }) }
+    Write {
+        addr: 0x1000,
+        rkey: 5,
+        payload: (
+            inline,
+            Sge {
+                addr: 0x2000,
+                len: u32::from(blocks == 5),
+                lkey: 6,
+            },
+        ),
+    }
 }
 
 #[test]
@@ -123,10 +158,18 @@ fn ring_copies_a_single_new_wqe_of_up_to_256_bytes_and_else_8_bytes_of_the_last(
     assert_eq!(steps(), doorbell(1, Copy(0, b.sq(0, 1))));
     b.post(4);
     b.qp.ring();
-    assert_eq!(steps(), doorbell(5, Copy(256, b.sq(1, 4))), "the other half");
+    assert_eq!(
+        steps(),
+        doorbell(5, Copy(256, b.sq(1, 4))),
+        "the other half"
+    );
     b.post(5);
     b.qp.ring();
-    assert_eq!(steps(), doorbell(10, Eight(0, b.head(5))), "320 bytes do not fit");
+    assert_eq!(
+        steps(),
+        doorbell(10, Eight(0, b.head(5))),
+        "320 bytes do not fit"
+    );
     b.post(1);
     b.post(2);
     b.qp.ring();
@@ -141,12 +184,19 @@ fn post_and_ring_rings_as_ring_does_for_everything_new_and_not_at_all_for_a_refu
     b.qp.post_and_ring(&write(1), Signal::Reclaim, 0).unwrap();
     assert_eq!(steps(), doorbell(1, Copy(0, b.sq(0, 1))));
     b.qp.post_and_ring(&write(5), Signal::Reclaim, 0).unwrap();
-    assert_eq!(steps(), doorbell(6, Eight(256, b.head(1))), "320 bytes do not fit");
+    assert_eq!(
+        steps(),
+        doorbell(6, Eight(256, b.head(1))),
+        "320 bytes do not fit"
+    );
     b.post(2);
     b.qp.post_and_ring(&write(1), Signal::Reclaim, 0).unwrap();
     assert_eq!(steps(), doorbell(9, Eight(0, b.head(8))), "two are new");
     (9..32).for_each(|_| b.post(1));
-    assert!(matches!(b.qp.post_and_ring(&write(1), Signal::Reclaim, 0), Err(PostError::QueueFull { .. })));
+    assert!(matches!(
+        b.qp.post_and_ring(&write(1), Signal::Reclaim, 0),
+        Err(PostError::QueueFull { .. })
+    ));
     assert_eq!(steps(), []);
     b.qp.ring();
     assert_eq!(steps(), doorbell(32, Eight(256, b.head(31))));
@@ -175,7 +225,11 @@ fn ring_doorbell_bf_copies_the_last_wqe_however_many_are_new() {
     assert_eq!(steps(), doorbell(4, Copy(0, b.sq(1, 3))));
     b.post(5);
     b.qp.ring_doorbell_bf();
-    assert_eq!(steps(), doorbell(9, Eight(256, b.head(4))), "320 bytes do not fit");
+    assert_eq!(
+        steps(),
+        doorbell(9, Eight(256, b.head(4))),
+        "320 bytes do not fit"
+    );
 }
 
 #[test]
@@ -189,7 +243,11 @@ fn a_batch_is_flushed_once_and_is_what_the_send_queue_holds() {
     }
     assert_eq!(steps(), [], "before `finish`");
     batch.finish();
-    assert_eq!(before, doorbell(1, Copy(0, b.sq(0, 1))), "what was posted before is announced before");
+    assert_eq!(
+        before,
+        doorbell(1, Copy(0, b.sq(0, 1))),
+        "what was posted before is announced before"
+    );
     assert_eq!(steps(), doorbell(5, Copy(256, b.sq(1, 4))));
     b.qp.blueflame_batch().finish();
     assert_eq!(steps(), [], "an empty batch");
@@ -198,13 +256,21 @@ fn a_batch_is_flushed_once_and_is_what_the_send_queue_holds() {
         batch.post(&write(1), Signal::Reclaim, 0).unwrap();
     }
     batch.finish();
-    assert_eq!(steps(), doorbell(10, Eight(0, b.head(9))), "five WQEBBs do not fit");
+    assert_eq!(
+        steps(),
+        doorbell(10, Eight(0, b.head(9))),
+        "five WQEBBs do not fit"
+    );
     let mut batch = b.qp.blueflame_batch();
     batch.post(&write(1), Signal::Reclaim, 0).unwrap();
     drop(batch);
     b.post(1);
     b.qp.ring();
-    assert_eq!(steps(), doorbell(12, Eight(256, b.head(11))), "a dropped batch stays posted");
+    assert_eq!(
+        steps(),
+        doorbell(12, Eight(256, b.head(11))),
+        "a dropped batch stays posted"
+    );
 }
 
 #[test]
@@ -219,7 +285,11 @@ fn a_batch_that_passes_the_end_of_the_ring_is_announced_with_8_bytes() {
     let mut batch = b.qp.blueflame_batch();
     batch.post(&write(2), Signal::Reclaim, 0).unwrap();
     batch.finish();
-    assert_eq!(steps(), doorbell(34, Eight(256, b.head(32))), "a NOP, then two WQEBBs at the ring's start");
+    assert_eq!(
+        steps(),
+        doorbell(34, Eight(256, b.head(32))),
+        "a NOP, then two WQEBBs at the ring's start"
+    );
     assert_eq!(b.qp.sq.complete(32), Some(0));
     // The automatic doorbell copies the first WQE after the end like any other.
     for _ in 0..30 {
@@ -237,7 +307,10 @@ fn copies_exactly<M: Mmio>() {
     #[repr(align(64))]
     struct Aligned([u8; 320]);
     let mut from = Aligned([0; 320]);
-    from.0.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8 | 1);
+    from.0
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, b)| *b = i as u8 | 1);
     for bytes in [64, 128, 192, 256] {
         let mut to = Aligned([0xa5; 320]);
         // SAFETY: both have more bytes than that, aligned to 64.
@@ -278,18 +351,27 @@ struct Register([u8; 512]);
 struct Wqe([u8; 64]);
 
 #[test]
-fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_reads_none_whatever_is_asked_for() {
+fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_reads_none_whatever_is_asked_for()
+ {
     for (kind, written) in [(RegisterKind::DoorbellOnly, 8), (RegisterKind::Unread, 0)] {
         let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
-        let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind, register_index: 0 };
+        let uar = UarParts {
+            half: Rc::new(Cell::new(register.0.as_mut_ptr())),
+            kind,
+            register_index: 0,
+        };
         let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
         for producer in 1..4u16 {
             let wqe = Wqe([producer as u8; 64]);
-            // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the doorbell.
+            // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the
+            // doorbell.
             unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
             // SAFETY: as above.
             let bytes = unsafe { uar.half.get().cast::<[u8; 512]>().read() };
-            assert!(bytes[..written].iter().all(|byte| *byte == producer as u8) && bytes[written..].iter().all(|byte| *byte == 0xa5));
+            assert!(
+                bytes[..written].iter().all(|byte| *byte == producer as u8)
+                    && bytes[written..].iter().all(|byte| *byte == 0xa5)
+            );
             assert_eq!(record.load(Ordering::Relaxed), u32::from(producer).to_be());
         }
     }
@@ -299,8 +381,14 @@ fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_re
 fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
     let (mut register, records) = (Register([0; 512]), [const { AtomicU32::new(0) }; 2]);
     let at = register.0.as_mut_ptr();
-    let uar = UarParts { half: Rc::new(Cell::new(at)), kind: RegisterKind::Ordinary, register_index: 0 };
-    let mut doorbells = records.each_ref().map(|record| Doorbell::new(&uar, NonNull::from(record), None));
+    let uar = UarParts {
+        half: Rc::new(Cell::new(at)),
+        kind: RegisterKind::Ordinary,
+        register_index: 0,
+    };
+    let mut doorbells = records
+        .each_ref()
+        .map(|record| Doorbell::new(&uar, NonNull::from(record), None));
     for (i, who) in [0, 1, 1, 0, 1, 0, 0].into_iter().enumerate() {
         let wqe = Wqe([i as u8 + 1; 64]);
         // SAFETY: 64 bytes, aligned to as many; the register and the records outlive the doorbells.
@@ -308,6 +396,10 @@ fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
         // SAFETY: as above.
         let bytes = unsafe { at.cast::<[u8; 512]>().read() };
         let previous = i as u8;
-        assert_eq!([bytes[i % 2 * 256], bytes[(i + 1) % 2 * 256]], [i as u8 + 1, previous], "doorbell {i}");
+        assert_eq!(
+            [bytes[i % 2 * 256], bytes[(i + 1) % 2 * 256]],
+            [i as u8 + 1, previous],
+            "doorbell {i}"
+        );
     }
 }

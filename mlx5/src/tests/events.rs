@@ -11,10 +11,15 @@ const QKEY: u32 = 3;
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 fn options(fabric: &LocalFabric) -> SoftOptions {
-    SoftOptions { fabric: FabricSpec::Local(fabric.clone()), arena_bytes: 1 << 20, ..SoftOptions::default() }
+    SoftOptions {
+        fabric: FabricSpec::Local(fabric.clone()),
+        arena_bytes: 1 << 20,
+        ..SoftOptions::default()
+    }
 }
 
-/// Spins for a time that differs from round to round, so that it ends at every step of the other thread's way to sleep.
+/// Spins for a time that differs from round to round, so that it ends at every step of the other
+/// thread's way to sleep.
 fn stagger(round: u64) {
     for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54 {
         std::hint::spin_loop();
@@ -45,7 +50,14 @@ impl Sender<'_> {
 }
 
 /// Receives: sleeps whenever there is no message, and counts the messages.
-fn sleeper(device: &Device, cq: &mut Cq, solicited_only: bool, total: u64, taken: &AtomicU64, mut take: impl FnMut(&Cqe<'_>)) {
+fn sleeper(
+    device: &Device,
+    cq: &mut Cq,
+    solicited_only: bool,
+    total: u64,
+    taken: &AtomicU64,
+    mut take: impl FnMut(&Cqe<'_>),
+) {
     let mut seen = 0;
     while seen < total {
         let n = cq.poll(64, |cqe| {
@@ -62,7 +74,11 @@ fn sleeper(device: &Device, cq: &mut Cq, solicited_only: bool, total: u64, taken
 }
 
 /// Runs both threads to their end. The receiver takes each message within the watchdog's time.
-fn together(taken: &AtomicU64, receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl FnOnce() + std::marker::Send + 'static) {
+fn together(
+    taken: &AtomicU64,
+    receiver: impl FnOnce() + std::marker::Send + 'static,
+    sender: impl FnOnce() + std::marker::Send + 'static,
+) {
     mlx5_hca::testing::sleep_without_end();
     let (done_tx, done_rx) = mpsc::channel();
     let also_done = done_tx.clone();
@@ -82,13 +98,20 @@ fn together(taken: &AtomicU64, receiver: impl FnOnce() + std::marker::Send + 'st
             running -= 1;
         } else {
             let now = taken.load(Ordering::Relaxed);
-            assert_ne!(std::mem::replace(&mut before, now), now, "a sleeper was not woken");
+            assert_ne!(
+                std::mem::replace(&mut before, now),
+                now,
+                "a sleeper was not woken"
+            );
         }
     }
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }
 
-/// Number of queue pairs that take turns. The queue pair of a message has mostly been idle, and is not polled.
+/// Number of queue pairs that take turns. The queue pair of a message has mostly been idle, and is
+/// not polled.
 const QUEUES: usize = 4;
 
 /// Makes that number of queue pairs on one CQ, and their shared receives.
@@ -99,11 +122,17 @@ fn queues(options: SoftOptions) -> (Device, Cq, Srq, Vec<RcQp>) {
     let mut srq = pd.create_srq(63, 0).unwrap();
     while srq.post(&[], 0).is_ok() {}
     srq.ring();
-    let qps = (0..QUEUES).map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap()).collect();
+    let qps = (0..QUEUES)
+        .map(|_| pd.create_qp(&cq, &cq, &srq, &QpConfig::default()).unwrap())
+        .collect();
     (device, cq, srq, qps)
 }
 
-fn connect(qps: &mut [RcQp], own: &mpsc::Sender<Vec<QpAddress>>, other: &mpsc::Receiver<Vec<QpAddress>>) {
+fn connect(
+    qps: &mut [RcQp],
+    own: &mpsc::Sender<Vec<QpAddress>>,
+    other: &mpsc::Receiver<Vec<QpAddress>>,
+) {
     own.send(qps.iter().map(RcQp::address).collect()).unwrap();
     for (qp, to) in qps.iter_mut().zip(other.recv().unwrap()) {
         qp.connect(&to, &ConnectOptions::default()).unwrap();
@@ -123,19 +152,33 @@ fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
         move || {
             let (device, mut cq, mut srq, mut qps) = queues(receivers);
             connect(&mut qps, &to_sender, &from_sender);
-            sleeper(&device, &mut cq, solicited_only, rounds * per_round, &count, |cqe| {
-                srq.complete_receive(cqe).unwrap();
-                srq.post(&[], 0).unwrap();
-                srq.ring();
-            });
+            sleeper(
+                &device,
+                &mut cq,
+                solicited_only,
+                rounds * per_round,
+                &count,
+                |cqe| {
+                    srq.complete_receive(cqe).unwrap();
+                    srq.post(&[], 0).unwrap();
+                    srq.ring();
+                },
+            );
         },
         move || {
             let (device, mut cq, _srq, mut qps) = queues(senders);
             connect(&mut qps, &to_receiver, &from_receiver);
-            let sender = Sender { device: &device, taken };
+            let sender = Sender {
+                device: &device,
+                taken,
+            };
             sender.rounds(rounds, per_round, |n| {
                 let is_last = n % per_round == per_round - 1;
-                let signal = if is_last { Signal::Reclaim.solicited() } else { Signal::Reclaim.into() };
+                let signal = if is_last {
+                    Signal::Reclaim.solicited()
+                } else {
+                    Signal::Reclaim.into()
+                };
                 let qp = &mut qps[(n / per_round) as usize % QUEUES];
                 qp.post(&crate::Send { payload: () }, signal, 0).unwrap();
                 qp.ring();
@@ -169,7 +212,17 @@ fn a_sleeper_is_woken_by_every_datagram() {
     let create = |options: SoftOptions| {
         let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(256).unwrap());
-        let mut qp = pd.create_ud_qp(&cq, &cq, ReceiveSource::Own { depth: 8, max_sge: 1 }, &QpConfig::default()).unwrap();
+        let mut qp = pd
+            .create_ud_qp(
+                &cq,
+                &cq,
+                ReceiveSource::Own {
+                    depth: 8,
+                    max_sge: 1,
+                },
+                &QpConfig::default(),
+            )
+            .unwrap();
         qp.activate(QKEY).unwrap();
         let mr = pd.alloc(64, Access::LOCAL_WRITE).unwrap();
         (device, cq, qp, mr)
@@ -192,9 +245,20 @@ fn a_sleeper_is_woken_by_every_datagram() {
         move || {
             let (device, mut cq, mut qp, _mr) = create(senders);
             let to = from_receiver.recv().unwrap();
-            let sender = Sender { device: &device, taken };
+            let sender = Sender {
+                device: &device,
+                taken,
+            };
             sender.rounds(rounds, 1, |_| {
-                qp.post(&UdSend { to: &to, payload: () }, Signal::Reclaim, 0).unwrap();
+                qp.post(
+                    &UdSend {
+                        to: &to,
+                        payload: (),
+                    },
+                    Signal::Reclaim,
+                    0,
+                )
+                .unwrap();
                 qp.ring();
                 cq.poll(64, |cqe| {
                     cqe.result().unwrap();
@@ -227,7 +291,10 @@ fn rings_end_waits(device: &Device) {
             waker.wake_by_ref();
             let since = std::time::Instant::now();
             while hear.load(Ordering::Acquire) < round {
-                assert!(since.elapsed() < WATCHDOG, "round {round}: a ring woke nobody");
+                assert!(
+                    since.elapsed() < WATCHDOG,
+                    "round {round}: a ring woke nobody"
+                );
                 std::thread::yield_now();
             }
         }

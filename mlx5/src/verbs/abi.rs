@@ -1,7 +1,9 @@
-//! The structs of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there.
+//! The structs of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the
+//! names they have there.
 //!
-//! Structs that the libraries allocate are declared up to the last field that this crate reads. Structs that this crate allocates are
-//! complete. Sizes and offsets are asserted for 64-bit Linux; a test compares all of them with the installed headers.
+//! Structs that the libraries allocate are declared up to the last field that this crate reads.
+//! Structs that this crate allocates are complete. Sizes and offsets are asserted for 64-bit Linux;
+//! a test compares all of them with the installed headers.
 
 #![allow(non_camel_case_types, reason = "the names of the C headers")]
 
@@ -29,8 +31,9 @@ opaque! {
     ibv_ah;
 }
 
-/// Declares structs with the sizes and offsets of the C ones, and lists them for the comparison with the headers. `whole` is a whole struct,
-/// `prefix` one up to the last field that is read here, and `unnamed` one that has no name in the headers.
+/// Declares structs with the sizes and offsets of the C ones, and lists them for the comparison
+/// with the headers. `whole` is a whole struct, `prefix` one up to the last field that is read
+/// here, and `unnamed` one that has no name in the headers.
 macro_rules! structs {
     ($($(#[$meta:meta])* $kind:ident $name:ident: $size:literal {
         $($(#[$doc:meta])* $offset:literal $field:ident: $ty:ty),* $(,)?
@@ -57,15 +60,20 @@ macro_rules! structs {
 
 #[cfg(test)]
 #[allow(dead_code, reason = "as the list")]
-pub(crate) type Layout = (&'static str, &'static str, usize, &'static [(&'static str, usize)]);
+pub(crate) type Layout = (
+    &'static str,
+    &'static str,
+    usize,
+    &'static [(&'static str, usize)],
+);
 
 structs! {
     whole ibv_device: 664 {
         0 _ops: [*const c_void; 2], 16 node_type: c_int, 20 transport_type: c_int, 24 name: [c_char; 64], 88 dev_name: [c_char; 64],
         152 dev_path: [c_char; 256], 408 ibdev_path: [c_char; 256],
     }
-    /// The calls of the data path, which the inline functions of the header make through this table. A null `post_srq_recv` is a device
-    /// without shared receive queues.
+    /// The calls of the data path, which the inline functions of the header make through this
+    /// table. A null `post_srq_recv` is a device without shared receive queues.
     #[derive(Clone, Copy)]
     whole ibv_context_ops: 256 {
         0 _compat_query_device: [*const c_void; 11], 88 poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
@@ -250,10 +258,20 @@ pub(crate) struct Pair<I, O> {
 }
 
 impl<I, O> Pair<I, O> {
-    pub(crate) const NONE: Self = Self { from: core::ptr::null_mut(), to: core::ptr::null_mut() };
+    pub(crate) const NONE: Self = Self {
+        from: core::ptr::null_mut(),
+        to: core::ptr::null_mut(),
+    };
 }
 
 impl mlx5dv_obj {
-    pub(crate) const NONE: Self =
-        Self { qp: Pair::NONE, cq: Pair::NONE, srq: Pair::NONE, rwq: Pair::NONE, dm: Pair::NONE, ah: Pair::NONE, pd: Pair::NONE };
+    pub(crate) const NONE: Self = Self {
+        qp: Pair::NONE,
+        cq: Pair::NONE,
+        srq: Pair::NONE,
+        rwq: Pair::NONE,
+        dm: Pair::NONE,
+        ah: Pair::NONE,
+        pd: Pair::NONE,
+    };
 }

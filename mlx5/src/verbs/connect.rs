@@ -15,34 +15,53 @@ use crate::error::ConnectError;
 use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
-/// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses access that the device does not
-/// support.
-/// support.
+/// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses
+/// access that the device does not support. support.
 fn remote_access(has_atomics: bool) -> Access {
     let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
-    if has_atomics { always | Access::REMOTE_ATOMIC } else { always }
+    if has_atomics {
+        always | Access::REMOTE_ATOMIC
+    } else {
+        always
+    }
 }
 
 impl Context {
-    fn modify(&self, qpn: u32, what: &'static str, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
+    fn modify(
+        &self,
+        qpn: u32,
+        what: &'static str,
+        attr: ibv_qp_attr,
+        mask: c_int,
+    ) -> Result<(), ConnectError> {
         let objects = self.objects.borrow();
         let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
         let mut attr = attr;
         // SAFETY: a queue pair of this device, and attributes that live through the call.
-        let result = unsafe { (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
+        let result = unsafe {
+            (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask)
+        };
         CallError::check(what, result).map_err(|error| advise(error).into())
     }
 
     /// Returns the maximum number of READs and atomics in flight.
     fn rd_atomic(&self) -> u8 {
-        let most = self.attr.max_qp_rd_atom.min(self.attr.max_qp_init_rd_atom).clamp(0, 255) as u8;
+        let most = self
+            .attr
+            .max_qp_rd_atom
+            .min(self.attr.max_qp_init_rd_atom)
+            .clamp(0, 255) as u8;
         self.options.max_rd_atomic.min(most)
     }
 }
 
 impl Context {
     /// Makes the handle of a path. On RoCE the kernel resolves the MAC address.
-    pub(super) fn create_ah(&self, pdn: u32, mut route: ibv_ah_attr) -> Result<NonNull<ibv_ah>, ConnectError> {
+    pub(super) fn create_ah(
+        &self,
+        pdn: u32,
+        mut route: ibv_ah_attr,
+    ) -> Result<NonNull<ibv_ah>, ConnectError> {
         let pd = self.objects.borrow().pd(pdn)?;
         // SAFETY: a domain of this device, and attributes that live through the call.
         let ah = NonNull::new(unsafe { (self.device.api.verbs.ibv_create_ah)(pd, &raw mut route) });
@@ -58,7 +77,12 @@ impl Connections for Context {
             lid: self.port.lid,
             port: 0,
             qpn,
-            psn: self.objects.borrow().qps.get(&qpn).map_or(0, |object| object.psn),
+            psn: self
+                .objects
+                .borrow()
+                .qps
+                .get(&qpn)
+                .map_or(0, |object| object.psn),
             epoch: 0,
             gid: self.port.gid.as_ref().map_or([0; 16], |gid| gid.bytes),
         }
@@ -72,13 +96,28 @@ impl Connections for Context {
             qp_access_flags: remote_access(self.has_atomics()).bits(),
             ..ibv_qp_attr::default()
         };
-        self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+        self.modify(
+            qpn,
+            "ibv_modify_qp (to INIT)",
+            attr,
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        )
     }
 
-    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    fn connect(
+        &self,
+        qpn: u32,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), remote, options)?;
-        let mask =
-            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
         self.modify(qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
         if let Some(object) = self.objects.borrow_mut().qps.get_mut(&qpn) {
             object.options = *options;
@@ -87,7 +126,12 @@ impl Connections for Context {
     }
 
     fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
-        let found = self.objects.borrow().qps.get(&qpn).map(|object| (object.psn, object.options));
+        let found = self
+            .objects
+            .borrow()
+            .qps
+            .get(&qpn)
+            .map(|object| (object.psn, object.options));
         let (sq_psn, options) = found.unwrap_or_default();
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTS,
@@ -98,7 +142,12 @@ impl Connections for Context {
             rnr_retry: options.rnr_retry,
             ..ibv_qp_attr::default()
         };
-        let mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(qpn, "ibv_modify_qp (to RTS)", attr, mask)
     }
 
@@ -110,28 +159,57 @@ impl Connections for Context {
             qkey,
             ..ibv_qp_attr::default()
         };
-        self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY)?;
-        let attr = ibv_qp_attr { qp_state: IBV_QPS_RTR, ..ibv_qp_attr::default() };
+        self.modify(
+            qpn,
+            "ibv_modify_qp (to INIT)",
+            attr,
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+        )?;
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            ..ibv_qp_attr::default()
+        };
         self.modify(qpn, "ibv_modify_qp (to RTR)", attr, IBV_QP_STATE)?;
         let sq_psn = self.address(qpn).psn;
-        let attr = ibv_qp_attr { qp_state: IBV_QPS_RTS, sq_psn, ..ibv_qp_attr::default() };
-        self.modify(qpn, "ibv_modify_qp (to RTS)", attr, IBV_QP_STATE | IBV_QP_SQ_PSN)
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            sq_psn,
+            ..ibv_qp_attr::default()
+        };
+        self.modify(
+            qpn,
+            "ibv_modify_qp (to RTS)",
+            attr,
+            IBV_QP_STATE | IBV_QP_SQ_PSN,
+        )
     }
 
-    /// Moves the queue pair to the error state. A queue pair that the kernel does not move is already in it, or will be when it is
-    /// destroyed.
+    /// Moves the queue pair to the error state. A queue pair that the kernel does not move is
+    /// already in it, or will be when it is destroyed.
     #[cold]
     #[inline(never)]
     fn fail_qp(&self, qpn: u32) {
-        let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_ERR,
+            ..ibv_qp_attr::default()
+        };
         drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
     }
 
     /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
         let ah = self.create_ah(pdn, route(&self.port, &self.options, remote)?)?;
-        let mut dv = mlx5dv_ah { av: core::ptr::null(), comp_mask: 0 };
-        let object = mlx5dv_obj { ah: Pair { from: ah.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        let mut dv = mlx5dv_ah {
+            av: core::ptr::null(),
+            comp_mask: 0,
+        };
+        let object = mlx5dv_obj {
+            ah: Pair {
+                from: ah.as_ptr(),
+                to: &raw mut dv,
+            },
+            ..mlx5dv_obj::NONE
+        };
         // SAFETY: just created, and room for the answer.
         let result = unsafe { self.init_obj(object, MLX5DV_OBJ_AH) };
         // SAFETY: 48 bytes that live as long as the handle.
@@ -146,26 +224,67 @@ impl Connections for Context {
 
 /// Returns a path in the form of an InfiniBand WQE.
 pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
-    let ibv_ah_attr { grh, dlid, sl, is_global, .. } = *route;
+    let ibv_ah_attr {
+        grh,
+        dlid,
+        sl,
+        is_global,
+        ..
+    } = *route;
     let local = AddressVector::local(dlid, sl);
     if is_global == 0 {
         local
     } else {
-        local.with_grh(grh.sgid_index, grh.flow_label, grh.hop_limit, grh.traffic_class, bytes_of(grh.dgid))
+        local.with_grh(
+            grh.sgid_index,
+            grh.flow_label,
+            grh.hop_limit,
+            grh.traffic_class,
+            bytes_of(grh.dgid),
+        )
     }
 }
 
 /// Returns the path that `vector` encodes ([`vector_of`]), from `port`.
 pub(super) fn route_of(vector: &AddressVector, port: &Port) -> ibv_ah_attr {
-    let &AddressVector { stat_rate_sl, rlid: dlid, tclass, hop_limit, grh_gid_fl, rgid, .. } = vector;
+    let &AddressVector {
+        stat_rate_sl,
+        rlid: dlid,
+        tclass,
+        hop_limit,
+        grh_gid_fl,
+        rgid,
+        ..
+    } = vector;
     let (sgid_index, flow_label) = (vector.source_gid_index(), grh_gid_fl & 0xf_ffff);
-    let grh = ibv_global_route { dgid: gid_of(rgid), flow_label, sgid_index, hop_limit, traffic_class: tclass };
-    ibv_ah_attr { grh, dlid, sl: stat_rate_sl & 0xf, is_global: vector.has_grh().into(), port_num: port.number, ..ibv_ah_attr::default() }
+    let grh = ibv_global_route {
+        dgid: gid_of(rgid),
+        flow_label,
+        sgid_index,
+        hop_limit,
+        traffic_class: tclass,
+    };
+    ibv_ah_attr {
+        grh,
+        dlid,
+        sl: stat_rate_sl & 0xf,
+        is_global: vector.has_grh().into(),
+        port_num: port.number,
+        ..ibv_ah_attr::default()
+    }
 }
 
 /// Returns the path from `port` to the port of `remote`.
-pub(super) fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
-    let mut route = ibv_ah_attr { sl: options.service_level, port_num: port.number, ..ibv_ah_attr::default() };
+pub(super) fn route(
+    port: &Port,
+    options: &VerbsOptions,
+    remote: &QpAddress,
+) -> Result<ibv_ah_attr, ConnectError> {
+    let mut route = ibv_ah_attr {
+        sl: options.service_level,
+        port_num: port.number,
+        ..ibv_ah_attr::default()
+    };
     if port.link_layer == LinkLayer::InfiniBand {
         route.dlid = remote.lid;
     }
@@ -208,8 +327,12 @@ fn ready_to_receive(
 /// Adds advice to an error of a transition or of an address.
 pub(super) fn advise(error: CallError) -> CallError {
     let advice = match error.errno {
-        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => "the peer's GID is not reachable from here: try to ping its address",
-        libc::EINVAL => "the kernel takes no such attribute: look at the GID and P_Key index, the service level and the peer's address",
+        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
+            "the peer's GID is not reachable from here: try to ping its address"
+        }
+        libc::EINVAL => {
+            "the kernel takes no such attribute: look at the GID and P_Key index, the service level and the peer's address"
+        }
         _ => return error,
     };
     error.advise(advice)
@@ -223,30 +346,90 @@ mod tests {
     const GID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 
     fn port(link_layer: LinkLayer, has_grh: bool) -> Port {
-        let gid = Some(Gid { index: 3, kind: IBV_GID_TYPE_ROCE_V2, bytes: [9; 16] });
-        Port { number: 2, link_layer, lid: 5, mtu: 2048, gid, has_grh }
+        let gid = Some(Gid {
+            index: 3,
+            kind: IBV_GID_TYPE_ROCE_V2,
+            bytes: [9; 16],
+        });
+        Port {
+            number: 2,
+            link_layer,
+            lid: 5,
+            mtu: 2048,
+            gid,
+            has_grh,
+        }
     }
 
-    fn attributes(port: &Port, max_dest_rd_atomic: u8, gid: [u8; 16], mtu: u16) -> Result<ibv_qp_attr, ConnectError> {
-        let remote = QpAddress { kind: DeviceKind::Hardware, mtu, lid: 0x77, port: 0, qpn: 0x1234, psn: 0xabcdef, epoch: 0, gid };
-        let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };
-        let connection = ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() };
+    fn attributes(
+        port: &Port,
+        max_dest_rd_atomic: u8,
+        gid: [u8; 16],
+        mtu: u16,
+    ) -> Result<ibv_qp_attr, ConnectError> {
+        let remote = QpAddress {
+            kind: DeviceKind::Hardware,
+            mtu,
+            lid: 0x77,
+            port: 0,
+            qpn: 0x1234,
+            psn: 0xabcdef,
+            epoch: 0,
+            gid,
+        };
+        let options = VerbsOptions {
+            service_level: 6,
+            traffic_class: 96,
+            hop_limit: 12,
+            ..VerbsOptions::default()
+        };
+        let connection = ConnectOptions {
+            rnr_timer_ns: 640_000,
+            ..ConnectOptions::default()
+        };
         ready_to_receive(port, &options, max_dest_rd_atomic, &remote, &connection)
     }
 
     // The software HCA has neither packets nor paths, so a run on it does not test this.
     #[test]
     fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
-        for (link_layer, has_grh, dlid) in
-            [(LinkLayer::InfiniBand, false, 0x77), (LinkLayer::InfiniBand, true, 0x77), (LinkLayer::Ethernet, true, 0)]
-        {
+        for (link_layer, has_grh, dlid) in [
+            (LinkLayer::InfiniBand, false, 0x77),
+            (LinkLayer::InfiniBand, true, 0x77),
+            (LinkLayer::Ethernet, true, 0),
+        ] {
             let attr = attributes(&port(link_layer, has_grh), 9, GID, 1024).unwrap();
-            assert_eq!((attr.qp_state, attr.path_mtu, attr.rq_psn, attr.dest_qp_num), (2, 3, 0xabcdef, 0x1234));
+            assert_eq!(
+                (attr.qp_state, attr.path_mtu, attr.rq_psn, attr.dest_qp_num),
+                (2, 3, 0xabcdef, 0x1234)
+            );
             assert_eq!((attr.max_dest_rd_atomic, attr.min_rnr_timer), (9, 12));
-            let ibv_ah_attr { dlid: to, sl, port_num, is_global, grh, .. } = attr.ah_attr;
-            assert_eq!((to, sl, port_num, is_global), (dlid, 6, 2, u8::from(has_grh)));
-            let global = (bytes_of(grh.dgid), grh.sgid_index, grh.hop_limit, grh.traffic_class);
-            assert_eq!(global, if has_grh { (GID, 3, 12, 96) } else { ([0; 16], 0, 0, 0) });
+            let ibv_ah_attr {
+                dlid: to,
+                sl,
+                port_num,
+                is_global,
+                grh,
+                ..
+            } = attr.ah_attr;
+            assert_eq!(
+                (to, sl, port_num, is_global),
+                (dlid, 6, 2, u8::from(has_grh))
+            );
+            let global = (
+                bytes_of(grh.dgid),
+                grh.sgid_index,
+                grh.hop_limit,
+                grh.traffic_class,
+            );
+            assert_eq!(
+                global,
+                if has_grh {
+                    (GID, 3, 12, 96)
+                } else {
+                    ([0; 16], 0, 0, 0)
+                }
+            );
         }
         let larger = attributes(&port(LinkLayer::InfiniBand, false), 1, [0; 16], 4096).unwrap();
         assert_eq!(larger.path_mtu, 4, "the smaller of both ends'");

@@ -22,23 +22,26 @@ use super::tables::Objects;
 use crate::address::DeviceKind;
 use crate::provider::Provider;
 use crate::wire::{
-    AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
+    AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE,
+    MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
 };
 use mlx5_hca::{DeviceInfo, Engine};
 
-/// An open device with one of its ports. Objects are identified by the numbers that the device gave them.
+/// An open device with one of its ports. Objects are identified by the numbers that the device gave
+/// them.
 pub(crate) struct Context {
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
     pub(crate) attr: ibv_device_attr,
-    /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was asked for.
+    /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was
+    /// asked for.
     pub(crate) is_direct: bool,
     /// All zeros if the crate does not.
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
-    /// Whether a queue was armed while it held a completion that it was armed for. The event of that completion may have been taken
-    /// already.
+    /// Whether a queue was armed while it held a completion that it was armed for. The event of
+    /// that completion may have been taken already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
     /// Started for the first sleep on words; `None` if no thread could be started.
@@ -47,8 +50,8 @@ pub(crate) struct Context {
     pub(crate) device: Opened,
 }
 
-/// All queues of the device, armed for a sleep by `arm`, which takes the events before. The sleeper checks the queues itself, as after any
-/// arming, because an event is only a reason to check.
+/// All queues of the device, armed for a sleep by `arm`, which takes the events before. The sleeper
+/// checks the queues itself, as after any arming, because an event is only a reason to check.
 struct Armed<'a, F> {
     arm: F,
     arrivals: &'a Notifier,
@@ -71,7 +74,8 @@ impl<F: FnMut()> Watch for Armed<'_, F> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: no completion queue uses the channel any more: every object made from this device keeps the device open.
+        // SAFETY: no completion queue uses the channel any more: every object made from this device
+        // keeps the device open.
         unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -83,23 +87,36 @@ impl Context {
         let mut first_error = None;
         for found in list.candidates(options)? {
             let is_direct = found.is_mlx5() && !options.relay;
-            match found.open().and_then(|device| Self::new(device, options, is_direct)) {
+            match found
+                .open()
+                .and_then(|device| Self::new(device, options, is_direct))
+            {
                 Ok(context) => return Ok(context),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        Err(first_error.unwrap_or_else(|| VerbsError::NoDevice { hint: "libibverbs lists none of libmlx5".to_owned() }))
+        Err(first_error.unwrap_or_else(|| VerbsError::NoDevice {
+            hint: "libibverbs lists none of libmlx5".to_owned(),
+        }))
     }
 
     fn new(device: Opened, options: &VerbsOptions, is_direct: bool) -> Result<Self, VerbsError> {
         let port = device.choose_port(options)?;
         let attr = device.attributes()?;
-        let dv = if is_direct { device.query_mlx5()? } else { mlx5dv_context::default() };
+        let dv = if is_direct {
+            device.query_mlx5()?
+        } else {
+            mlx5dv_context::default()
+        };
         // SAFETY: an open device.
-        let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
+        let channel =
+            NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
-        let alarm = Arc::new(Alarm::with_descriptor().map_err(|error| CallError::new("eventfd", error.raw_os_error().unwrap_or(0)))?);
+        let alarm = Arc::new(
+            Alarm::with_descriptor()
+                .map_err(|error| CallError::new("eventfd", error.raw_os_error().unwrap_or(0)))?,
+        );
         Ok(Self {
             device,
             port,
@@ -131,7 +148,10 @@ impl Context {
 
     /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
-        match self.arrivals.get_or_init(|| Notifier::start("mlx5-events", self.channel_fd()).ok()) {
+        match self
+            .arrivals
+            .get_or_init(|| Notifier::start("mlx5-events", self.channel_fd()).ok())
+        {
             Some(arrivals) => then(&mut Armed { arm, arrivals }),
             None => then(&mut Due(POLL_SLICE)),
         }
@@ -146,34 +166,51 @@ impl Context {
         self.take_events();
         for (cqn, cq) in &self.objects.borrow().cqs {
             // SAFETY: the two words of the queue's record, which lives as long as the queue.
-            let [consumed, armed] = [CQ_DBREC_SET_CI, CQ_DBREC_ARM].map(|word| unsafe { cq.record.add(word).as_ref() });
+            let [consumed, armed] =
+                [CQ_DBREC_SET_CI, CQ_DBREC_ARM].map(|word| unsafe { cq.record.add(word).as_ref() });
             let consumed = u32::from_be(consumed.load(Ordering::Relaxed));
-            let command = CqArm { sequence: cq.events, solicited_only: false, consumed };
+            let command = CqArm {
+                sequence: cq.events,
+                solicited_only: false,
+                consumed,
+            };
             armed.store(command.record(), Ordering::Release);
             cq.tell(*cqn, &command);
         }
     }
 
-    /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
+    /// Waits for the channel to become readable. It may return early, and does so at a ring of the
+    /// alarm.
     fn has_event(&self, left: Option<Duration>) -> bool {
         let channel = self.channel_fd();
-        let mut polled = [channel, self.alarm.descriptor().unwrap_or(channel)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut polled = [channel, self.alarm.descriptor().unwrap_or(channel)]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         poll(&mut polled, timeout.as_ref()).is_ok() && !polled[0].revents().is_empty()
     }
 
     /// Takes one event. The channel must have one.
     fn take_event(&self) -> bool {
-        let (mut cq, mut context) = (core::ptr::null_mut::<ibv_cq>(), core::ptr::null_mut::<c_void>());
+        let (mut cq, mut context) = (
+            core::ptr::null_mut::<ibv_cq>(),
+            core::ptr::null_mut::<c_void>(),
+        );
         let verbs = &self.device.api.verbs;
         // SAFETY: the channel is alive, and both pointers are to local variables.
         if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
             return false;
         }
-        // Every event of a queue must be acknowledged before the queue is destroyed; there is no reason to do it later.
-        // SAFETY: a queue of this device: destroying a queue takes its events out of the channel.
+        // Every event of a queue must be acknowledged before the queue is destroyed; there is no
+        // reason to do it later. SAFETY: a queue of this device: destroying a queue takes its
+        // events out of the channel.
         unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-        if let Some(object) = self.objects.borrow_mut().cqs.values_mut().find(|object| object.cq.as_ptr() == cq) {
+        if let Some(object) = self
+            .objects
+            .borrow_mut()
+            .cqs
+            .values_mut()
+            .find(|object| object.cq.as_ptr() == cq)
+        {
             object.events = (object.events + 1) & 3;
         }
         true
@@ -181,7 +218,9 @@ impl Context {
 
     /// Returns the address of word `index` of a doorbell record.
     pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
-        NonNull::new(dbrec.wrapping_add(index)).map(NonNull::cast).filter(|_| !dbrec.is_null())
+        NonNull::new(dbrec.wrapping_add(index))
+            .map(NonNull::cast)
+            .filter(|_| !dbrec.is_null())
     }
 }
 
@@ -192,9 +231,19 @@ impl Provider for Context {
 
     fn info(&self) -> DeviceInfo {
         let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
-        let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
+        let firmware = self
+            .attr
+            .fw_ver
+            .iter()
+            .take_while(|&&c| c != 0)
+            .map(|&c| char::from(c as u8))
+            .collect::<String>();
         let at = |node| format!(", NUMA node {node}");
-        let engine = if self.is_direct { Engine::Direct } else { Engine::Relay };
+        let engine = if self.is_direct {
+            Engine::Direct
+        } else {
+            Engine::Relay
+        };
         DeviceInfo {
             name: format!("{}:{}", self.device.name, self.port.number),
             engine,
@@ -204,7 +253,11 @@ impl Provider for Context {
             // A device without shared receive queues has 0 buffers for theirs.
             max_recv_sge: at_most(
                 MAX_RECV_SGE,
-                if self.attr.max_srq_wr > 0 { self.attr.max_sge.min(self.attr.max_srq_sge) } else { self.attr.max_sge },
+                if self.attr.max_srq_wr > 0 {
+                    self.attr.max_sge.min(self.attr.max_srq_sge)
+                } else {
+                    self.attr.max_sge
+                },
             ),
             max_inline_data: MAX_INLINE as u32,
             max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
@@ -214,7 +267,11 @@ impl Provider for Context {
             numa_node: self.device.numa_node,
             modes: format!(
                 "{engine}, {}, firmware {firmware}, MTU {}{}",
-                if self.is_direct { self.device.api.library_file() } else { "libibverbs".to_owned() },
+                if self.is_direct {
+                    self.device.api.library_file()
+                } else {
+                    "libibverbs".to_owned()
+                },
                 self.port.mtu,
                 self.device.numa_node.map(at).unwrap_or_default()
             ),
@@ -226,8 +283,9 @@ impl Provider for Context {
         }
     }
 
-    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not sleep if a queue was armed while it held
-    /// a completion that it was armed for. Takes all events.
+    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not
+    /// sleep if a queue was armed while it held a completion that it was armed for. Takes all
+    /// events.
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -256,29 +314,48 @@ impl Provider for Context {
         if unsafe { (verbs.ibv_get_async_event)(self.device.context(), &raw mut event) } != 0 {
             return None;
         }
-        let ibv_async_event { element, event_type } = &event;
-        // SAFETY: the event type determines the element: an object of this device, whose destruction waits until the event is acknowledged,
-        // or a number.
+        let ibv_async_event {
+            element,
+            event_type,
+        } = &event;
+        // SAFETY: the event type determines the element: an object of this device, whose
+        // destruction waits until the event is acknowledged, or a number.
         let typed = unsafe {
             match *event_type {
-                IBV_EVENT_CQ_ERR => self.objects.borrow().number_of(element.cq).map(|cqn| AsyncEvent::CqError { cqn }),
+                IBV_EVENT_CQ_ERR => self
+                    .objects
+                    .borrow()
+                    .number_of(element.cq)
+                    .map(|cqn| AsyncEvent::CqError { cqn }),
                 IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-                    Some(AsyncEvent::QpFatal { qpn: (*element.qp).qp_num })
+                    Some(AsyncEvent::QpFatal {
+                        qpn: (*element.qp).qp_num,
+                    })
                 }
                 IBV_EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceFatal),
-                IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive { port: element.port_num as u8 }),
-                IBV_EVENT_PORT_ERR => Some(AsyncEvent::PortError { port: element.port_num as u8 }),
+                IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive {
+                    port: element.port_num as u8,
+                }),
+                IBV_EVENT_PORT_ERR => Some(AsyncEvent::PortError {
+                    port: element.port_num as u8,
+                }),
                 _ => None,
             }
         };
         // SAFETY: the event that was just read.
         unsafe { (verbs.ibv_ack_async_event)(&raw mut event) };
-        Some(typed.unwrap_or(AsyncEvent::Other { event_type: event.event_type as u32 }))
+        Some(typed.unwrap_or(AsyncEvent::Other {
+            event_type: event.event_type as u32,
+        }))
     }
 
     /// Returns the number of events of that queue so far, modulo 4.
     fn events_taken(&self, cqn: u32) -> u8 {
-        self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
+        self.objects
+            .borrow()
+            .cqs
+            .get(&cqn)
+            .map_or(0, |cq| cq.events)
     }
 
     /// Tells the device to read the command in that queue's record.

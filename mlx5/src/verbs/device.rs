@@ -30,8 +30,14 @@ impl List {
         match list {
             Some(list) if count > 0 => Ok(Self { api, list, count }),
             list => {
-                drop(list.map(|list| Self { api, list, count: 0 }));
-                Err(VerbsError::NoDevice { hint: why_there_is_none(Path::new("/sys/class/infiniband_verbs")) })
+                drop(list.map(|list| Self {
+                    api,
+                    list,
+                    count: 0,
+                }));
+                Err(VerbsError::NoDevice {
+                    hint: why_there_is_none(Path::new("/sys/class/infiniband_verbs")),
+                })
             }
         }
     }
@@ -40,25 +46,45 @@ impl List {
     pub(crate) fn all(&self) -> impl Iterator<Item = Found<'_>> {
         (0..self.count).map(|i| {
             // SAFETY: one of `count` pointers to devices that live as long as the list.
-            Found { api: self.api, device: unsafe { &**self.list.add(i).as_ref() } }
+            Found {
+                api: self.api,
+                device: unsafe { &**self.list.add(i).as_ref() },
+            }
         })
     }
 
-    /// Returns the devices to try, in this order, by the options' name: mlx5 devices, then those that need a relay.
+    /// Returns the devices to try, in this order, by the options' name: mlx5 devices, then those
+    /// that need a relay.
     pub(crate) fn candidates(&self, options: &VerbsOptions) -> Result<Vec<Found<'_>>, VerbsError> {
-        let mut devices = self.all().filter(|found| !found.is_iwarp()).collect::<Vec<_>>();
+        let mut devices = self
+            .all()
+            .filter(|found| !found.is_iwarp())
+            .collect::<Vec<_>>();
         devices.sort_by_key(|found| !found.is_mlx5());
         let Some(wanted) = &options.device else {
-            let hint = || "those that it lists are iWARP devices, whose connections need rdma_cm".to_owned();
-            return if devices.is_empty() { Err(VerbsError::NoDevice { hint: hint() }) } else { Ok(devices) };
+            let hint = || {
+                "those that it lists are iWARP devices, whose connections need rdma_cm".to_owned()
+            };
+            return if devices.is_empty() {
+                Err(VerbsError::NoDevice { hint: hint() })
+            } else {
+                Ok(devices)
+            };
         };
-        if let Some(found) = wanted.parse::<usize>().ok().and_then(|place| devices.get(place)) {
+        if let Some(found) = wanted
+            .parse::<usize>()
+            .ok()
+            .and_then(|place| devices.get(place))
+        {
             return Ok(vec![*found]);
         }
         match self.all().find(|found| found.name() == *wanted) {
             Some(found) if found.is_iwarp() => Err(VerbsError::Iwarp { name: found.name() }),
             Some(found) => Ok(vec![found]),
-            None => Err(VerbsError::NoSuchDevice { name: wanted.clone(), there: devices.iter().map(Found::name).collect() }),
+            None => Err(VerbsError::NoSuchDevice {
+                name: wanted.clone(),
+                there: devices.iter().map(Found::name).collect(),
+            }),
         }
     }
 }
@@ -75,7 +101,9 @@ fn why_there_is_none(class: &Path) -> String {
     let Ok(mut entries) = std::fs::read_dir(class) else {
         return "there is no NIC, or the kernel module ib_uverbs is not loaded (lspci -d 15b3:; modprobe mlx5_ib ib_uverbs)".to_owned();
     };
-    if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("uverbs"))) {
+    if entries.any(|entry| {
+        entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("uverbs"))
+    }) {
         return "the kernel has some, but their files /dev/infiniband/uverbsN are missing here; give them to this container".to_owned();
     }
     "no NIC has an RDMA driver (lspci -d 15b3:; modprobe mlx5_ib)".to_owned()
@@ -85,20 +113,28 @@ fn why_there_is_none(class: &Path) -> String {
 fn text(chars: &[c_char]) -> String {
     // SAFETY: a byte is valid as either kind of char.
     let bytes = unsafe { core::slice::from_raw_parts(chars.as_ptr().cast::<u8>(), chars.len()) };
-    CStr::from_bytes_until_nul(bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+    CStr::from_bytes_until_nul(bytes)
+        .map(|s| s.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 /// Returns whether the file exists but this process may not read and write it.
 fn is_forbidden(path: &str) -> bool {
-    let Ok(path) = std::ffi::CString::new(path) else { return false };
+    let Ok(path) = std::ffi::CString::new(path) else {
+        return false;
+    };
     // SAFETY: a C string.
     let result = unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) };
     result != 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::PermissionDenied
 }
 
-/// Returns whether the file exists but cannot be opened for lack of permission, including that of a security module or a device cgroup.
+/// Returns whether the file exists but cannot be opened for lack of permission, including that of a
+/// security module or a device cgroup.
 fn is_refused(path: &str) -> bool {
-    let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path);
     opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
@@ -135,11 +171,18 @@ impl Found<'_> {
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
         // A negative number means that the system has only one node, or does not know.
-        std::fs::read_to_string(Path::new(&text(&self.device.ibdev_path)).join("device/numa_node")).ok()?.trim().parse().ok()
+        std::fs::read_to_string(Path::new(&text(&self.device.ibdev_path)).join("device/numa_node"))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
     }
 
     pub(crate) fn open(&self) -> Result<Opened, VerbsError> {
-        let (name, path) = (self.name(), format!("/dev/infiniband/{}", text(&self.device.dev_name)));
+        let (name, path) = (
+            self.name(),
+            format!("/dev/infiniband/{}", text(&self.device.dev_name)),
+        );
         // Checked first, because libibverbs would try other ways for some seconds.
         if is_forbidden(&path) {
             return Err(VerbsError::Permission { name, path });
@@ -147,10 +190,17 @@ impl Found<'_> {
         // SAFETY: a device of a list that lives.
         let context = NonNull::new(unsafe { (self.api.verbs.ibv_open_device)(self.pointer()) });
         match context.ok_or_else(|| CallError::last("ibv_open_device")) {
-            Ok(context) => Ok(Opened { api: self.api, context, name, numa_node: self.numa_node() }),
+            Ok(context) => Ok(Opened {
+                api: self.api,
+                context,
+                name,
+                numa_node: self.numa_node(),
+            }),
             // The `errno` is that of the last of those ways.
             Err(_) if is_refused(&path) => Err(VerbsError::Permission { name, path }),
-            Err(error) => Err(error.advise(format!("{name} cannot be opened; dmesg may say more")).into()),
+            Err(error) => Err(error
+                .advise(format!("{name} cannot be opened; dmesg may say more"))
+                .into()),
         }
     }
 }
@@ -179,23 +229,36 @@ impl Opened {
         // SAFETY: numbers and characters, for which zero is a valid value.
         let mut attr: ibv_device_attr = unsafe { core::mem::zeroed() };
         // SAFETY: an open device, and room for the answer.
-        CallError::check("ibv_query_device", unsafe { (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr) })?;
+        CallError::check("ibv_query_device", unsafe {
+            (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr)
+        })?;
         Ok(attr)
     }
 
     /// Returns what libmlx5 says of an mlx5 device.
     pub(crate) fn query_mlx5(&self) -> Result<mlx5dv_context, VerbsError> {
-        let mut dv = mlx5dv_context { comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION, ..mlx5dv_context::default() };
+        let mut dv = mlx5dv_context {
+            comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION,
+            ..mlx5dv_context::default()
+        };
         // SAFETY: an open mlx5 device, and room for the fields that the mask asks for.
         let result = unsafe { (self.api.mlx5.mlx5dv_query_device)(self.context(), &raw mut dv) };
         CallError::check("mlx5dv_query_device", result)?;
-        if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 { Err(VerbsError::OldCqes { name: self.name.clone() }) } else { Ok(dv) }
+        if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 {
+            Err(VerbsError::OldCqes {
+                name: self.name.clone(),
+            })
+        } else {
+            Ok(dv)
+        }
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, CallError> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: as above. This function fills the struct up to `flags`; the rest stays 0.
-        CallError::check("ibv_query_port", unsafe { (self.api.verbs.ibv_query_port)(self.context(), number, &raw mut attr) })?;
+        CallError::check("ibv_query_port", unsafe {
+            (self.api.verbs.ibv_query_port)(self.context(), number, &raw mut attr)
+        })?;
         Ok(attr)
     }
 
@@ -204,7 +267,13 @@ impl Opened {
         let entry = |number| {
             let attr = self.port(number)?;
             let (state, link_layer) = (PortState::of(attr.state), LinkLayer::of(attr.link_layer));
-            Ok(PortEntry { number, state, link_layer, lid: attr.lid, mtu: mtu_bytes(attr.active_mtu) })
+            Ok(PortEntry {
+                number,
+                state,
+                link_layer,
+                lid: attr.lid,
+                mtu: mtu_bytes(attr.active_mtu),
+            })
         };
         (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
     }
@@ -229,8 +298,21 @@ impl Opened {
         let mut entry = ibv_gid_entry::default();
         let size = size_of::<ibv_gid_entry>();
         // SAFETY: an open device, and room for the answer of the size passed.
-        let result = unsafe { (self.api.verbs._ibv_query_gid_ex)(self.context(), port.into(), index.into(), &raw mut entry, 0, size) };
-        (result == 0 && entry.gid != [0; 2]).then(|| Gid { index, kind: entry.gid_type, bytes: bytes_of(entry.gid) })
+        let result = unsafe {
+            (self.api.verbs._ibv_query_gid_ex)(
+                self.context(),
+                port.into(),
+                index.into(),
+                &raw mut entry,
+                0,
+                size,
+            )
+        };
+        (result == 0 && entry.gid != [0; 2]).then(|| Gid {
+            index,
+            kind: entry.gid_type,
+            bytes: bytes_of(entry.gid),
+        })
     }
 
     fn gids(&self, port: u8, attr: &ibv_port_attr) -> impl Iterator<Item = Gid> {
@@ -242,27 +324,51 @@ impl Opened {
         let ports = self.attributes()?.phys_port_cnt;
         let number = match options.port {
             Some(port) if !(1..=ports).contains(&port) => {
-                return Err(VerbsError::NoSuchPort { name: self.name.clone(), port, ports });
+                return Err(VerbsError::NoSuchPort {
+                    name: self.name.clone(),
+                    port,
+                    ports,
+                });
             }
             Some(port) => port,
-            None => (1..=ports).find(|&port| self.port(port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)).unwrap_or(1),
+            None => (1..=ports)
+                .find(|&port| {
+                    self.port(port)
+                        .is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
+                })
+                .unwrap_or(1),
         };
         let attr = self.port(number)?;
         let state = PortState::of(attr.state);
         if state != PortState::Active {
-            return Err(VerbsError::PortDown { name: self.name.clone(), port: number, state, hint: state.hint() });
+            return Err(VerbsError::PortDown {
+                name: self.name.clone(),
+                port: number,
+                state,
+                hint: state.hint(),
+            });
         }
         if options.pkey_index >= attr.pkey_tbl_len {
             let name = self.name.clone();
             let index = options.pkey_index;
             let entries = attr.pkey_tbl_len;
-            return Err(VerbsError::NoPkey { name, port: number, index, entries });
+            return Err(VerbsError::NoPkey {
+                name,
+                port: number,
+                index,
+                entries,
+            });
         }
         self.choose_gid(options, number, attr)
     }
 
     /// Returns the GID that the options name; else, on RoCE, the most preferred.
-    fn choose_gid(&self, options: &VerbsOptions, number: u8, attr: ibv_port_attr) -> Result<Port, VerbsError> {
+    fn choose_gid(
+        &self,
+        options: &VerbsOptions,
+        number: u8,
+        attr: ibv_port_attr,
+    ) -> Result<Port, VerbsError> {
         let link_layer = LinkLayer::of(attr.link_layer);
         let is_roce = link_layer == LinkLayer::Ethernet;
         let gid = match options.gid_index {
@@ -270,13 +376,29 @@ impl Opened {
             None if is_roce => self.gids(number, &attr).max_by_key(Gid::preference),
             None => self.gid(number, 0),
         };
-        let needs_grh = is_roce || options.gid_index.is_some() || attr.flags & IBV_QPF_GRH_REQUIRED != 0;
+        let needs_grh =
+            is_roce || options.gid_index.is_some() || attr.flags & IBV_QPF_GRH_REQUIRED != 0;
         if gid.is_none() && needs_grh {
-            let there = self.gids(number, &attr).map(|gid| gid.to_string()).collect();
-            return Err(VerbsError::NoGid { name: self.name.clone(), port: number, index: options.gid_index.unwrap_or(0), there });
+            let there = self
+                .gids(number, &attr)
+                .map(|gid| gid.to_string())
+                .collect();
+            return Err(VerbsError::NoGid {
+                name: self.name.clone(),
+                port: number,
+                index: options.gid_index.unwrap_or(0),
+                there,
+            });
         }
         let mtu = mtu_bytes(attr.active_mtu).min(options.mtu.unwrap_or(u16::MAX));
-        Ok(Port { number, link_layer, lid: attr.lid, mtu, gid, has_grh: needs_grh })
+        Ok(Port {
+            number,
+            link_layer,
+            lid: attr.lid,
+            mtu,
+            gid,
+            has_grh: needs_grh,
+        })
     }
 }
 
@@ -296,8 +418,15 @@ impl Port {
     /// Describes how peers reach this port, in words.
     pub(crate) fn describe(&self) -> String {
         match (&self.gid, self.link_layer) {
-            (Some(gid), LinkLayer::Ethernet) => format!("{}, GID index {} ({})", gid.kind_text(), gid.index, gid.address()),
-            (Some(gid), _) if self.has_grh => format!("InfiniBand, LID {}, GID index {}", self.lid, gid.index),
+            (Some(gid), LinkLayer::Ethernet) => format!(
+                "{}, GID index {} ({})",
+                gid.kind_text(),
+                gid.index,
+                gid.address()
+            ),
+            (Some(gid), _) if self.has_grh => {
+                format!("InfiniBand, LID {}, GID index {}", self.lid, gid.index)
+            }
             _ => format!("InfiniBand, LID {}", self.lid),
         }
     }
@@ -325,12 +454,18 @@ impl Gid {
         }
     }
 
-    /// Returns the sort key of this GID; the largest is chosen. RoCE v2 is routed. A configured address is reachable where the interface's
-    /// link-local address may not be. Among equals the lowest index wins.
+    /// Returns the sort key of this GID; the largest is chosen. RoCE v2 is routed. A configured
+    /// address is reachable where the interface's link-local address may not be. Among equals the
+    /// lowest index wins.
     fn preference(&self) -> (bool, bool, bool, u8) {
         let address = self.address();
         let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
-        (self.kind == IBV_GID_TYPE_ROCE_V2, address.to_ipv4_mapped().is_some(), !is_link_local, u8::MAX - self.index)
+        (
+            self.kind == IBV_GID_TYPE_ROCE_V2,
+            address.to_ipv4_mapped().is_some(),
+            !is_link_local,
+            u8::MAX - self.index,
+        )
     }
 }
 
@@ -364,5 +499,8 @@ fn mtu_bytes(mtu: c_int) -> u16 {
 
 /// Returns the largest `enum ibv_mtu` that is at most `bytes`.
 pub(crate) fn mtu_code(bytes: u16) -> c_int {
-    (IBV_MTU_256..=IBV_MTU_4096).rev().find(|&code| mtu_bytes(code) <= bytes).unwrap_or(IBV_MTU_256)
+    (IBV_MTU_256..=IBV_MTU_4096)
+        .rev()
+        .find(|&code| mtu_bytes(code) <= bytes)
+        .unwrap_or(IBV_MTU_256)
 }

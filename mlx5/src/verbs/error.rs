@@ -16,7 +16,11 @@ pub struct CallError {
 
 impl CallError {
     pub(crate) fn new(call: &'static str, errno: i32) -> Self {
-        Self { call, errno, advice: String::new() }
+        Self {
+            call,
+            errno,
+            advice: String::new(),
+        }
     }
 
     /// Makes the error of a call that returned a null pointer and set `errno`.
@@ -29,7 +33,8 @@ impl CallError {
         self
     }
 
-    /// Checks the result of a call that returns 0 or an error number of either sign. Some calls return -1 and set `errno`.
+    /// Checks the result of a call that returns 0 or an error number of either sign. Some calls
+    /// return -1 and set `errno`.
     pub(crate) fn check(call: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),
@@ -41,8 +46,17 @@ impl CallError {
 
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))?;
-        if self.advice.is_empty() { Ok(()) } else { write!(f, "; {}", self.advice) }
+        write!(
+            f,
+            "{}: {}",
+            self.call,
+            io::Error::from_raw_os_error(self.errno)
+        )?;
+        if self.advice.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "; {}", self.advice)
+        }
     }
 }
 
@@ -53,7 +67,9 @@ impl std::error::Error for CallError {}
 #[non_exhaustive]
 pub enum VerbsError {
     /// A library is not installed.
-    #[error("{library} cannot be loaded ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers)")]
+    #[error(
+        "{library} cannot be loaded ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers)"
+    )]
     NotInstalled {
         /// The library's file.
         library: &'static str,
@@ -87,7 +103,9 @@ pub enum VerbsError {
         there: Vec<String>,
     },
     /// An iWARP device.
-    #[error("{name} is an iWARP device, whose connections need rdma_cm: use an InfiniBand or RoCE device")]
+    #[error(
+        "{name} is an iWARP device, whose connections need rdma_cm: use an InfiniBand or RoCE device"
+    )]
     Iwarp {
         /// The device.
         name: String,
@@ -198,7 +216,9 @@ impl PortState {
 
     pub(crate) fn hint(self) -> &'static str {
         match self {
-            Self::Initialize | Self::Armed => "a subnet manager must configure it; start one (opensm) or ask who runs it",
+            Self::Initialize | Self::Armed => {
+                "a subnet manager must configure it; start one (opensm) or ask who runs it"
+            }
             _ => "look at the cable and at the other end; ibstat or rdma link say more",
         }
     }

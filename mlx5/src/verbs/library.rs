@@ -1,10 +1,11 @@
 //! libibverbs and libmlx5, opened at run time: the functions this crate calls.
 //!
-//! Only exported functions are called, each in the version whose types are declared in [`abi`](super::abi). The inline functions of the
-//! headers use tables that change with releases. This crate needs none of them: it posts, polls and arms by itself.
+//! Only exported functions are called, each in the version whose types are declared in
+//! [`abi`](super::abi). The inline functions of the headers use tables that change with releases.
+//! This crate needs none of them: it posts, polls and arms by itself.
 //!
-//! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same objects. The provider's name is a link to that
-//! file, and the loader identifies files, not names.
+//! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same
+//! objects. The provider's name is a link to that file, and the loader identifies files, not names.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::NonNull;
@@ -16,7 +17,8 @@ use super::error::VerbsError;
 const LIBIBVERBS: &str = "libibverbs.so.1";
 const LIBMLX5: &str = "libmlx5.so.1";
 
-/// A loaded library. It is never unloaded: its objects, and threads inside it, may outlive any handle.
+/// A loaded library. It is never unloaded: its objects, and threads inside it, may outlive any
+/// handle.
 struct Library {
     name: &'static str,
     handle: NonNull<c_void>,
@@ -25,18 +27,36 @@ struct Library {
 impl Library {
     fn open(name: &'static str) -> Result<Self, VerbsError> {
         let file = std::ffi::CString::new(name).unwrap_or_default();
-        // SAFETY: a C string. Loading runs the library's initializers, which register providers and print nothing.
+        // SAFETY: a C string. Loading runs the library's initializers, which register providers and
+        // print nothing.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        NonNull::new(handle).map(|handle| Self { name, handle }).ok_or_else(|| VerbsError::NotInstalled { library: name, reason: reason() })
+        NonNull::new(handle)
+            .map(|handle| Self { name, handle })
+            .ok_or_else(|| VerbsError::NotInstalled {
+                library: name,
+                reason: reason(),
+            })
     }
 
     /// Returns the address of `symbol` in `version`, both NUL-terminated.
-    fn symbol(&self, symbol: &'static str, version: &'static str) -> Result<NonNull<c_void>, VerbsError> {
-        let c_string = |s: &'static str| CStr::from_bytes_with_nul(s.as_bytes()).unwrap_or_default().as_ptr();
+    fn symbol(
+        &self,
+        symbol: &'static str,
+        version: &'static str,
+    ) -> Result<NonNull<c_void>, VerbsError> {
+        let c_string = |s: &'static str| {
+            CStr::from_bytes_with_nul(s.as_bytes())
+                .unwrap_or_default()
+                .as_ptr()
+        };
         // SAFETY: C strings, and a handle that is never closed.
         let address = unsafe { find(self.handle.as_ptr(), c_string(symbol), c_string(version)) };
         let without_nul = |s: &'static str| s.trim_end_matches('\0');
-        NonNull::new(address).ok_or(VerbsError::TooOld { library: self.name, symbol: without_nul(symbol), version: without_nul(version) })
+        NonNull::new(address).ok_or(VerbsError::TooOld {
+            library: self.name,
+            symbol: without_nul(symbol),
+            version: without_nul(version),
+        })
     }
 }
 
@@ -61,7 +81,9 @@ fn reason() -> String {
         return "the loader does not say why".to_owned();
     }
     // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// A library's functions.
@@ -78,7 +100,8 @@ macro_rules! functions {
                 Ok(Self {
                     $($symbol: {
                         let address = library.symbol(concat!(stringify!($symbol), "\0"), concat!($version, "\0"))?;
-                        // SAFETY: the function of this name and version has this type (`infiniband/verbs.h`, `infiniband/mlx5dv.h`).
+                        // SAFETY: the function of this name and version has this type
+                        // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`).
                         unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address.as_ptr()) }
                     },)*
                 })
@@ -139,7 +162,10 @@ pub(crate) struct Api {
 
 impl Api {
     fn load(libibverbs: &'static str, libmlx5: &'static str) -> Result<Self, VerbsError> {
-        Ok(Self { verbs: Verbs::load(libibverbs)?, mlx5: Mlx5::load(libmlx5)? })
+        Ok(Self {
+            verbs: Verbs::load(libibverbs)?,
+            mlx5: Mlx5::load(libmlx5)?,
+        })
     }
 
     /// Returns the file name of libmlx5, which contains its version, for messages.
@@ -147,17 +173,23 @@ impl Api {
         // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
         // SAFETY: any address may be passed, and the answer is a local variable.
-        let found = unsafe { libc::dladdr(self.mlx5.mlx5dv_init_obj as *const c_void, &raw mut info) };
+        let found =
+            unsafe { libc::dladdr(self.mlx5.mlx5dv_init_obj as *const c_void, &raw mut info) };
         if found == 0 || info.dli_fname.is_null() {
             return LIBMLX5.to_owned();
         }
         // SAFETY: a C string that lives as long as the library, which is never unloaded.
-        let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned();
-        let real = std::fs::canonicalize(&path).ok().and_then(|real| Some(real.file_name()?.to_string_lossy().into_owned()));
+        let path = unsafe { CStr::from_ptr(info.dli_fname) }
+            .to_string_lossy()
+            .into_owned();
+        let real = std::fs::canonicalize(&path)
+            .ok()
+            .and_then(|real| Some(real.file_name()?.to_string_lossy().into_owned()));
         real.unwrap_or(path)
     }
 
-    /// Returns the functions of both libraries, loaded once in a process. A failed load is tried again at the next call.
+    /// Returns the functions of both libraries, loaded once in a process. A failed load is tried
+    /// again at the next call.
     pub(crate) fn get() -> Result<&'static Self, VerbsError> {
         static API: OnceLock<Api> = OnceLock::new();
         match API.get() {
@@ -176,12 +208,19 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_says_which_package_has_it() {
-        for (libibverbs, libmlx5, missing) in
-            [("libnowhere.so.1", "libc.so.6", "libnowhere.so.1"), ("libc.so.6", "libnowhere.so.2", "libc.so.6")]
-        {
-            let Err(error) = Api::load(libibverbs, libmlx5) else { panic!("loaded") };
+        for (libibverbs, libmlx5, missing) in [
+            ("libnowhere.so.1", "libc.so.6", "libnowhere.so.1"),
+            ("libc.so.6", "libnowhere.so.2", "libc.so.6"),
+        ] {
+            let Err(error) = Api::load(libibverbs, libmlx5) else {
+                panic!("loaded")
+            };
             let text = error.to_string();
-            assert!(text.starts_with(missing) && text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
+            assert!(
+                text.starts_with(missing)
+                    && text.contains("apt-get install libibverbs1 ibverbs-providers"),
+                "{text}"
+            );
         }
     }
 
@@ -189,12 +228,29 @@ mod tests {
     #[cfg(target_env = "gnu")]
     fn a_library_without_a_function_or_its_version_is_too_old() {
         let library = Library::open("libc.so.6").unwrap();
-        assert!(library.symbol("getpid\0", "GLIBC_2.2.5\0").is_ok() || !cfg!(target_arch = "x86_64"));
-        for (symbol, version) in [("ibv_open_device\0", "IBVERBS_1.1\0"), ("getpid\0", "GLIBC_999\0")] {
+        assert!(
+            library.symbol("getpid\0", "GLIBC_2.2.5\0").is_ok() || !cfg!(target_arch = "x86_64")
+        );
+        for (symbol, version) in [
+            ("ibv_open_device\0", "IBVERBS_1.1\0"),
+            ("getpid\0", "GLIBC_999\0"),
+        ] {
             let error = library.symbol(symbol, version).unwrap_err();
             let text = error.to_string();
-            assert!(matches!(error, VerbsError::TooOld { library: "libc.so.6", .. }), "{error:?}");
-            assert!(text.contains("rdma-core 33") && text.contains(version.trim_end_matches('\0')), "{text}");
+            assert!(
+                matches!(
+                    error,
+                    VerbsError::TooOld {
+                        library: "libc.so.6",
+                        ..
+                    }
+                ),
+                "{error:?}"
+            );
+            assert!(
+                text.contains("rdma-core 33") && text.contains(version.trim_end_matches('\0')),
+                "{text}"
+            );
         }
     }
 }

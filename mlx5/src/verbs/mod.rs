@@ -1,12 +1,16 @@
-//! Hardware: devices behind libibverbs and libmlx5, which are opened at run time ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
+//! Hardware: devices behind libibverbs and libmlx5, which are opened at run time
+//! ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
 //!
-//! The two libraries create and destroy objects. This crate then drives the queues' memory, exactly as it drives a soft device's
-//! (`mlx5dv_init_obj`). `docs/hardware.md` states the requirements of the machine.
+//! The two libraries create and destroy objects. This crate then drives the queues' memory, exactly
+//! as it drives a soft device's (`mlx5dv_init_obj`). `docs/hardware.md` states the requirements of
+//! the machine.
 //!
-//! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`: the errors, with advice.
-//! - `device`: finding a device, its port and its GID. `context`: an open device, its events, and sleeps that
-//!   these end.
-//! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and addresses.
+//! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`:
+//!   the errors, with advice.
+//! - `device`: finding a device, its port and its GID. `context`: an open device, its events, and
+//!   sleeps that these end.
+//! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and
+//!   addresses.
 
 mod abi;
 mod connect;
@@ -29,21 +33,26 @@ pub(crate) use relay::Relay;
 
 /// The choice of a device behind libibverbs, and of the path to its peers. Plain data.
 ///
-/// With the defaults it names the first mlx5 device with an active port. On InfiniBand it reaches peers of the same subnet by their LID. On
-/// RoCE it uses the GID of the highest preference (version 2 before 1, IPv4 before IPv6, others before link-local).
+/// With the defaults it names the first mlx5 device with an active port. On InfiniBand it reaches
+/// peers of the same subnet by their LID. On RoCE it uses the GID of the highest preference
+/// (version 2 before 1, IPv4 before IPv6, others before link-local).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Whether to reach the device through the calls of libibverbs also where direct access is possible, as for a device of another vendor
-    /// (`docs/hardware.md`). Default: only where direct access is not possible.
+    /// Whether to reach the device through the calls of libibverbs also where direct access is
+    /// possible, as for a device of another vendor (`docs/hardware.md`). Default: only where direct
+    /// access is not possible.
     pub relay: bool,
-    /// Name of the device, such as `mlx5_0`, or its position in [`DeviceEntry::all`], from 0. Default: the first with an active port.
+    /// Name of the device, such as `mlx5_0`, or its position in [`DeviceEntry::all`], from 0.
+    /// Default: the first with an active port.
     pub device: Option<String>,
     /// The port, from 1. Default: the first active one.
     pub port: Option<u8>,
-    /// Index of the source address in the port's GID table (`show_gids`, or `/sys/class/infiniband/*/ports/*/gids`). On InfiniBand an index
-    /// makes packets carry a GRH, which peers of other subnets need.
+    /// Index of the source address in the port's GID table (`show_gids`, or
+    /// `/sys/class/infiniband/*/ports/*/gids`). On InfiniBand an index makes packets carry a GRH,
+    /// which peers of other subnets need.
     pub gid_index: Option<u8>,
-    /// Index in the port's table of partition keys. Default 0. Both ends must be in the same partition.
+    /// Index in the port's table of partition keys. Default 0. Both ends must be in the same
+    /// partition.
     pub pkey_index: u16,
     /// Service level, 0..=15; on RoCE the priority, 0..=7. Default 0.
     pub service_level: u8,
@@ -51,10 +60,11 @@ pub struct VerbsOptions {
     pub traffic_class: u8,
     /// Hop limit of the GRH. Default 64.
     pub hop_limit: u8,
-    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. Default: the active MTU of both ports.
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. Default: the active MTU
+    /// of both ports.
     pub mtu: Option<u16>,
-    /// Maximum number of READs and atomics of a connection in flight, 1..=16, limited by the device. Both ends must have the same number.
-    /// Default 16.
+    /// Maximum number of READs and atomics of a connection in flight, 1..=16, limited by the
+    /// device. Both ends must have the same number. Default 16.
     pub max_rd_atomic: u8,
 }
 
@@ -79,16 +89,31 @@ impl VerbsOptions {
     /// Checks whether a device matches these options. Opens no device.
     ///
     /// # Errors
-    /// The libraries are not installed, no such device exists, or none of mlx5: the error that opening the device would return.
+    /// The libraries are not installed, no such device exists, or none of mlx5: the error that
+    /// opening the device would return.
     pub fn find(&self) -> Result<(), VerbsError> {
-        device::List::get(library::Api::get()?)?.candidates(self).map(drop)
+        device::List::get(library::Api::get()?)?
+            .candidates(self)
+            .map(drop)
     }
 
     fn check(&self) -> Result<(), VerbsError> {
-        let option = |option, value: u32, legal| Err(VerbsError::Option { option, value, legal });
+        let option = |option, value: u32, legal| {
+            Err(VerbsError::Option {
+                option,
+                value,
+                legal,
+            })
+        };
         match self {
-            Self { service_level: 16.., .. } => option("service_level", self.service_level.into(), "0..=15"),
-            Self { max_rd_atomic: 0 | 17.., .. } => option("max_rd_atomic", self.max_rd_atomic.into(), "1..=16"),
+            Self {
+                service_level: 16..,
+                ..
+            } => option("service_level", self.service_level.into(), "0..=15"),
+            Self {
+                max_rd_atomic: 0 | 17..,
+                ..
+            } => option("max_rd_atomic", self.max_rd_atomic.into(), "1..=16"),
             Self { mtu: Some(mtu), .. } if ![256, 512, 1024, 2048, 4096].contains(mtu) => {
                 option("mtu", u32::from(*mtu), "256, 512, 1024, 2048 or 4096")
             }
@@ -102,7 +127,8 @@ impl VerbsOptions {
 pub struct DeviceEntry {
     /// Name of the device.
     pub name: String,
-    /// Whether it is an mlx5 device, whose queues this crate drives itself. Any other is reached by a relay.
+    /// Whether it is an mlx5 device, whose queues this crate drives itself. Any other is reached by
+    /// a relay.
     pub is_mlx5: bool,
     /// EUI-64.
     pub node_guid: u64,
@@ -113,10 +139,12 @@ pub struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the devices of this machine: the mlx5 devices in libibverbs's order, then the others, but no iWARP devices.
+    /// Returns the devices of this machine: the mlx5 devices in libibverbs's order, then the
+    /// others, but no iWARP devices.
     ///
     /// # Errors
-    /// The libraries are not installed, or there is no such device. A device that cannot be opened is in the list.
+    /// The libraries are not installed, or there is no such device. A device that cannot be opened
+    /// is in the list.
     pub fn all() -> Result<Vec<Self>, VerbsError> {
         let list = device::List::get(library::Api::get()?)?;
         let entry = |found: &device::Found<'_>| Self {
@@ -126,7 +154,11 @@ impl DeviceEntry {
             numa_node: found.numa_node(),
             ports: found.open().and_then(|opened| opened.ports()),
         };
-        Ok(list.candidates(&VerbsOptions::default())?.iter().map(entry).collect())
+        Ok(list
+            .candidates(&VerbsOptions::default())?
+            .iter()
+            .map(entry)
+            .collect())
     }
 }
 
@@ -157,7 +189,11 @@ pub enum LinkLayer {
 impl LinkLayer {
     fn of(link_layer: u8) -> Self {
         // 0 is "unspecified", which means InfiniBand.
-        if link_layer == numbers::IBV_LINK_LAYER_ETHERNET { Self::Ethernet } else { Self::InfiniBand }
+        if link_layer == numbers::IBV_LINK_LAYER_ETHERNET {
+            Self::Ethernet
+        } else {
+            Self::InfiniBand
+        }
     }
 }
 

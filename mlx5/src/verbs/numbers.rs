@@ -1,5 +1,5 @@
-//! The constants of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there. A test compares
-//! them with the installed headers.
+//! The constants of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the
+//! names they have there. A test compares them with the installed headers.
 
 use core::ffi::c_int;
 

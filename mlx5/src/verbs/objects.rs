@@ -1,4 +1,5 @@
-//! Protection domains and queues: the libraries create them, then `mlx5dv_init_obj` opens them to the data path, with their actual sizes.
+//! Protection domains and queues: the libraries create them, then `mlx5dv_init_obj` opens them to
+//! the data path, with their actual sizes.
 
 use core::ptr::{NonNull, null_mut};
 
@@ -14,39 +15,68 @@ use crate::error::CreateError;
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives, UarParts};
 use crate::provider::{Provider, Queues};
-use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
+use crate::wire::{
+    BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE,
+    QP_DBREC_SEND, Service,
+};
 
-/// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before the ring's end.
+/// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before
+/// the ring's end.
 const MIN_SEND_WQEBBS: u32 = 16;
 
 /// Makes the error for a value that can only occur if the library's structs differ from its header.
 fn nonsense(what: &'static str, value: u64) -> CreateError {
-    mlx5_hca::CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }.into()
+    mlx5_hca::CreateError::Illegal {
+        what,
+        value,
+        legal: "what mlx5dv_init_obj documents",
+    }
+    .into()
 }
 
-/// Returns the way in which the register at `addr` is written. A size other than 256 bytes is legal: 8 bytes at a time always work.
+/// Returns the way in which the register at `addr` is written. A size other than 256 bytes is
+/// legal: 8 bytes at a time always work.
 fn register_kind(size: usize, addr: usize) -> Result<RegisterKind, CreateError> {
     let (kind, alignment) = match size {
         BLUEFLAME_BYTES => (RegisterKind::WriteCombining, 2 * BLUEFLAME_BYTES),
         _ => (RegisterKind::DoorbellOnly, size_of::<u64>()),
     };
-    if addr % alignment == 0 { Ok(kind) } else { Err(nonsense("the address of the doorbell register of a queue pair", addr as u64)) }
+    if addr % alignment == 0 {
+        Ok(kind)
+    } else {
+        Err(nonsense(
+            "the address of the doorbell register of a queue pair",
+            addr as u64,
+        ))
+    }
 }
 
-fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<NonNull<T>, CreateError> {
+fn pointer<T>(
+    address: *mut core::ffi::c_void,
+    what: &'static str,
+) -> Result<NonNull<T>, CreateError> {
     NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
 }
 
 /// Returns the number of WQEs of a ring, whose index has 16 bits.
 fn wqe_count(count: u32, what: &'static str) -> Result<u32, CreateError> {
-    if count.is_power_of_two() && count <= 1 << 15 { Ok(count) } else { Err(nonsense(what, count.into())) }
+    if count.is_power_of_two() && count <= 1 << 15 {
+        Ok(count)
+    } else {
+        Err(nonsense(what, count.into()))
+    }
 }
 
-/// Returns the creation flags for `mlx5dv_create_qp`. Data received on a connection is scattered to CQEs unless that is disabled. The flag
-/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` concerns the other side: with it READs and atomics leave their results in the CQEs of the send
-/// queue, and this crate does not read them there (mlx5dv_create_qp(3)).
+/// Returns the creation flags for `mlx5dv_create_qp`. Data received on a connection is scattered to
+/// CQEs unless that is disabled. The flag `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` concerns the
+/// other side: with it READs and atomics leave their results in the CQEs of the send queue, and
+/// this crate does not read them there (mlx5dv_create_qp(3)).
 fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
-    if is_datagram || scatter_to_cqe { 0 } else { MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE }
+    if is_datagram || scatter_to_cqe {
+        0
+    } else {
+        MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
+    }
 }
 
 impl Context {
@@ -54,53 +84,127 @@ impl Context {
     ///
     /// # Safety
     /// The pairs of `object` that `kind` names point to a live object and to room for the answer.
-    pub(crate) unsafe fn init_obj(&self, mut object: mlx5dv_obj, kind: u64) -> Result<(), CallError> {
+    pub(crate) unsafe fn init_obj(
+        &self,
+        mut object: mlx5dv_obj,
+        kind: u64,
+    ) -> Result<(), CallError> {
         // SAFETY: guaranteed by the caller.
-        CallError::check("mlx5dv_init_obj", unsafe { (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind) })
+        CallError::check("mlx5dv_init_obj", unsafe {
+            (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind)
+        })
     }
 
     /// Returns whether the device compresses CQEs of that size.
     fn compresses(&self, cqe_bytes: usize) -> bool {
         let caps = self.dv.cqe_comp_caps;
-        let fits = cqe_bytes == CQE_BYTES || self.dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP != 0;
+        let fits =
+            cqe_bytes == CQE_BYTES || self.dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP != 0;
         caps.max_num > 0 && caps.supported_format & MLX5DV_CQE_RES_FORMAT_HASH != 0 && fits
     }
 
-    /// Takes over a new completion queue for the data path. From now on libmlx5 does not touch its CQEs and its record. libmlx5 has filled
-    /// the CQEs with op_own 0xf0, whose opcode means "no completion"; the poll checks the opcode, so nothing is rewritten.
-    fn open_cq(&self, cq: NonNull<ibv_cq>, compression: bool) -> Result<(u32, CqMemory), CreateError> {
-        let mut dv = mlx5dv_cq { buf: null_mut(), dbrec: null_mut(), cqe_cnt: 0, cqe_size: 0, cq_uar: null_mut(), cqn: 0, comp_mask: 0 };
-        let object = mlx5dv_obj { cq: Pair { from: cq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+    /// Takes over a new completion queue for the data path. From now on libmlx5 does not touch its
+    /// CQEs and its record. libmlx5 has filled the CQEs with op_own 0xf0, whose opcode means "no
+    /// completion"; the poll checks the opcode, so nothing is rewritten.
+    fn open_cq(
+        &self,
+        cq: NonNull<ibv_cq>,
+        compression: bool,
+    ) -> Result<(u32, CqMemory), CreateError> {
+        let mut dv = mlx5dv_cq {
+            buf: null_mut(),
+            dbrec: null_mut(),
+            cqe_cnt: 0,
+            cqe_size: 0,
+            cq_uar: null_mut(),
+            cqn: 0,
+            comp_mask: 0,
+        };
+        let object = mlx5dv_obj {
+            cq: Pair {
+                from: cq.as_ptr(),
+                to: &raw mut dv,
+            },
+            ..mlx5dv_obj::NONE
+        };
         // SAFETY: just created, and room for the answer.
         unsafe { self.init_obj(object, MLX5DV_OBJ_CQ) }?;
-        if !dv.cqe_cnt.is_power_of_two() || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize)) {
+        if !dv.cqe_cnt.is_power_of_two()
+            || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize))
+        {
             return Err(nonsense("the number of CQ entries", dv.cqe_cnt.into()));
         }
         let buffer = pointer(dv.buf, "the buffer of a completion queue")?;
         let uar = pointer(dv.cq_uar, "the UAR page of a completion queue")?;
-        let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI).ok_or_else(|| nonsense("the record of a completion queue", 0))?;
-        self.objects.borrow_mut().cqs.insert(dv.cqn, CqObject { cq, uar, record, events: 0 });
+        let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI)
+            .ok_or_else(|| nonsense("the record of a completion queue", 0))?;
+        self.objects.borrow_mut().cqs.insert(
+            dv.cqn,
+            CqObject {
+                cq,
+                uar,
+                record,
+                events: 0,
+            },
+        );
         let record = record.cast();
-        Ok((dv.cqn, CqMemory { buffer, entries: dv.cqe_cnt, cqe_bytes: dv.cqe_size, compression, record }))
+        Ok((
+            dv.cqn,
+            CqMemory {
+                buffer,
+                entries: dv.cqe_cnt,
+                cqe_bytes: dv.cqe_size,
+                compression,
+                record,
+            },
+        ))
     }
 
-    /// Takes over a new shared receive queue for the data path. The device begins with WQE 0, and so does this crate. The library has
-    /// linked each WQE to the next, up to the tail. It may have allocated more WQEs after the tail for its own purposes; this crate does
-    /// not use them.
+    /// Takes over a new shared receive queue for the data path. The device begins with WQE 0, and
+    /// so does this crate. The library has linked each WQE to the next, up to the tail. It may have
+    /// allocated more WQEs after the tail for its own purposes; this crate does not use them.
     fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<(u32, RqMemory), CreateError> {
-        let mut dv =
-            mlx5dv_srq { buf: null_mut(), dbrec: null_mut(), stride: 0, head: 0, tail: 0, comp_mask: MLX5DV_SRQ_MASK_SRQN, srqn: 0 };
-        let object = mlx5dv_obj { srq: Pair { from: srq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        let mut dv = mlx5dv_srq {
+            buf: null_mut(),
+            dbrec: null_mut(),
+            stride: 0,
+            head: 0,
+            tail: 0,
+            comp_mask: MLX5DV_SRQ_MASK_SRQN,
+            srqn: 0,
+        };
+        let object = mlx5dv_obj {
+            srq: Pair {
+                from: srq.as_ptr(),
+                to: &raw mut dv,
+            },
+            ..mlx5dv_obj::NONE
+        };
         // SAFETY: just created, and room for the answer.
         unsafe { self.init_obj(object, MLX5DV_OBJ_SRQ) }?;
         if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
-            return Err(nonsense("the head of a shared receive queue", dv.head.into()));
+            return Err(nonsense(
+                "the head of a shared receive queue",
+                dv.head.into(),
+            ));
         }
-        let wqe_cnt = wqe_count(dv.tail.wrapping_add(1), "the number of WQEs of a shared receive queue")?;
+        let wqe_cnt = wqe_count(
+            dv.tail.wrapping_add(1),
+            "the number of WQEs of a shared receive queue",
+        )?;
         let buffer = pointer(dv.buf, "the buffer of a shared receive queue")?;
-        let record = Self::record(dv.dbrec, 0).ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
+        let record = Self::record(dv.dbrec, 0)
+            .ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
         self.objects.borrow_mut().srqs.insert(dv.srqn, srq);
-        Ok((dv.srqn, RqMemory { buffer, wqe_cnt, stride: dv.stride, record }))
+        Ok((
+            dv.srqn,
+            RqMemory {
+                buffer,
+                wqe_cnt,
+                stride: dv.stride,
+                record,
+            },
+        ))
     }
 
     fn destroy(&self, qp: NonNull<ibv_qp>) {
@@ -108,12 +212,25 @@ impl Context {
         unsafe { (self.device.api.verbs.ibv_destroy_qp)(qp.as_ptr()) };
     }
 
-    fn try_create_qp(&self, request: &QpRequest<'_>, work_requests: u32) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
+    fn try_create_qp(
+        &self,
+        request: &QpRequest<'_>,
+        work_requests: u32,
+    ) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
         let objects = self.objects.borrow();
-        let (mut srq, mut cap) = (null_mut(), ibv_qp_cap { max_send_wr: work_requests, max_send_sge: 1, ..ibv_qp_cap::default() });
+        let (mut srq, mut cap) = (
+            null_mut(),
+            ibv_qp_cap {
+                max_send_wr: work_requests,
+                max_send_sge: 1,
+                ..ibv_qp_cap::default()
+            },
+        );
         match request.receives {
             Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
-            Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth, (max_sge as u32).max(1)),
+            Receives::Own { depth, max_sge } => {
+                (cap.max_recv_wr, cap.max_recv_sge) = (depth, (max_sge as u32).max(1))
+            }
         }
         // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
@@ -130,11 +247,23 @@ impl Context {
         mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
         mlx5.create_flags = create_flags(is_datagram, request.config.scatter_to_cqe);
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
-        let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
+        let qp = unsafe {
+            (self.device.api.mlx5.mlx5dv_create_qp)(
+                self.device.context(),
+                &raw mut attr,
+                &raw mut mlx5,
+            )
+        };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
         // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut dv: mlx5dv_qp = unsafe { core::mem::zeroed() };
-        let object = mlx5dv_obj { qp: Pair { from: qp.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        let object = mlx5dv_obj {
+            qp: Pair {
+                from: qp.as_ptr(),
+                to: &raw mut dv,
+            },
+            ..mlx5dv_obj::NONE
+        };
         // SAFETY: just created, and room for the answer.
         match unsafe { self.init_obj(object, MLX5DV_OBJ_QP) } {
             Ok(()) => Ok((qp, dv)),
@@ -145,10 +274,17 @@ impl Context {
         }
     }
 
-    fn open_qp(&self, qp: NonNull<ibv_qp>, dv: &mlx5dv_qp, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+    fn open_qp(
+        &self,
+        qp: NonNull<ibv_qp>,
+        dv: &mlx5dv_qp,
+        request: &QpRequest<'_>,
+    ) -> Result<QpParts, CreateError> {
         // SAFETY: alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
-        let record = |index| Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0));
+        let record = |index| {
+            Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0))
+        };
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
         let kind = register_kind(dv.bf.size as usize, register.as_ptr().addr())?;
         if dv.sq.stride as usize != crate::wire::WQEBB {
@@ -169,10 +305,21 @@ impl Context {
             record: record(QP_DBREC_SEND)?,
             register: None,
         };
-        let uar = UarParts { half: self.objects.borrow_mut().half_of(register), kind, register_index: 0 };
+        let uar = UarParts {
+            half: self.objects.borrow_mut().half_of(register),
+            kind,
+            register_index: 0,
+        };
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
         let max_inline = request.config.max_inline_data;
-        Ok(QpParts { qpn, sq, rq, max_inline, has_atomics: self.has_atomics(), uar })
+        Ok(QpParts {
+            qpn,
+            sq,
+            rq,
+            max_inline,
+            has_atomics: self.has_atomics(),
+            uar,
+        })
     }
 }
 
@@ -180,9 +327,19 @@ impl Queues for Context {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
         let verbs = &self.device.api.verbs;
         // SAFETY: an open device.
-        let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
-        let mut dv = mlx5dv_pd { pdn: 0, comp_mask: 0 };
-        let object = mlx5dv_obj { pd: Pair { from: pd.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) })
+            .ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
+        let mut dv = mlx5dv_pd {
+            pdn: 0,
+            comp_mask: 0,
+        };
+        let object = mlx5dv_obj {
+            pd: Pair {
+                from: pd.as_ptr(),
+                to: &raw mut dv,
+            },
+            ..mlx5dv_obj::NONE
+        };
         // SAFETY: just created, and room for the answer.
         if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
             // SAFETY: no object was made in it.
@@ -196,21 +353,38 @@ impl Queues for Context {
     /// Frees the domain. Every object made in it kept it alive, and is gone.
     fn dealloc_pd(&self, pdn: u32) {
         if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
-            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees the domain with the device.
+            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees
+            // the domain with the device.
             unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
         }
     }
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let info = self.info();
-        check("the number of CQ entries", config.entries.into(), 1, info.max_cqe.into())?;
-        check("the completion vector", config.comp_vector.into(), 0, u64::from(info.comp_vectors) - 1)?;
+        check(
+            "the number of CQ entries",
+            config.entries.into(),
+            1,
+            info.max_cqe.into(),
+        )?;
+        check(
+            "the completion vector",
+            config.comp_vector.into(),
+            0,
+            u64::from(info.comp_vectors) - 1,
+        )?;
         let bytes = config.stride()?;
-        let mut mlx5 =
-            mlx5dv_cq_init_attr { comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, cqe_comp_res_format: 0, flags: 0, cqe_size: bytes as u16 };
+        let mut mlx5 = mlx5dv_cq_init_attr {
+            comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
+            cqe_comp_res_format: 0,
+            flags: 0,
+            cqe_size: bytes as u16,
+        };
         if config.compression {
             if !self.compresses(bytes) {
-                return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
+                return Err(CreateError::Unsupported {
+                    what: "compression of CQEs of that size",
+                });
             }
             mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
             mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
@@ -228,7 +402,13 @@ impl Queues for Context {
             parent_domain: null_mut(),
         };
         // SAFETY: an open mlx5 device, and attributes that live through the call.
-        let cq = unsafe { (self.device.api.mlx5.mlx5dv_create_cq)(self.device.context(), &raw mut attr, &raw mut mlx5) };
+        let cq = unsafe {
+            (self.device.api.mlx5.mlx5dv_create_cq)(
+                self.device.context(),
+                &raw mut attr,
+                &raw mut mlx5,
+            )
+        };
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
         let parts = self.open_cq(cq, config.compression);
         if parts.is_err() {
@@ -241,20 +421,42 @@ impl Queues for Context {
     fn destroy_cq(&self, cqn: u32) {
         let object = self.objects.borrow_mut().cqs.remove(&cqn);
         if let Some(object) = object {
-            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which kept it alive,
-            // are gone.
+            // SAFETY: out of the table, so this is the last use, and all its events are
+            // acknowledged. Its queue pairs, which kept it alive, are gone.
             unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
         }
     }
 
-    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
+    fn create_srq(
+        &self,
+        pdn: u32,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<(u32, RqMemory), CreateError> {
         let info = self.info();
-        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
-        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        check(
+            "the depth of a receive queue",
+            depth.into(),
+            1,
+            info.max_srq_wr.into(),
+        )?;
+        check(
+            "the number of buffers of a receive",
+            max_sge as u64,
+            0,
+            info.max_recv_sge.into(),
+        )?;
         let pd = self.objects.borrow().pd(pdn)?;
         // The library does not accept receives without buffers.
-        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
-        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        let attr = ibv_srq_attr {
+            max_wr: depth,
+            max_sge: (max_sge as u32).max(1),
+            srq_limit: 0,
+        };
+        let mut attr = ibv_srq_init_attr {
+            srq_context: null_mut(),
+            attr,
+        };
         // SAFETY: a domain of this device, and attributes that live through the call.
         let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
         let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
@@ -268,22 +470,44 @@ impl Queues for Context {
 
     fn destroy_srq(&self, srqn: u32) {
         if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
-            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it alive, are gone.
+            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it
+            // alive, are gone.
             unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
         }
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
         let (config, info) = (request.config, self.info());
-        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
-        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        check(
+            "max_send_wr",
+            config.max_send_wr.into(),
+            1,
+            info.max_send_wr.into(),
+        )?;
+        check(
+            "max_inline_data",
+            config.max_inline_data as u64,
+            0,
+            MAX_INLINE as u64,
+        )?;
         if let Receives::Own { depth, max_sge } = request.receives {
-            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
-            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+            check(
+                "the depth of a receive queue",
+                depth.into(),
+                1,
+                info.max_recv_wr.into(),
+            )?;
+            check(
+                "the number of buffers of a receive",
+                max_sge as u64,
+                0,
+                info.max_recv_sge.into(),
+            )?;
         }
         let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and returns WQEBBs: for each request, its own estimate of the longest WQE. That estimate
-        // depends on the release and the kind of queue pair. It is at least one WQEBB, often four.
+        // The library is asked for work requests and returns WQEBBs: for each request, its own
+        // estimate of the longest WQE. That estimate depends on the release and the kind of queue
+        // pair. It is at least one WQEBB, often four.
         let mut work_requests = wanted / 4;
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;
@@ -315,28 +539,45 @@ mod tests {
     #[test]
     fn received_data_goes_to_cqes_only_where_asked_for_and_results_of_reads_never() {
         const REQUESTER_TOO: u32 = 1 << 4;
-        assert_eq!(create_flags(false, false), MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE);
-        assert_eq!(create_flags(false, true) & (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | REQUESTER_TOO), 0);
+        assert_eq!(
+            create_flags(false, false),
+            MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
+        );
+        assert_eq!(
+            create_flags(false, true) & (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | REQUESTER_TOO),
+            0
+        );
         assert_eq!(create_flags(true, true), 0);
     }
 
-    /// Two halves of 256 bytes are aligned to 512. Registers of other sizes follow each other at multiples of their own.
+    /// Two halves of 256 bytes are aligned to 512. Registers of other sizes follow each other at
+    /// multiples of their own.
     #[test]
     fn a_register_of_another_size_is_written_8_bytes_at_a_time_wherever_it_is() {
-        assert!(matches!(register_kind(256, 0x1a00), Ok(RegisterKind::WriteCombining)));
+        assert!(matches!(
+            register_kind(256, 0x1a00),
+            Ok(RegisterKind::WriteCombining)
+        ));
         for (size, addr) in [(0, 0x1800), (128, 0x1880), (64, 0x1908), (512, 0x1b00)] {
-            assert!(matches!(register_kind(size, addr), Ok(RegisterKind::DoorbellOnly)), "{size}");
+            assert!(
+                matches!(register_kind(size, addr), Ok(RegisterKind::DoorbellOnly)),
+                "{size}"
+            );
         }
         for (size, addr) in [(256, 0x1900), (0, 0x1804)] {
             let refused = register_kind(size, addr).unwrap_err().to_string();
-            assert!(refused.contains("address of the doorbell register"), "{refused}");
+            assert!(
+                refused.contains("address of the doorbell register"),
+                "{refused}"
+            );
         }
     }
 
     #[test]
     fn queue_pairs_on_one_register_share_its_half_and_others_do_not() {
         let mut objects = Objects::default();
-        let registers = [0x1800, 0x1a00].map(|at| NonNull::new(core::ptr::without_provenance_mut(at)).unwrap());
+        let registers =
+            [0x1800, 0x1a00].map(|at| NonNull::new(core::ptr::without_provenance_mut(at)).unwrap());
         let [first, second, other] = [0, 0, 1].map(|i| objects.half_of(registers[i]));
         assert_eq!((first.get().addr(), other.get().addr()), (0x1800, 0x1a00));
         first.set(first.get().wrapping_add(BLUEFLAME_BYTES));

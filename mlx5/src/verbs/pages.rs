@@ -10,10 +10,11 @@ use mlx5_hca::Pages;
 
 /// A region's memory.
 pub(crate) enum Memory {
-    /// Private pages of this process. A forked child does not inherit them: otherwise the parent would work on copies while the device
-    /// writes the originals.
+    /// Private pages of this process. A forked child does not inherit them: otherwise the parent
+    /// would work on copies while the device writes the originals.
     Base(MmapMut),
-    /// Huge pages, allocated and counted as shared memory. Such regions are few: each has a file descriptor.
+    /// Huge pages, allocated and counted as shared memory. Such regions are few: each has a file
+    /// descriptor.
     Huge(Memfd),
 }
 
@@ -24,7 +25,9 @@ impl Memory {
             pages.advise(Advice::DontFork)?;
             return Ok((Self::Base(pages), Pages::Base));
         }
-        let size = bytes.checked_next_multiple_of(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let size = bytes
+            .checked_next_multiple_of(HUGE_PAGE)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Memfd::create("region", size).map_err(io::Error::other)?;
         let why = memory.commit_huge(0..size).map_err(io::Error::other)?;
         Ok((Self::Huge(memory), why.map_or(Pages::Huge, Pages::NotHuge)))
@@ -51,7 +54,14 @@ mod tests {
         assert!(bytes.iter().all(|&byte| byte == 0));
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", memory.base().as_ptr() as usize);
-        let flags = maps.split_once(&start).and_then(|(_, rest)| rest.split_once("VmFlags:")).unwrap().1;
-        assert!(flags.lines().next().unwrap().contains(" dc "), "do not copy on fork: {flags}");
+        let flags = maps
+            .split_once(&start)
+            .and_then(|(_, rest)| rest.split_once("VmFlags:"))
+            .unwrap()
+            .1;
+        assert!(
+            flags.lines().next().unwrap().contains(" dc "),
+            "do not copy on fork: {flags}"
+        );
     }
 }

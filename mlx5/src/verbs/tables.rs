@@ -21,7 +21,8 @@ pub(crate) struct Objects {
     pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
     pub(crate) qps: HashMap<u32, QpObject>,
     pub(crate) mrs: HashMap<u32, MrObject>,
-    /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as long as the device.
+    /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as
+    /// long as the device.
     pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
 }
 
@@ -29,7 +30,8 @@ pub(crate) struct CqObject {
     pub(crate) cq: NonNull<ibv_cq>,
     /// The UAR page that takes the command to arm the queue.
     pub(crate) uar: NonNull<u8>,
-    /// Its record: the words [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and [`CQ_DBREC_ARM`](crate::wire::CQ_DBREC_ARM).
+    /// Its record: the words [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and
+    /// [`CQ_DBREC_ARM`](crate::wire::CQ_DBREC_ARM).
     pub(crate) record: NonNull<AtomicU32>,
     /// Events taken, modulo 4.
     pub(crate) events: u8,
@@ -38,8 +40,14 @@ pub(crate) struct CqObject {
 impl CqObject {
     /// Tells the device to read the command in the record.
     pub(crate) fn tell(&self, cqn: u32, command: &CqArm) {
-        // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
-        unsafe { mmio::repeat_to_register(self.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
+        // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is
+        // open; 8-aligned.
+        unsafe {
+            mmio::repeat_to_register(
+                self.uar.as_ptr().add(CQ_DOORBELL_OFFSET),
+                command.doorbell(cqn),
+            )
+        };
     }
 }
 
@@ -51,8 +59,8 @@ pub(crate) struct MrObject {
 
 pub(crate) struct QpObject {
     pub(crate) qp: NonNull<ibv_qp>,
-    /// First packet sequence number that it sends. It is random, so that packets of an earlier connection are not taken for packets of this
-    /// one.
+    /// First packet sequence number that it sends. It is random, so that packets of an earlier
+    /// connection are not taken for packets of this one.
     pub(crate) psn: u32,
     /// Options given with the peer's address.
     pub(crate) options: ConnectOptions,
@@ -61,7 +69,11 @@ pub(crate) struct QpObject {
 impl QpObject {
     pub(crate) fn new(qp: NonNull<ibv_qp>) -> Self {
         let psn = RandomState::new().build_hasher().finish() as u32 & 0xff_ffff;
-        Self { qp, psn, options: ConnectOptions::default() }
+        Self {
+            qp,
+            psn,
+            options: ConnectOptions::default(),
+        }
     }
 }
 
@@ -70,18 +82,27 @@ impl Objects {
         self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
     }
 
-    /// Returns the next half of a register. libmlx5 gives one register to several queue pairs when it has no more, and does not report
-    /// that.
+    /// Returns the next half of a register. libmlx5 gives one register to several queue pairs when
+    /// it has no more, and does not report that.
     pub(crate) fn half_of(&mut self, register: NonNull<u8>) -> Rc<Cell<*mut u8>> {
-        Rc::clone(self.halves.entry(register).or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))))
+        Rc::clone(
+            self.halves
+                .entry(register)
+                .or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))),
+        )
     }
 
     pub(crate) fn number_of(&self, cq: *mut ibv_cq) -> Option<u32> {
-        self.cqs.iter().find_map(|(&cqn, object)| (object.cq.as_ptr() == cq).then_some(cqn))
+        self.cqs
+            .iter()
+            .find_map(|(&cqn, object)| (object.cq.as_ptr() == cq).then_some(cqn))
     }
 
     pub(crate) fn cq(&self, cqn: u32) -> Result<*mut ibv_cq, CallError> {
-        self.cqs.get(&cqn).map(|object| object.cq.as_ptr()).ok_or_else(foreign)
+        self.cqs
+            .get(&cqn)
+            .map(|object| object.cq.as_ptr())
+            .ok_or_else(foreign)
     }
 }
 

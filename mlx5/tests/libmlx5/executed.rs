@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use mlx5::Sge;
 
-use super::libmlx5::{Api, IbvPath, IbvSge, IbvWc, Op, QKEY, QpRequest, SEND_SIGNALED, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq, WrOpcode};
+use super::libmlx5::{
+    Api, IbvPath, IbvSge, IbvWc, Op, QKEY, QpRequest, SEND_SIGNALED, VerbsCq, VerbsDevice, VerbsQp,
+    VerbsSrq, WrOpcode,
+};
 use super::open;
 
 const SUCCESS: u32 = 0;
@@ -17,7 +20,8 @@ const IMM: u32 = 0x0102_0304;
 /// Number of words of memory, half for each end.
 const WORDS: usize = 1024;
 
-/// Two queue pairs of one device, the first connected to the second, with one completion queue each, and memory that both reach.
+/// Two queue pairs of one device, the first connected to the second, with one completion queue
+/// each, and memory that both reach.
 struct Ends {
     device: VerbsDevice,
     cqs: [VerbsCq; 2],
@@ -36,7 +40,9 @@ impl Ends {
             let request = QpRequest {
                 send_cq: cq.parts.cq,
                 recv_cq: cq.parts.cq,
-                srq: srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.parts.srq),
+                srq: srq
+                    .as_ref()
+                    .map_or(std::ptr::null_mut(), |srq| srq.parts.srq),
                 is_datagram: is_datagram.into(),
                 send_wr: 16,
                 send_sge: 1,
@@ -53,12 +59,23 @@ impl Ends {
         let memory = Box::leak(vec![7u64; WORDS].into_boxed_slice());
         let addr = memory.as_ptr() as u64;
         let key = device.register(memory);
-        Self { device, cqs, qps, srq, memory: addr, key }
+        Self {
+            device,
+            cqs,
+            qps,
+            srq,
+            memory: addr,
+            key,
+        }
     }
 
     /// Returns this number of bytes of the half of end `end`, as a buffer.
     fn buffer(&self, end: u64, len: u32) -> Sge {
-        Sge { addr: self.memory + end * 4 * WORDS as u64, len, lkey: self.key }
+        Sge {
+            addr: self.memory + end * 4 * WORDS as u64,
+            len,
+            lkey: self.key,
+        }
     }
 
     /// Posts to the second queue pair's receives.
@@ -98,7 +115,10 @@ impl Ends {
                 assert_eq!(wc.qp_num, self.qps[end].parts.qpn);
                 return wc;
             }
-            assert!(start.elapsed() < Duration::from_secs(20), "no completion at end {end}");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "no completion at end {end}"
+            );
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -128,12 +148,21 @@ fn libmlx5_reads_the_success_of_every_verb() {
             (WrOpcode::FetchAdd, 4, None),
         ];
         // More than a lap of the completion queues and of the receives.
-        for (round, (verb, opcode, received)) in (0u64..).zip(verbs.iter().cycle().copied()).take(12 * verbs.len()) {
+        for (round, (verb, opcode, received)) in (0u64..)
+            .zip(verbs.iter().cycle().copied())
+            .take(12 * verbs.len())
+        {
             let len = if eight(verb) { 8 } else { 1000 };
             if received.is_some() {
                 ends.receive(round, &[ends.buffer(1, 10), ends.buffer(1, 4000)]);
             }
-            ends.send(round, verb, ends.buffer(0, len), ends.key, std::ptr::null_mut());
+            ends.send(
+                round,
+                verb,
+                ends.buffer(0, len),
+                ends.key,
+                std::ptr::null_mut(),
+            );
             let wc = ends.expect(0, round, SUCCESS);
             assert_eq!(wc.opcode, opcode);
             assert!(opcode < 2 || wc.byte_len == len, "{wc:?}");
@@ -153,29 +182,48 @@ fn libmlx5_reads_the_success_of_every_verb() {
 fn libmlx5_reads_datagrams_with_the_sender_and_the_40_bytes_in_front() {
     for is_shared in [false, true] {
         let ends = Ends::new(64, is_shared, true);
-        let to = ends.device.create_ah(&IbvPath { lid: 1, ..IbvPath::default() });
+        let to = ends.device.create_ah(&IbvPath {
+            lid: 1,
+            ..IbvPath::default()
+        });
         for batch in 0..3 {
             let rounds = 7 * batch..7 * (batch + 1);
             for round in rounds.clone() {
                 ends.receive(round, &[ends.buffer(1, 4096)]);
             }
-            // The device must have seen the receive before a datagram arrives, which is lost otherwise.
+            // The device must have seen the receive before a datagram arrives, which is lost
+            // otherwise.
             std::thread::sleep(Duration::from_millis(100));
-            for (round, verb) in rounds.zip([WrOpcode::Send, WrOpcode::SendImm].into_iter().cycle()) {
+            for (round, verb) in rounds.zip([WrOpcode::Send, WrOpcode::SendImm].into_iter().cycle())
+            {
                 ends.send(round, verb, ends.buffer(0, 100), 0, to);
                 assert_eq!(ends.expect(0, round, SUCCESS).opcode, 0);
                 let wc = ends.expect(1, round, SUCCESS);
-                assert_eq!((wc.opcode, wc.byte_len, wc.src_qp), (RECEIVE, 140, ends.qps[0].parts.qpn), "{wc:?}");
-                assert!(verb == WrOpcode::Send || wc.imm_data == IMM.to_be(), "{wc:?}");
+                assert_eq!(
+                    (wc.opcode, wc.byte_len, wc.src_qp),
+                    (RECEIVE, 140, ends.qps[0].parts.qpn),
+                    "{wc:?}"
+                );
+                assert!(
+                    verb == WrOpcode::Send || wc.imm_data == IMM.to_be(),
+                    "{wc:?}"
+                );
             }
         }
     }
 }
 
-/// Makes a queue pair fail at an operation. Checks its status, and that later operations are flushed.
+/// Makes a queue pair fail at an operation. Checks its status, and that later operations are
+/// flushed.
 fn fails(ends: &Ends, verb: WrOpcode, payload: Sge, rkey: u32, status: u32) {
     ends.send(1, verb, payload, rkey, std::ptr::null_mut());
-    ends.send(2, WrOpcode::Write, ends.buffer(0, 8), ends.key, std::ptr::null_mut());
+    ends.send(
+        2,
+        WrOpcode::Write,
+        ends.buffer(0, 8),
+        ends.key,
+        std::ptr::null_mut(),
+    );
     let wc = ends.expect(0, 1, status);
     assert_ne!(wc.vendor_err, 0, "the software HCA says why: {wc:?}");
     ends.expect(0, 2, FLUSHED);
@@ -184,14 +232,23 @@ fn fails(ends: &Ends, verb: WrOpcode, payload: Sge, rkey: u32, status: u32) {
 #[test]
 #[ignore = "needs libibverbs-dev and mlx5-run"]
 fn libmlx5_reads_every_failure() {
-    let bad = |sge: Sge| Sge { lkey: sge.lkey ^ 0xff00, ..sge };
+    let bad = |sge: Sge| Sge {
+        lkey: sge.lkey ^ 0xff00,
+        ..sge
+    };
     for is_shared in [false, true] {
         let ends = || Ends::new(64, is_shared, false);
 
         let one = ends();
         fails(&one, WrOpcode::Write, bad(one.buffer(0, 8)), one.key, 4);
         let one = ends();
-        fails(&one, WrOpcode::Write, one.buffer(0, 8), one.key ^ 0xff00, 10);
+        fails(
+            &one,
+            WrOpcode::Write,
+            one.buffer(0, 8),
+            one.key ^ 0xff00,
+            10,
+        );
         let one = ends();
         fails(&one, WrOpcode::Read, one.buffer(0, 8), one.key ^ 0xff00, 10);
 
@@ -225,9 +282,19 @@ fn libmlx5_reads_every_failure() {
         let lonely = device.create_qp(&request);
         lonely.to_init();
         lonely.connect(one.qps[0].parts.qpn ^ 0x3f00);
-        let alone =
-            Ends { device: *device, cqs: [cq, device.create_cq(16, 64, false, false)], qps: [lonely, device.create_qp(&request)], ..one };
-        alone.send(1, WrOpcode::Write, alone.buffer(0, 8), alone.key, std::ptr::null_mut());
+        let alone = Ends {
+            device: *device,
+            cqs: [cq, device.create_cq(16, 64, false, false)],
+            qps: [lonely, device.create_qp(&request)],
+            ..one
+        };
+        alone.send(
+            1,
+            WrOpcode::Write,
+            alone.buffer(0, 8),
+            alone.key,
+            std::ptr::null_mut(),
+        );
         alone.expect(0, 1, 12);
     }
 }

@@ -14,8 +14,17 @@ pub(crate) enum Segment {
     Data,
 }
 
-const CTRL: &[(&str, usize)] =
-    &[("opmod", 1), ("wqe_index", 2), ("opcode", 1), ("qpn", 3), ("ds", 1), ("signature", 1), ("reserved", 2), ("fm_ce_se", 1), ("imm", 4)];
+const CTRL: &[(&str, usize)] = &[
+    ("opmod", 1),
+    ("wqe_index", 2),
+    ("opcode", 1),
+    ("qpn", 3),
+    ("ds", 1),
+    ("signature", 1),
+    ("reserved", 2),
+    ("fm_ce_se", 1),
+    ("imm", 4),
+];
 const DATAGRAM: &[(&str, usize)] = &[
     ("qkey", 4),
     ("reserved_key", 4),
@@ -52,7 +61,14 @@ pub(crate) fn fields(segments: &[Segment]) -> Vec<(String, Range<usize>)> {
             Segment::Atomic => put("atomic", ATOMIC),
             Segment::Data => put("data", DATA),
             Segment::Inline(bytes) => {
-                put("inline", &[("byte_count", 4), ("data", bytes), ("padding", (4 + bytes).next_multiple_of(16) - 4 - bytes)]);
+                put(
+                    "inline",
+                    &[
+                        ("byte_count", 4),
+                        ("data", bytes),
+                        ("padding", (4 + bytes).next_multiple_of(16) - 4 - bytes),
+                    ],
+                );
             }
         }
     }

@@ -50,7 +50,11 @@ impl Pair {
         let request = QpRequest {
             send_cq: their_cq.parts.cq,
             recv_cq: their_cq.parts.cq,
-            srq: if is_shared { their_srq.parts.srq } else { std::ptr::null_mut() },
+            srq: if is_shared {
+                their_srq.parts.srq
+            } else {
+                std::ptr::null_mut()
+            },
             is_datagram: 0,
             send_wr: 1,
             send_sge: 1,
@@ -60,12 +64,27 @@ impl Pair {
         };
         let their_qp = device.create_qp(&request);
         their_qp.to_init();
-        let receives = if is_shared { (&our_srq).into() } else { ReceiveSource::Own { depth: DEPTH, max_sge: sges as usize } };
-        let mut our_qp = pd.create_qp(&our_cq, &our_cq, receives, &QpConfig::default()).unwrap();
-        our_qp.connect(&our_qp.address(), &ConnectOptions::default()).unwrap();
+        let receives = if is_shared {
+            (&our_srq).into()
+        } else {
+            ReceiveSource::Own {
+                depth: DEPTH,
+                max_sge: sges as usize,
+            }
+        };
+        let mut our_qp = pd
+            .create_qp(&our_cq, &our_cq, receives, &QpConfig::default())
+            .unwrap();
+        our_qp
+            .connect(&our_qp.address(), &ConnectOptions::default())
+            .unwrap();
         let (their_qpn, our_qpn) = (their_qp.parts.qpn, our_qp.qpn());
         let queue = if is_shared {
-            assert_eq!((their_srq.parts.head, their_srq.parts.tail), (0, DEPTH - 1), "libmlx5 gives as many");
+            assert_eq!(
+                (their_srq.parts.head, their_srq.parts.tail),
+                (0, DEPTH - 1),
+                "libmlx5 gives as many"
+            );
             // Dropping the queue pair would drop the receives with it.
             std::mem::forget(our_qp);
             Queue::Shared(their_srq, our_srq)
@@ -73,7 +92,17 @@ impl Pair {
             assert_eq!(their_qp.parts.rq_wqes, DEPTH);
             Queue::Own(their_qp, our_qp)
         };
-        Self { queue, their_cq, our_cq, null, their_qpn, user_index, our_qpn, wqes: vec![(vec![], false); DEPTH as usize], posted: 0 }
+        Self {
+            queue,
+            their_cq,
+            our_cq,
+            null,
+            their_qpn,
+            user_index,
+            our_qpn,
+            wqes: vec![(vec![], false); DEPTH as usize],
+            posted: 0,
+        }
     }
 
     /// Posts a receive, which uses WQE `index`.
@@ -105,7 +134,10 @@ impl Pair {
         let wcs = self.their_cq.poll(2);
         assert_eq!(wcs.len(), 1);
         let cqe = responder_cqe(self.our_qpn, 0, index);
-        assert!(self.null.write_cqe(self.our_cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm));
+        assert!(
+            self.null
+                .write_cqe(self.our_cq.cqn(), &cqe.emit(), CqeOpcode::ResponderWriteImm)
+        );
         let mut user = None;
         self.our_cq.poll(2, |cqe| {
             user = match &mut self.queue {
@@ -121,21 +153,47 @@ impl Pair {
         for (index, (buffers, had_empty)) in (0..).zip(&self.wqes) {
             let (our_record, ours) = self.null.receive_queue(self.our_qpn, index).unwrap();
             let (their_record, theirs, name) = match &self.queue {
-                Queue::Own(qp, _) => (qp.record()[QP_DBREC_RECEIVE], qp.receive_wqe(index.into()), "RQ"),
+                Queue::Own(qp, _) => (
+                    qp.record()[QP_DBREC_RECEIVE],
+                    qp.receive_wqe(index.into()),
+                    "RQ",
+                ),
                 Queue::Shared(srq, _) => (srq.record(), srq.wqe(index.into()), "SRQ"),
             };
-            assert_eq!(their_record, queue_record(our_record), "the doorbell record of the {name}");
+            assert_eq!(
+                their_record,
+                queue_record(our_record),
+                "the doorbell record of the {name}"
+            );
             assert_eq!(theirs.len(), ours.len(), "the stride of the {name}");
             if theirs == ours {
                 continue;
             }
             // libmlx5 leaves out no empty buffer of a shared receive.
             let first = SEGMENT;
-            let as_asked: Vec<u8> =
-                buffers.iter().flat_map(|sge| DataSegment { byte_count: sge.len, lkey: sge.lkey, addr: sge.addr }.emit()).collect();
-            let is_known = name == "SRQ" && *had_empty && theirs[..first] == ours[..first] && theirs[first..].starts_with(&as_asked);
-            let key = if is_known { "an empty buffer in an SRQ".to_owned() } else { format!("{name} WQE {index}") };
-            differences.add(&key, || format!("{buffers:x?}\n  libmlx5 {theirs:02x?}\n  ours    {ours:02x?}"));
+            let as_asked: Vec<u8> = buffers
+                .iter()
+                .flat_map(|sge| {
+                    DataSegment {
+                        byte_count: sge.len,
+                        lkey: sge.lkey,
+                        addr: sge.addr,
+                    }
+                    .emit()
+                })
+                .collect();
+            let is_known = name == "SRQ"
+                && *had_empty
+                && theirs[..first] == ours[..first]
+                && theirs[first..].starts_with(&as_asked);
+            let key = if is_known {
+                "an empty buffer in an SRQ".to_owned()
+            } else {
+                format!("{name} WQE {index}")
+            };
+            differences.add(&key, || {
+                format!("{buffers:x?}\n  libmlx5 {theirs:02x?}\n  ours    {ours:02x?}")
+            });
         }
     }
 }
@@ -143,12 +201,31 @@ impl Pair {
 /// Makes up to `most` buffers, some of length 0 if `with_empty`.
 fn buffers(random: &mut Random, most: u32, with_empty: bool) -> Vec<Sge> {
     let count = random.below(most + 1);
-    let len = |random: &mut Random| if with_empty && random.one_in(4) { 0 } else { 1 + random.below(1 << 20) };
-    (0..count).map(|_| Sge { addr: u64::from(random.below(1 << 30)) << 20, len: len(random), lkey: random.below(1 << 30) }).collect()
+    let len = |random: &mut Random| {
+        if with_empty && random.one_in(4) {
+            0
+        } else {
+            1 + random.below(1 << 20)
+        }
+    };
+    (0..count)
+        .map(|_| Sge {
+            addr: u64::from(random.below(1 << 30)) << 20,
+            len: len(random),
+            lkey: random.below(1 << 30),
+        })
+        .collect()
 }
 
-/// Posts and completes at random, on queues of `sges` buffers a receive. Returns the number of compared WQEs.
-fn exercise(pair: &mut Pair, random: &mut Random, sges: u32, with_empty: bool, differences: &mut Differences) -> usize {
+/// Posts and completes at random, on queues of `sges` buffers a receive. Returns the number of
+/// compared WQEs.
+fn exercise(
+    pair: &mut Pair,
+    random: &mut Random,
+    sges: u32,
+    with_empty: bool,
+    differences: &mut Differences,
+) -> usize {
     let is_shared = matches!(pair.queue, Queue::Shared(..));
     let room = DEPTH as usize - usize::from(is_shared);
     let mut posted: VecDeque<u16> = VecDeque::new();
@@ -166,7 +243,11 @@ fn exercise(pair: &mut Pair, random: &mut Random, sges: u32, with_empty: bool, d
         }
         for _ in 0..random.below(posted.len() as u32 + 1) {
             // The receives of a queue pair's own queue complete in order.
-            let which = if is_shared { random.below(posted.len() as u32) as usize } else { 0 };
+            let which = if is_shared {
+                random.below(posted.len() as u32) as usize
+            } else {
+                0
+            };
             let index = posted.remove(which).unwrap();
             pair.complete(index);
             free.push_back(index);
@@ -186,7 +267,8 @@ fn receives_links_and_records_are_those_of_libmlx5_but_for_the_known_differences
     let mut differences = Differences::default();
     let (mut user_index, mut compared) = (0, 0);
     for sges in 1..=SGES {
-        for (is_shared, with_empty) in [(false, false), (false, true), (true, false), (true, true)] {
+        for (is_shared, with_empty) in [(false, false), (false, true), (true, false), (true, true)]
+        {
             let mut pair = Pair::new(&device, user_index, sges, is_shared);
             compared += exercise(&mut pair, &mut random, sges, with_empty, &mut differences);
             user_index += 1;

@@ -14,10 +14,16 @@ mod numbers;
 
 /// Returns the sizes of structs and the offsets of their fields that have names in the header.
 fn layouts() -> impl Iterator<Item = (&'static str, Option<&'static str>, usize)> {
-    abi::LAYOUTS.iter().filter(|(kind, ..)| *kind != "unnamed").flat_map(|&(kind, name, size, fields)| {
-        let fields = fields.iter().filter(|(field, _)| !field.starts_with('_'));
-        (kind == "whole").then_some((name, None, size)).into_iter().chain(fields.map(move |&(field, at)| (name, Some(field), at)))
-    })
+    abi::LAYOUTS
+        .iter()
+        .filter(|(kind, ..)| *kind != "unnamed")
+        .flat_map(|&(kind, name, size, fields)| {
+            let fields = fields.iter().filter(|(field, _)| !field.starts_with('_'));
+            (kind == "whole")
+                .then_some((name, None, size))
+                .into_iter()
+                .chain(fields.map(move |&(field, at)| (name, Some(field), at)))
+        })
 }
 
 /// Returns the C code that prints them.
@@ -39,11 +45,25 @@ pub(crate) fn questions() -> String {
 #[ignore = "needs libibverbs-dev"]
 fn structs_and_numbers_of_the_verbs_libraries_are_the_headers() {
     let mut ours = BTreeMap::new();
-    let mut put = |name: String, value: u64| assert!(ours.insert(name.clone(), value).is_none(), "{name} twice");
-    numbers::NUMBERS.iter().for_each(|(name, value)| put((*name).to_owned(), *value));
+    let mut put = |name: String, value: u64| {
+        assert!(ours.insert(name.clone(), value).is_none(), "{name} twice")
+    };
+    numbers::NUMBERS
+        .iter()
+        .for_each(|(name, value)| put((*name).to_owned(), *value));
     for (name, field, value) in layouts() {
-        put(field.map_or_else(|| format!("sizeof({name})"), |field| format!("{name}.{field}")), value as u64);
+        put(
+            field.map_or_else(
+                || format!("sizeof({name})"),
+                |field| format!("{name}.{field}"),
+            ),
+            value as u64,
+        );
     }
     assert_eq!(ours, ask("libraries"));
-    report("structs and numbers of the verbs libraries", ours.len(), 150);
+    report(
+        "structs and numbers of the verbs libraries",
+        ours.len(),
+        150,
+    );
 }

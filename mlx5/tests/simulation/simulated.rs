@@ -1,8 +1,12 @@
-//! Devices of a simulation with all objects of an RC connection, and a model of NICs with distinguishable costs.
+//! Devices of a simulation with all objects of an RC connection, and a model of NICs with
+//! distinguishable costs.
 
 use mlx5::*;
 
-pub(crate) const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+pub(crate) const RIGHTS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 pub(crate) const SIZE: usize = 1 << 16;
 
 /// Returns costs that can be told apart after they are added up.
@@ -35,12 +39,33 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn new(device: &Device) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (device.create_cq(256).unwrap(), device.create_cq(256).unwrap());
+        let (send_cq, recv_cq) = (
+            device.create_cq(256).unwrap(),
+            device.create_cq(256).unwrap(),
+        );
         let srq = pd.create_srq(255, 0).unwrap();
-        let qp =
-            pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_send_wr: 256, max_inline_data: 220, ..QpConfig::default() }).unwrap();
+        let qp = pd
+            .create_qp(
+                &send_cq,
+                &recv_cq,
+                &srq,
+                &QpConfig {
+                    max_send_wr: 256,
+                    max_inline_data: 220,
+                    ..QpConfig::default()
+                },
+            )
+            .unwrap();
         let mr = pd.alloc(SIZE, RIGHTS).unwrap();
-        Self { qp, send_cq, recv_cq, srq, mr, pd, device: device.clone() }
+        Self {
+            qp,
+            send_cq,
+            recv_cq,
+            srq,
+            mr,
+            pd,
+            device: device.clone(),
+        }
     }
 
     pub(crate) fn receives(&mut self, n: u64) {
@@ -51,7 +76,9 @@ impl End {
     /// Returns the `user` values of the completed sends, and whether they succeeded.
     pub(crate) fn sent(&mut self) -> Vec<(Option<u64>, Result<(), Syndrome>)> {
         let mut got = vec![];
-        self.send_cq.poll(256, |cqe| got.push((self.qp.complete(&cqe), cqe.result().map_err(|e| e.syndrome))));
+        self.send_cq.poll(256, |cqe| {
+            got.push((self.qp.complete(&cqe), cqe.result().map_err(|e| e.syndrome)))
+        });
         got
     }
 
@@ -73,23 +100,45 @@ pub(crate) fn connect(a: &mut RcQp, b: &mut RcQp, options: &ConnectOptions) {
 }
 
 pub(crate) fn pair(simulation: &mut Simulation<'_>, options: &ConnectOptions) -> (End, End) {
-    let (mut a, mut b) = (End::new(&Device::simulated(simulation).unwrap()), End::new(&Device::simulated(simulation).unwrap()));
+    let (mut a, mut b) = (
+        End::new(&Device::simulated(simulation).unwrap()),
+        End::new(&Device::simulated(simulation).unwrap()),
+    );
     connect(&mut a.qp, &mut b.qp, options);
     (a, b)
 }
 
 pub(crate) fn imm(to: &End, imm: u32) -> WriteImm<()> {
-    WriteImm { addr: to.mr.addr(), rkey: to.mr.rkey(), imm, payload: () }
+    WriteImm {
+        addr: to.mr.addr(),
+        rkey: to.mr.rkey(),
+        imm,
+        payload: (),
+    }
 }
 
-/// Does a WRITE, after which the contexts of both ends are held. Returns the time then as the second value.
+/// Does a WRITE, after which the contexts of both ends are held. Returns the time then as the
+/// second value.
 pub(crate) fn warm_pair(simulation: &mut Simulation<'_>) -> (End, End, u64) {
     let (mut a, b) = pair(simulation, &ConnectOptions::default());
-    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 0).unwrap();
+    a.qp.post(
+        &Write {
+            addr: b.mr.addr(),
+            rkey: b.mr.rkey(),
+            payload: (),
+        },
+        Signal::Always,
+        0,
+    )
+    .unwrap();
     a.qp.ring();
     simulation.run(u64::MAX);
     assert_eq!(a.sent(), [(Some(0), Ok(()))]);
-    assert_eq!(simulation.now_ns(), WAY + NIC.link_ns + 2 * NIC.context_miss_ns, "a miss at either end");
+    assert_eq!(
+        simulation.now_ns(),
+        WAY + NIC.link_ns + 2 * NIC.context_miss_ns,
+        "a miss at either end"
+    );
     (a, b, simulation.now_ns())
 }
 
@@ -101,7 +150,11 @@ pub(crate) fn times(simulation: &mut Simulation<'_>, a: &mut End, b: &mut End) -
     let start_ns = simulation.now_ns();
     let (mut arrivals, mut completions) = (vec![], vec![]);
     while let Some(at_ns) = simulation.step() {
-        arrivals.extend(b.arrived().into_iter().map(|imm| (imm.into(), at_ns - start_ns)));
+        arrivals.extend(
+            b.arrived()
+                .into_iter()
+                .map(|imm| (imm.into(), at_ns - start_ns)),
+        );
         completions.extend(a.sent().into_iter().map(|(user, result)| {
             result.unwrap();
             (user.unwrap(), at_ns - start_ns)

@@ -1,4 +1,5 @@
-//! Time that is not immediate: a run repeats itself, actors are stepped in the right order, and late gathering finds early reuse.
+//! Time that is not immediate: a run repeats itself, actors are stepped in the right order, and
+//! late gathering finds early reuse.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +17,13 @@ fn a_delayed_operation_is_not_there_before_its_time() {
     let device = || {
         let clock = Clock::Manual(Arc::clone(&now_ns));
         let fabric = FabricSpec::Local(fabric.clone());
-        let options = SoftOptions { fabric, clock, timing: Timing::Delay { ns: 2_000 }, strict: true, ..SoftOptions::default() };
+        let options = SoftOptions {
+            fabric,
+            clock,
+            timing: Timing::Delay { ns: 2_000 },
+            strict: true,
+            ..SoftOptions::default()
+        };
         Device::open(DeviceSpec::Soft(options)).unwrap()
     };
     let (mut a, mut b) = (End::new(&device()), End::new(&device()));
@@ -24,32 +31,81 @@ fn a_delayed_operation_is_not_there_before_its_time() {
     b.receives(2);
     a.mr.write(0, b"early").unwrap();
     let payload = a.mr.sge(0, 5).unwrap();
-    a.qp.post(&WriteImm { addr: b.mr.addr(), rkey: b.mr.rkey(), imm: 1, payload }, Signal::Always, 1).unwrap();
+    a.qp.post(
+        &WriteImm {
+            addr: b.mr.addr(),
+            rkey: b.mr.rkey(),
+            imm: 1,
+            payload,
+        },
+        Signal::Always,
+        1,
+    )
+    .unwrap();
     a.qp.ring();
     now_ns.store(500, Ordering::Relaxed);
     a.qp.post(&imm(&b, 2), Signal::Always, 2).unwrap();
     a.qp.ring();
     let mut bytes = [0; 5];
-    for (at_ns, users) in [(1_999, vec![]), (2_000, vec![1]), (2_499, vec![]), (2_500, vec![2])] {
+    for (at_ns, users) in [
+        (1_999, vec![]),
+        (2_000, vec![1]),
+        (2_499, vec![]),
+        (2_500, vec![2]),
+    ] {
         now_ns.store(at_ns, Ordering::Relaxed);
         b.mr.read(0, &mut bytes).unwrap();
         assert_eq!(bytes == *b"early", at_ns > 2_000, "{at_ns}");
-        assert_eq!(a.sent(), users.iter().map(|&user| (Some(user), Ok(()))).collect::<Vec<_>>(), "{at_ns}");
-        assert_eq!(b.arrived(), users.iter().map(|&user| user as u32).collect::<Vec<_>>(), "{at_ns}");
+        assert_eq!(
+            a.sent(),
+            users
+                .iter()
+                .map(|&user| (Some(user), Ok(())))
+                .collect::<Vec<_>>(),
+            "{at_ns}"
+        );
+        assert_eq!(
+            b.arrived(),
+            users.iter().map(|&user| user as u32).collect::<Vec<_>>(),
+            "{at_ns}"
+        );
     }
-    assert_eq!((a.device.soft().unwrap().take_violations(), b.device.soft().unwrap().take_violations()), (vec![], vec![]));
+    assert_eq!(
+        (
+            a.device.soft().unwrap().take_violations(),
+            b.device.soft().unwrap().take_violations()
+        ),
+        (vec![], vec![])
+    );
 }
 
 /// Four devices, all to all, with faults that only the seed decides.
 fn traced_run(seed: u64) -> (u64, u64) {
-    let mut simulation = Simulation::new(NicParameters { jitter_ns: 5_000, seed, ..NicParameters::default() });
-    let options =
-        SoftOptions { faults: Faults { seed, rnr_permille: 50, reorder_permille: 100, ..Faults::default() }, ..simulation.options() };
-    let ends: Vec<_> = (0..4).map(|_| Device::open(DeviceSpec::Soft(options.clone())).unwrap()).map(|d| End::new(&d)).collect();
+    let mut simulation = Simulation::new(NicParameters {
+        jitter_ns: 5_000,
+        seed,
+        ..NicParameters::default()
+    });
+    let options = SoftOptions {
+        faults: Faults {
+            seed,
+            rnr_permille: 50,
+            reorder_permille: 100,
+            ..Faults::default()
+        },
+        ..simulation.options()
+    };
+    let ends: Vec<_> = (0..4)
+        .map(|_| Device::open(DeviceSpec::Soft(options.clone())).unwrap())
+        .map(|d| End::new(&d))
+        .collect();
     let mut qps: Vec<Vec<RcQp>> = ends.iter().map(|_| vec![]).collect();
     for i in 0..4 {
         for j in 0..i {
-            let qp = |e: &End| e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &QpConfig::default()).unwrap();
+            let qp = |e: &End| {
+                e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &QpConfig::default())
+                    .unwrap()
+            };
             let (mut x, mut y) = (qp(&ends[i]), qp(&ends[j]));
             connect(&mut x, &mut y, &ConnectOptions::default());
             qps[i].push(x);
@@ -77,13 +133,22 @@ fn traced_run(seed: u64) -> (u64, u64) {
                 for qp in &mut qps {
                     posted += 1;
                     // An empty message touches no memory, so the key is not checked.
-                    let op = WriteImm { addr: target.0, rkey: target.1, imm: posted, payload: () };
+                    let op = WriteImm {
+                        addr: target.0,
+                        rkey: target.1,
+                        imm: posted,
+                        payload: (),
+                    };
                     qp.post(&op, Signal::Always, 0).unwrap();
                     qp.ring();
                 }
                 return Did::Cost(700);
             }
-            if arrived + completed > 0 { Did::Cost(100) } else { Did::IdleUntil(None) }
+            if arrived + completed > 0 {
+                Did::Cost(100)
+            } else {
+                Did::IdleUntil(None)
+            }
         };
         simulation.spawn(&[&device], actor).unwrap();
     }
@@ -106,7 +171,11 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
     // Other addresses, process id, keys and seeds of hash maps.
     let name = "virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let output = child
+        .args([name, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains(&said));
     let mut hashes: Vec<_> = runs.iter().map(|run| run.0).collect();
     hashes.sort_unstable();
@@ -118,13 +187,19 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
 fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors_are_not_stepped() {
     const ROUNDS: u32 = 100;
     const WORK_NS: u64 = 77;
-    let mut simulation = Simulation::new(NicParameters { context_miss_ns: 0, ..NIC });
+    let mut simulation = Simulation::new(NicParameters {
+        context_miss_ns: 0,
+        ..NIC
+    });
     let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
     let bystander = End::new(&Device::simulated(&mut simulation).unwrap());
     a.receives(200);
     b.receives(200);
     let (to_a, to_b) = (imm(&a, 0), imm(&b, 0));
-    let (devices, others) = ([a.device.clone(), b.device.clone()], bystander.device.clone());
+    let (devices, others) = (
+        [a.device.clone(), b.device.clone()],
+        bystander.device.clone(),
+    );
     let steps = Rc::new(Cell::new([0u32; 3]));
     let pongs = Rc::new(RefCell::new(vec![]));
     let count = |i: usize| {
@@ -152,14 +227,22 @@ fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors
         if !has_worked {
             has_worked = true;
             sent += 1;
-            return if sent > ROUNDS { Did::IdleUntil(None) } else { post(&mut a.qp, &to_b) };
+            return if sent > ROUNDS {
+                Did::IdleUntil(None)
+            } else {
+                post(&mut a.qp, &to_b)
+            };
         }
         sent += 1;
         post(&mut a.qp, &to_b)
     };
     let server = move |_| {
         step_b();
-        if b.arrived().is_empty() { Did::IdleUntil(None) } else { post(&mut b.qp, &to_a) }
+        if b.arrived().is_empty() {
+            Did::IdleUntil(None)
+        } else {
+            post(&mut b.qp, &to_a)
+        }
     };
     fn post(qp: &mut RcQp, op: &WriteImm<()>) -> Did {
         qp.post(op, Signal::Reclaim, 0).unwrap();
@@ -175,11 +258,21 @@ fn a_ping_pong_of_two_actors_takes_what_the_parameters_add_up_to_and_idle_actors
     simulation.spawn(&[&others], idle).unwrap();
     assert!(!simulation.run(u64::MAX));
     let one_way = WAY + NIC.receive_ns;
-    assert_eq!(*pongs.borrow(), (1..=u64::from(ROUNDS)).map(|i| i * 2 * one_way).collect::<Vec<_>>());
+    assert_eq!(
+        *pongs.borrow(),
+        (1..=u64::from(ROUNDS))
+            .map(|i| i * 2 * one_way)
+            .collect::<Vec<_>>()
+    );
     let [client, server, idle] = steps.get();
     assert_eq!(idle, 1, "nothing ever happened to its device");
-    // Woken once by the message, stepped again after its work, and woken by the few completions that the queue requests.
-    assert!((2 * ROUNDS..2 * ROUNDS + 10).contains(&client) && (2 * ROUNDS..2 * ROUNDS + 10).contains(&server), "{client} {server}");
+    // Woken once by the message, stepped again after its work, and woken by the few completions
+    // that the queue requests.
+    assert!(
+        (2 * ROUNDS..2 * ROUNDS + 10).contains(&client)
+            && (2 * ROUNDS..2 * ROUNDS + 10).contains(&server),
+        "{client} {server}"
+    );
 }
 
 #[test]
@@ -196,10 +289,22 @@ fn an_actor_that_watches_memory_is_woken_by_a_write_without_completion_and_by_it
         Did::IdleUntil((now_ns < start_ns + 500).then_some(start_ns + 500))
     };
     simulation.spawn(&[&device], watcher).unwrap();
-    a.qp.post(&Write { addr, rkey, payload: Inline(&[9]) }, Signal::Reclaim, 0).unwrap();
+    a.qp.post(
+        &Write {
+            addr,
+            rkey,
+            payload: Inline(&[9]),
+        },
+        Signal::Reclaim,
+        0,
+    )
+    .unwrap();
     a.qp.ring();
     assert!(!simulation.run(u64::MAX));
-    assert_eq!(*seen.borrow(), [(start_ns, 0), (start_ns + 500, 0), (start_ns + WAY + 1, 9)]);
+    assert_eq!(
+        *seen.borrow(),
+        [(start_ns, 0), (start_ns + 500, 0), (start_ns + WAY + 1, 9)]
+    );
 }
 
 #[test]
@@ -208,9 +313,16 @@ fn devices_of_another_network_are_refused_and_a_removed_one_is_dead_to_its_peers
     let mut other = Simulation::new(NIC);
     let foreign = Device::simulated(&mut other).unwrap();
     assert_eq!(simulation.add(&foreign), Err(ForeignDevice));
-    assert_eq!(simulation.spawn(&[&foreign], |_| Did::IdleUntil(None)), Err(ForeignDevice));
+    assert_eq!(
+        simulation.spawn(&[&foreign], |_| Did::IdleUntil(None)),
+        Err(ForeignDevice)
+    );
     let (mut a, b) = pair(&mut simulation, &ConnectOptions::default());
-    let op = Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () };
+    let op = Write {
+        addr: b.mr.addr(),
+        rkey: b.mr.rkey(),
+        payload: (),
+    };
     simulation.remove(&b.device);
     drop(b);
     a.qp.post(&op, Signal::Always, 1).unwrap();
@@ -223,10 +335,28 @@ fn devices_of_another_network_are_refused_and_a_removed_one_is_dead_to_its_peers
 fn what_a_device_had_under_way_when_its_host_lost_power_has_no_effect_and_its_peers_find_it_gone() {
     let mut simulation = Simulation::new(NIC);
     let (mut a, mut b) = pair(&mut simulation, &ConnectOptions::default());
-    b.qp.post(&Write { addr: a.mr.addr(), rkey: a.mr.rkey(), payload: Inline(&[9]) }, Signal::Always, 1).unwrap();
+    b.qp.post(
+        &Write {
+            addr: a.mr.addr(),
+            rkey: a.mr.rkey(),
+            payload: Inline(&[9]),
+        },
+        Signal::Always,
+        1,
+    )
+    .unwrap();
     b.qp.ring();
     simulation.kill(&b.device);
-    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload: () }, Signal::Always, 1).unwrap();
+    a.qp.post(
+        &Write {
+            addr: b.mr.addr(),
+            rkey: b.mr.rkey(),
+            payload: (),
+        },
+        Signal::Always,
+        1,
+    )
+    .unwrap();
     a.qp.ring();
     assert!(!simulation.run(u64::MAX));
     assert_eq!(a.sent(), [(Some(1), Err(Syndrome::TransportRetryExceeded))]);
@@ -235,7 +365,8 @@ fn what_a_device_had_under_way_when_its_host_lost_power_has_no_effect_and_its_pe
     assert_eq!(byte, [0]);
 }
 
-/// A deliberate bug: the source buffer is reused before the completion. Returns the arrived bytes, and strict mode's report.
+/// A deliberate bug: the source buffer is reused before the completion. Returns the arrived bytes,
+/// and strict mode's report.
 fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     let net = Net::in_mode(mode);
     let (mut a, mut b) = (End::new(&net.device()), End::new(&net.device()));
@@ -244,9 +375,17 @@ fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     for message in [b"first ", b"second"] {
         a.mr.write(0, message).unwrap();
         let payload = a.mr.sge(0, 6).unwrap();
-        let op = Write { addr: b.mr.addr() + 6 * arrived.len() as u64, rkey: b.mr.rkey(), payload };
+        let op = Write {
+            addr: b.mr.addr() + 6 * arrived.len() as u64,
+            rkey: b.mr.rkey(),
+            payload,
+        };
         // The first WRITE is not even signaled, so its completion is unknown.
-        let signal = if arrived.is_empty() { Signal::Reclaim } else { Signal::Always };
+        let signal = if arrived.is_empty() {
+            Signal::Reclaim
+        } else {
+            Signal::Always
+        };
         a.qp.post(&op, signal, 0).unwrap();
         a.qp.ring();
         arrived.push(());
@@ -255,14 +394,31 @@ fn early_reuse(mode: Mode) -> (Vec<u8>, Vec<Rule>) {
     let mut bytes = vec![0; 12];
     b.mr.read(0, &mut bytes).unwrap();
     assert_eq!(b.device.soft().unwrap().take_violations(), []);
-    (bytes, a.device.soft().unwrap().take_violations().iter().map(|v| v.rule).collect())
+    (
+        bytes,
+        a.device
+            .soft()
+            .unwrap()
+            .take_violations()
+            .iter()
+            .map(|v| v.rule)
+            .collect(),
+    )
 }
 
 #[test]
 fn a_source_used_again_before_its_completion_is_found_in_every_time_but_the_immediate() {
-    assert_eq!(early_reuse(Mode::Immediate), (b"first second".to_vec(), vec![]), "immediate time hides it");
+    assert_eq!(
+        early_reuse(Mode::Immediate),
+        (b"first second".to_vec(), vec![]),
+        "immediate time hides it"
+    );
     for mode in [Mode::Delay, Mode::Virtual] {
-        assert_eq!(early_reuse(mode), (b"secondsecond".to_vec(), vec![Rule::SourceChanged]), "{mode:?}");
+        assert_eq!(
+            early_reuse(mode),
+            (b"secondsecond".to_vec(), vec![Rule::SourceChanged]),
+            "{mode:?}"
+        );
     }
 }
 
@@ -272,7 +428,16 @@ fn a_source_used_again_between_effect_and_acknowledgement_is_found_too() {
     let (mut a, b, start_ns) = warm_pair(&mut simulation);
     a.mr.write(0, b"as it was").unwrap();
     let payload = (Inline(&b"inline "[..]), a.mr.sge(0, 9).unwrap());
-    a.qp.post(&Write { addr: b.mr.addr(), rkey: b.mr.rkey(), payload }, Signal::Always, 3).unwrap();
+    a.qp.post(
+        &Write {
+            addr: b.mr.addr(),
+            rkey: b.mr.rkey(),
+            payload,
+        },
+        Signal::Always,
+        3,
+    )
+    .unwrap();
     a.qp.ring();
     simulation.run(start_ns + WAY + 16);
     let mut bytes = [0; 16];
@@ -283,7 +448,10 @@ fn a_source_used_again_between_effect_and_acknowledgement_is_found_too() {
     simulation.run(u64::MAX);
     assert_eq!(a.sent(), [(Some(3), Ok(()))]);
     let found = a.device.soft().unwrap().take_violations();
-    assert_eq!(found.iter().map(|v| (v.queue, v.rule)).collect::<Vec<_>>(), [(Queue::Send(a.qp.qpn()), Rule::SourceChanged)]);
+    assert_eq!(
+        found.iter().map(|v| (v.queue, v.rule)).collect::<Vec<_>>(),
+        [(Queue::Send(a.qp.qpn()), Rule::SourceChanged)]
+    );
 }
 
 #[test]
@@ -298,20 +466,38 @@ fn arrivals_are_in_the_receivers_trace() {
         simulation.run(u64::MAX);
         hashes.push(b.device.soft().unwrap().trace_hash().unwrap());
     }
-    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "{hashes:x?}");
+    assert!(
+        hashes[0] != hashes[1] && hashes[1] != hashes[2],
+        "{hashes:x?}"
+    );
 }
 
 #[test]
 fn an_actor_misses_no_arrival_however_many_queue_pairs_it_has() {
     const QPS: usize = 40;
-    let mut simulation = Simulation::new(NicParameters { receive_ns: 0, ..NIC });
-    let (mut server, client) =
-        (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&Device::simulated(&mut simulation).unwrap()));
-    let config = QpConfig { max_send_wr: 16, max_inline_data: 0, ..QpConfig::default() };
+    let mut simulation = Simulation::new(NicParameters {
+        receive_ns: 0,
+        ..NIC
+    });
+    let (mut server, client) = (
+        End::new(&Device::simulated(&mut simulation).unwrap()),
+        End::new(&Device::simulated(&mut simulation).unwrap()),
+    );
+    let config = QpConfig {
+        max_send_wr: 16,
+        max_inline_data: 0,
+        ..QpConfig::default()
+    };
     let mut pairs: Vec<_> = (0..QPS)
         .map(|_| {
-            let mut qp = client.pd.create_qp(&client.send_cq, &client.recv_cq, &client.srq, &config).unwrap();
-            let mut peer = server.pd.create_qp(&server.send_cq, &server.recv_cq, &server.srq, &config).unwrap();
+            let mut qp = client
+                .pd
+                .create_qp(&client.send_cq, &client.recv_cq, &client.srq, &config)
+                .unwrap();
+            let mut peer = server
+                .pd
+                .create_qp(&server.send_cq, &server.recv_cq, &server.srq, &config)
+                .unwrap();
             connect(&mut qp, &mut peer, &ConnectOptions::default());
             (qp, peer)
         })
@@ -347,7 +533,10 @@ fn a_peer_that_nobody_steps_stops_its_sender_and_not_the_simulation() {
     a.qp.ring();
     assert!(simulation.run(1_000_000_000), "it is tried again and again");
     let first = a.sent().len();
-    assert!((100..200).contains(&first), "as many as a lane holds: {first}");
+    assert!(
+        (100..200).contains(&first),
+        "as many as a lane holds: {first}"
+    );
     simulation.add(&b.device).unwrap();
     assert!(!simulation.run(u64::MAX));
     assert_eq!((first + a.sent().len(), b.arrived().len()), (200, 200));
@@ -362,22 +551,43 @@ fn a_working_actor_is_not_interrupted() {
     let (device, steps) = (b.device.clone(), Rc::new(RefCell::new(vec![])));
     let log = Rc::clone(&steps);
     let actor = move |now_ns| {
-        log.borrow_mut().push((now_ns - start_ns, b.arrived().len()));
-        if log.borrow().len() < 3 { Did::Cost(WAY) } else { Did::IdleUntil(None) }
+        log.borrow_mut()
+            .push((now_ns - start_ns, b.arrived().len()));
+        if log.borrow().len() < 3 {
+            Did::Cost(WAY)
+        } else {
+            Did::IdleUntil(None)
+        }
     };
     simulation.spawn(&[&device], actor).unwrap();
     a.qp.post(&op, Signal::Reclaim, 0).unwrap();
     a.qp.ring();
     assert!(!simulation.run(u64::MAX));
-    assert_eq!(*steps.borrow(), [(0, 0), (WAY, 0), (2 * WAY, 1)], "the message came at WAY + {}", NIC.receive_ns);
+    assert_eq!(
+        *steps.borrow(),
+        [(0, 0), (WAY, 0), (2 * WAY, 1)],
+        "the message came at WAY + {}",
+        NIC.receive_ns
+    );
 }
 
 #[test]
 fn a_message_that_a_fault_passed_over_arrives_when_nothing_else_happens() {
     let mut simulation = Simulation::new(NIC);
-    let faults = Faults { seed: 3, reorder_permille: 700, ..Faults::default() };
-    let device = Device::open(DeviceSpec::Soft(SoftOptions { faults, ..simulation.options() })).unwrap();
-    let (mut a, mut b) = (End::new(&Device::simulated(&mut simulation).unwrap()), End::new(&device));
+    let faults = Faults {
+        seed: 3,
+        reorder_permille: 700,
+        ..Faults::default()
+    };
+    let device = Device::open(DeviceSpec::Soft(SoftOptions {
+        faults,
+        ..simulation.options()
+    }))
+    .unwrap();
+    let (mut a, mut b) = (
+        End::new(&Device::simulated(&mut simulation).unwrap()),
+        End::new(&device),
+    );
     simulation.add(&device).unwrap();
     connect(&mut a.qp, &mut b.qp, &ConnectOptions::default());
     b.receives(50);

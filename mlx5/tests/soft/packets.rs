@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
 use mlx5::wire::Syndrome;
-use mlx5::wire::roce::{AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT};
+use mlx5::wire::roce::{
+    AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT,
+};
 use mlx5::*;
 use shm_testing::limits;
 
@@ -25,16 +27,30 @@ fn soft(roce: RoceOptions) -> SoftOptions {
 }
 
 fn on(address: impl Into<IpAddr>) -> RoceOptions {
-    RoceOptions { port: Some(0), ..RoceOptions::new(address.into()) }
+    RoceOptions {
+        port: Some(0),
+        ..RoceOptions::new(address.into())
+    }
 }
 
-/// Runs `f` with an endpoint and the address of its peer, on another device in another thread, which sends back what it receives until it
-/// receives nothing; then with the bytes of the peer's memory, the peer's counters and the own ones.
-fn with_echo([own, other]: [RoceOptions; 2], f: impl FnOnce(&mut Endpoint, &EndpointAddress)) -> (Vec<u8>, [PacketCounters; 2]) {
+/// Runs `f` with an endpoint and the address of its peer, on another device in another thread,
+/// which sends back what it receives until it receives nothing; then with the bytes of the peer's
+/// memory, the peer's counters and the own ones.
+fn with_echo(
+    [own, other]: [RoceOptions; 2],
+    f: impl FnOnce(&mut Endpoint, &EndpointAddress),
+) -> (Vec<u8>, [PacketCounters; 2]) {
     limits::watchdog(WATCHDOG);
     // A lost tail of a message is sent again soon.
-    let connection = ConnectOptions { timeout: 10, ..ConnectOptions::default() };
-    let config = EndpointConfig { message_bytes: 1 << 15, connection, ..EndpointConfig::default() };
+    let connection = ConnectOptions {
+        timeout: 10,
+        ..ConnectOptions::default()
+    };
+    let config = EndpointConfig {
+        message_bytes: 1 << 15,
+        connection,
+        ..EndpointConfig::default()
+    };
     let (to_peer, from_here) = mpsc::channel();
     let (to_here, from_peer) = mpsc::channel();
     let peer = std::thread::spawn(move || {
@@ -99,13 +115,30 @@ fn every_verb_reaches_a_device_that_shares_no_memory() {
         (on(LOOPBACK), on([127, 0, 0, 2])),
         (on(Ipv6Addr::LOCALHOST), on(Ipv6Addr::LOCALHOST)),
         // The smaller MTU is that of both.
-        (RoceOptions { mtu: Some(256), ..on(LOOPBACK) }, on(LOOPBACK)),
+        (
+            RoceOptions {
+                mtu: Some(256),
+                ..on(LOOPBACK)
+            },
+            on(LOOPBACK),
+        ),
     ] {
         let mut expected = vec![0; 1 << 16];
         let (bytes, counters) = with_echo([own, other], |end, _| every_verb(end, &mut expected));
         assert!(bytes == expected);
-        for PacketCounters { sent, received, bad_icrc, strangers, refused, .. } in counters {
-            assert!(sent > 50 && received > 50 && (bad_icrc, strangers, refused) == (0, 0, 0), "{counters:?}");
+        for PacketCounters {
+            sent,
+            received,
+            bad_icrc,
+            strangers,
+            refused,
+            ..
+        } in counters
+        {
+            assert!(
+                sent > 50 && received > 50 && (bad_icrc, strangers, refused) == (0, 0, 0),
+                "{counters:?}"
+            );
         }
     }
 }
@@ -113,13 +146,23 @@ fn every_verb_reaches_a_device_that_shares_no_memory() {
 #[test]
 fn what_is_lost_is_sent_again_and_arrives_once() {
     let mut expected = vec![0; 1 << 16];
-    let lossy = |address| RoceOptions { loss_permille: 50, mtu: Some(256), ..on(address) };
-    let (bytes, counters) = with_echo([lossy([127, 0, 0, 1]), lossy([127, 0, 0, 2])], |end, _| every_verb(end, &mut expected));
+    let lossy = |address| RoceOptions {
+        loss_permille: 50,
+        mtu: Some(256),
+        ..on(address)
+    };
+    let (bytes, counters) = with_echo([lossy([127, 0, 0, 1]), lossy([127, 0, 0, 2])], |end, _| {
+        every_verb(end, &mut expected)
+    });
     assert!(bytes == expected);
-    assert!(counters[0].retransmitted + counters[1].retransmitted > 0, "{counters:?}");
+    assert!(
+        counters[0].retransmitted + counters[1].retransmitted > 0,
+        "{counters:?}"
+    );
 }
 
-/// Packets of hosts that are not the peer, and of one that forges its address and not its numbers: counted, and nothing else.
+/// Packets of hosts that are not the peer, and of one that forges its address and not its numbers:
+/// counted, and nothing else.
 #[test]
 fn packets_of_strangers_change_nothing() {
     let times = 3_000 * limits::scale_of("MLX5_TEST_SCALE");
@@ -129,28 +172,68 @@ fn packets_of_strangers_change_nothing() {
         let qp = end.qp().address();
         let to = SocketAddr::new(own, qp.port);
         // The last is the peer's address, from another port, as RoCE devices choose them at will.
-        let strangers = [[127, 0, 0, 9], [127, 0, 0, 2]].map(|from| UdpSocket::bind((IpAddr::from(from), 0)).unwrap());
+        let strangers = [[127, 0, 0, 9], [127, 0, 0, 2]]
+            .map(|from| UdpSocket::bind((IpAddr::from(from), 0)).unwrap());
         let mut random = mlx5::hca::network::Random::new(7);
         end.memory().write(0, &[0x5a; 64]).unwrap();
         let (addr, rkey) = (end.memory().addr(), end.memory().rkey());
         assert_ne!(remote.to_bytes(), end.address().to_bytes());
         for _ in 0..times {
             let from = &strangers[random.below(2) as usize];
-            let mut bytes: Vec<u8> = (0..random.below(80)).map(|_| random.next_u64() as u8).collect();
+            let mut bytes: Vec<u8> = (0..random.below(80))
+                .map(|_| random.next_u64() as u8)
+                .collect();
             if random.happens(800) {
-                let kind = [Opcode::WriteOnly, Opcode::SendOnly, Opcode::ReadRequest, Opcode::FetchAdd, Opcode::Acknowledge];
-                let opcode = PacketOpcode { transport: Transport::Rc, opcode: kind[random.below(5) as usize] };
+                let kind = [
+                    Opcode::WriteOnly,
+                    Opcode::SendOnly,
+                    Opcode::ReadRequest,
+                    Opcode::FetchAdd,
+                    Opcode::Acknowledge,
+                ];
+                let opcode = PacketOpcode {
+                    transport: Transport::Rc,
+                    opcode: kind[random.below(5) as usize],
+                };
                 // Requests outside the window of PSNs: a forger who does not see the packets.
                 let psn = Psn::new(random.next_u64() as u32);
-                let mut headers = Headers::new(opcode, if random.happens(500) { qp.qpn } else { random.next_u64() as u32 }, psn);
-                headers.reth = Reth { addr, rkey: if random.happens(500) { rkey ^ 1 } else { random.next_u64() as u32 }, len: 8 };
-                headers.atomic = AtomicEth { addr, rkey: headers.reth.rkey, swap_add: 1, compare: 0 };
+                let mut headers = Headers::new(
+                    opcode,
+                    if random.happens(500) {
+                        qp.qpn
+                    } else {
+                        random.next_u64() as u32
+                    },
+                    psn,
+                );
+                headers.reth = Reth {
+                    addr,
+                    rkey: if random.happens(500) {
+                        rkey ^ 1
+                    } else {
+                        random.next_u64() as u32
+                    },
+                    len: 8,
+                };
+                headers.atomic = AtomicEth {
+                    addr,
+                    rkey: headers.reth.rkey,
+                    swap_add: 1,
+                    compare: 0,
+                };
                 bytes = headers.emit().to_vec();
                 bytes.extend([1; 8]);
-                let SocketAddr::V4(source) = from.local_addr().unwrap() else { unreachable!() };
+                let SocketAddr::V4(source) = from.local_addr().unwrap() else {
+                    unreachable!()
+                };
                 let (source_port, destination_port) = (source.port(), qp.port);
-                let flow =
-                    Flow::V4 { source: source.ip().octets(), destination: LOOPBACK, source_port, destination_port, identification: 0 };
+                let flow = Flow::V4 {
+                    source: source.ip().octets(),
+                    destination: LOOPBACK,
+                    source_port,
+                    destination_port,
+                    identification: 0,
+                };
                 let icrc = flow.icrc(&bytes, &[]);
                 bytes.extend(icrc);
                 if random.happens(300) {
@@ -166,16 +249,26 @@ fn packets_of_strangers_change_nothing() {
         assert_eq!(own, [0x5a; 64]);
     });
     assert!(bytes == expected);
-    assert!(counters[0].strangers > 100 && counters[0].bad_icrc > 100, "{counters:?}");
+    assert!(
+        counters[0].strangers > 100 && counters[0].bad_icrc > 100,
+        "{counters:?}"
+    );
 }
 
 #[test]
 fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
     let fabric = LocalFabric::new();
     for is_for_all in [false, true] {
-        let options = || SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..soft(RoceOptions { is_for_all, ..on(LOOPBACK) }) };
+        let options = || SoftOptions {
+            fabric: FabricSpec::Local(fabric.clone()),
+            ..soft(RoceOptions {
+                is_for_all,
+                ..on(LOOPBACK)
+            })
+        };
         let devices = [(); 2].map(|()| Device::open(DeviceSpec::Soft(options())).unwrap());
-        let [mut a, mut b] = [&devices[0], &devices[1]].map(|device| device.endpoint(EndpointConfig::default()).unwrap());
+        let [mut a, mut b] = [&devices[0], &devices[1]]
+            .map(|device| device.endpoint(EndpointConfig::default()).unwrap());
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         if is_for_all {
@@ -196,8 +289,13 @@ fn connections_without_messages_send_nothing() {
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
         let srq = pd.create_srq(1, 0).unwrap();
-        let config = QpConfig { max_send_wr: 16, ..QpConfig::default() };
-        (0..1000).map(|_| pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap()).collect::<Vec<_>>()
+        let config = QpConfig {
+            max_send_wr: 16,
+            ..QpConfig::default()
+        };
+        (0..1000)
+            .map(|_| pd.create_qp(&send_cq, &recv_cq, &srq, &config).unwrap())
+            .collect::<Vec<_>>()
     };
     let [mut ours, mut theirs] = [queues(&devices[0]), queues(&devices[1])];
     for (a, b) in ours.iter_mut().zip(&mut theirs) {
@@ -211,41 +309,96 @@ fn connections_without_messages_send_nothing() {
             device.progress();
         }
     }
-    assert_eq!(devices.map(|device| device.info().packets), [Some(PacketCounters::default()); 2]);
+    assert_eq!(
+        devices.map(|device| device.info().packets),
+        [Some(PacketCounters::default()); 2]
+    );
 }
 
 #[test]
 fn addresses_that_cannot_be_are_refused_with_what_to_do() {
-    let open = |roce: RoceOptions| Device::open(DeviceSpec::Soft(soft(roce))).map(drop).unwrap_err();
+    let open = |roce: RoceOptions| {
+        Device::open(DeviceSpec::Soft(soft(roce)))
+            .map(drop)
+            .unwrap_err()
+    };
     let device = Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
     let mut end = device.endpoint(EndpointConfig::default()).unwrap();
     let taken = end.qp().address().port;
-    let refused = open(RoceOptions { port: Some(taken), ..on(LOOPBACK) });
-    assert!(matches!(&refused, OpenError::Soft(HcaOpenError::Wire { port, .. }) if *port == taken), "{refused}");
-    assert!(refused.to_string().contains("use an address of this host, and a free port"), "{refused}");
-    for roce in [on([8, 8, 8, 8]), RoceOptions { prefix: Some(32), ..on([8, 8, 8, 8]) }] {
-        assert!(matches!(open(roce), OpenError::Soft(HcaOpenError::Wire { .. })));
+    let refused = open(RoceOptions {
+        port: Some(taken),
+        ..on(LOOPBACK)
+    });
+    assert!(
+        matches!(&refused, OpenError::Soft(HcaOpenError::Wire { port, .. }) if *port == taken),
+        "{refused}"
+    );
+    assert!(
+        refused
+            .to_string()
+            .contains("use an address of this host, and a free port"),
+        "{refused}"
+    );
+    for roce in [
+        on([8, 8, 8, 8]),
+        RoceOptions {
+            prefix: Some(32),
+            ..on([8, 8, 8, 8])
+        },
+    ] {
+        assert!(matches!(
+            open(roce),
+            OpenError::Soft(HcaOpenError::Wire { .. })
+        ));
     }
-    let model = SoftOptions { timing: Timing::Delay { ns: 1 }, ..soft(on(LOOPBACK)) };
-    assert!(matches!(Device::open(DeviceSpec::Soft(model)), Err(OpenError::Soft(HcaOpenError::WireInModel))));
-    let refused = Device::open("soft:roce=eth0").map(drop).unwrap_err().to_string();
+    let model = SoftOptions {
+        timing: Timing::Delay { ns: 1 },
+        ..soft(on(LOOPBACK))
+    };
+    assert!(matches!(
+        Device::open(DeviceSpec::Soft(model)),
+        Err(OpenError::Soft(HcaOpenError::WireInModel))
+    ));
+    let refused = Device::open("soft:roce=eth0")
+        .map(drop)
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("10.1.0.0/16"), "{refused}");
     // A RoCE device that is no software HCA: it sends to port 4791.
-    let nic = QpAddress { port: 0, epoch: 0, lid: 0, gid: gid_of([127, 0, 0, 3].into()), ..end.qp().address() };
-    let mut plain = Device::open(DeviceSpec::Soft(SoftOptions { roce: None, ..soft(on(LOOPBACK)) }))
-        .unwrap()
-        .endpoint(EndpointConfig::default())
-        .unwrap();
+    let nic = QpAddress {
+        port: 0,
+        epoch: 0,
+        lid: 0,
+        gid: gid_of([127, 0, 0, 3].into()),
+        ..end.qp().address()
+    };
+    let mut plain = Device::open(DeviceSpec::Soft(SoftOptions {
+        roce: None,
+        ..soft(on(LOOPBACK))
+    }))
+    .unwrap()
+    .endpoint(EndpointConfig::default())
+    .unwrap();
     let bytes = |qp: QpAddress| {
         let mut bytes = end.address().to_bytes();
         bytes[..QpAddress::LEN].copy_from_slice(&qp.to_bytes());
         EndpointAddress::from_bytes(&bytes).unwrap()
     };
     let address = bytes(nic);
-    assert!(matches!(plain.connect(&address), Err(EndpointError::Connect(ConnectError::DifferentKinds { .. }))));
+    assert!(matches!(
+        plain.connect(&address),
+        Err(EndpointError::Connect(ConnectError::DifferentKinds { .. }))
+    ));
     let refused = end.connect(&address).unwrap_err();
-    let EndpointError::Connect(ConnectError::Soft(HcaConnectError::NotTheRocePort { to, own })) = refused else { panic!("{refused}") };
-    assert_eq!((to, own), (SocketAddr::from(([127, 0, 0, 3], UDP_PORT)), taken));
+    let EndpointError::Connect(ConnectError::Soft(HcaConnectError::NotTheRocePort { to, own })) =
+        refused
+    else {
+        panic!("{refused}")
+    };
+    assert_eq!(
+        (to, own),
+        (SocketAddr::from(([127, 0, 0, 3], UDP_PORT)), taken)
+    );
 }
 
 /// A device that lives says that a queue pair is gone; a dead one is found by its silence.
@@ -279,7 +432,16 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
         when_gone.recv().unwrap();
         let start = Instant::now();
         let error = end.send(b"again").unwrap_err();
-        assert!(matches!(error, EndpointError::Failed(CompletionError { syndrome: Syndrome::TransportRetryExceeded, .. })), "{error}");
+        assert!(
+            matches!(
+                error,
+                EndpointError::Failed(CompletionError {
+                    syndrome: Syndrome::TransportRetryExceeded,
+                    ..
+                })
+            ),
+            "{error}"
+        );
         assert_eq!(start.elapsed() < Duration::from_secs(1), lives);
         drop(to_peer);
         peer.join().unwrap();

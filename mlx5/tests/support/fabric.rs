@@ -16,16 +16,31 @@ pub(crate) fn new_dir(name: &str) -> PathBuf {
     dir
 }
 
-/// Returns the options of a device of the fabric in `dir`. `MLX5_TEST_TIME=delay` delays it. Processes do not share the clock of virtual
-/// time, so that mode is immediate here.
+/// Returns the options of a device of the fabric in `dir`. `MLX5_TEST_TIME=delay` delays it.
+/// Processes do not share the clock of virtual time, so that mode is immediate here.
 pub(crate) fn options(dir: &Path) -> SoftOptions {
-    let timing = if mode() == Mode::Delay { Timing::Delay { ns: DELAY_NS } } else { Timing::Immediate };
-    SoftOptions { fabric: FabricSpec::Shared { dir: Some(dir.to_owned()) }, timing, ..Default::default() }
+    let timing = if mode() == Mode::Delay {
+        Timing::Delay { ns: DELAY_NS }
+    } else {
+        Timing::Immediate
+    };
+    SoftOptions {
+        fabric: FabricSpec::Shared {
+            dir: Some(dir.to_owned()),
+        },
+        timing,
+        ..Default::default()
+    }
 }
 
-/// Checks that the next device of the fabric cleans up after the killed ones, and that nothing is left then.
+/// Checks that the next device of the fabric cleans up after the killed ones, and that nothing is
+/// left then.
 pub(crate) fn remove_dir(dir: &Path) {
     drop(Device::open(DeviceSpec::Soft(options(dir))).unwrap());
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(
+        std::fs::read_dir(dir).unwrap().count(),
+        0,
+        "nothing is left behind"
+    );
     std::fs::remove_dir(dir).unwrap();
 }

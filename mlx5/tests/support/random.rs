@@ -12,7 +12,10 @@ impl Random {
 
     /// Returns a number below `n`, which is not 0.
     pub(crate) fn below(&mut self, n: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (((self.0 >> 32) * u64::from(n)) >> 32) as u32
     }
 

@@ -1,4 +1,5 @@
-//! A requester in another process that is single-stepped through a doorbell, and the ends of its connections, for several tests.
+//! A requester in another process that is single-stepped through a doorbell, and the ends of its
+//! connections, for several tests.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::collections::{HashMap, HashSet};
@@ -25,7 +26,8 @@ const QKEY: u32 = 0x1234;
 /// Number of places for WRITEs in flight, used by the name of the queue pair.
 const PLACES: u32 = 32;
 
-/// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes; this only ends a hang.
+/// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes;
+/// this only ends a hang.
 pub(crate) fn begin(factor: u32) {
     watchdog(Duration::from_secs(240) * factor * scale());
 }
@@ -43,11 +45,19 @@ pub(crate) enum Kind {
     Datagram,
     /// WRITEs of [`WRITE`] bytes.
     Write,
-    /// WRITEs of every length: message `imm` has [`length`] bytes, and ends at an aligned place if `imm` is even.
+    /// WRITEs of every length: message `imm` has [`length`] bytes, and ends at an aligned place if
+    /// `imm` is even.
     Length,
 }
 
-const KINDS: [Kind; 6] = [Kind::WriteImm, Kind::Send, Kind::Own, Kind::Datagram, Kind::Write, Kind::Length];
+const KINDS: [Kind; 6] = [
+    Kind::WriteImm,
+    Kind::Send,
+    Kind::Own,
+    Kind::Datagram,
+    Kind::Write,
+    Kind::Length,
+];
 
 /// Returns the number of bytes of message `imm` of [`Kind::Length`], and the offset of its end.
 pub(crate) fn length(imm: u32) -> (usize, usize) {
@@ -56,7 +66,9 @@ pub(crate) fn length(imm: u32) -> (usize, usize) {
 
 /// Returns the content of message `imm`.
 pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
-    core::array::from_fn(|i| (imm.wrapping_mul(0x9e37_79b1) >> 24) as u8 ^ (i as u8).wrapping_mul(29) ^ imm as u8)
+    core::array::from_fn(|i| {
+        (imm.wrapping_mul(0x9e37_79b1) >> 24) as u8 ^ (i as u8).wrapping_mul(29) ^ imm as u8
+    })
 }
 
 /// One end, with one queue pair for each peer.
@@ -90,18 +102,39 @@ pub(crate) struct Arrival {
 
 impl End {
     pub(crate) fn open(dir: &Path) -> Self {
-        // In the doorbell, in every mode of the tests, because that is where the process is stepped.
-        let options = SoftOptions { timing: Timing::Immediate, ..options(dir) };
+        // In the doorbell, in every mode of the tests, because that is where the process is
+        // stepped.
+        let options = SoftOptions {
+            timing: Timing::Immediate,
+            ..options(dir)
+        };
         let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (device.create_cq(64).unwrap(), device.create_mono_cq(64).unwrap());
+        let (send_cq, recv_cq) = (
+            device.create_cq(64).unwrap(),
+            device.create_mono_cq(64).unwrap(),
+        );
         let srq = pd.create_srq(RECEIVES as u32, 1).unwrap();
         let slots = pd.alloc(SLOT * RECEIVES, Access::LOCAL_WRITE).unwrap();
-        let mr = pd.alloc(64 << 10, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let mr = pd
+            .alloc(64 << 10, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .unwrap();
         let qps = HashMap::new();
         let own = HashSet::new();
         let free = (0..RECEIVES as u64).collect();
-        let mut end = Self { qps, ud: None, send_cq, recv_cq, srq, slots, mr, own, free, pd, device };
+        let mut end = Self {
+            qps,
+            ud: None,
+            send_cq,
+            recv_cq,
+            srq,
+            slots,
+            mr,
+            own,
+            free,
+            pd,
+            device,
+        };
         end.refill();
         end
     }
@@ -121,18 +154,35 @@ impl End {
 
     /// Makes a queue pair for the peer called `name`. Returns its address.
     pub(crate) fn add(&mut self, name: u32, kind: Kind) -> QpAddress {
-        let config = QpConfig { max_send_wr: 32, max_inline_data: 64, ..QpConfig::default() };
+        let config = QpConfig {
+            max_send_wr: 32,
+            max_inline_data: 64,
+            ..QpConfig::default()
+        };
         if kind == Kind::Datagram {
-            let mut ud = self.pd.create_ud_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
+            let mut ud = self
+                .pd
+                .create_ud_qp(&self.send_cq, &self.recv_cq, &self.srq, &config)
+                .unwrap();
             ud.activate(QKEY).unwrap();
             self.recv_cq.register(ud.qpn(), name);
             let to = ud.destination();
             self.ud = Some(ud);
             return QpAddress::soft(to.vector().rlid, to.qpn(), 0);
         }
-        let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
-        let source = if matches!(kind, Kind::Own | Kind::Write | Kind::Length) { own } else { ReceiveSource::Shared(&self.srq) };
-        let mut qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, source, &config).unwrap();
+        let own = ReceiveSource::Own {
+            depth: 8,
+            max_sge: 0,
+        };
+        let source = if matches!(kind, Kind::Own | Kind::Write | Kind::Length) {
+            own
+        } else {
+            ReceiveSource::Shared(&self.srq)
+        };
+        let mut qp = self
+            .pd
+            .create_qp(&self.send_cq, &self.recv_cq, source, &config)
+            .unwrap();
         self.recv_cq.register(qp.qpn(), name);
         if kind == Kind::Own {
             self.own.insert(qp.qpn());
@@ -155,8 +205,15 @@ impl End {
 
     /// Connects queue pair `name`. A message that finds no receive fails at once.
     pub(crate) fn connect(&mut self, name: u32, peer: &QpAddress) {
-        let options = ConnectOptions { rnr_retry: 0, ..ConnectOptions::default() };
-        self.qps.get_mut(&name).unwrap().connect(peer, &options).unwrap();
+        let options = ConnectOptions {
+            rnr_retry: 0,
+            ..ConnectOptions::default()
+        };
+        self.qps
+            .get_mut(&name)
+            .unwrap()
+            .connect(peer, &options)
+            .unwrap();
     }
 
     /// Posts message `imm` to the peer whose region is `peer`.
@@ -167,7 +224,16 @@ impl End {
         match kind {
             Kind::WriteImm | Kind::Own => {
                 let addr = peer.0 + (MESSAGE as u64) * u64::from(name * PLACES + imm % PLACES);
-                qp.post(&WriteImm { addr, rkey: peer.1, imm, payload: Inline(&bytes[..28]) }, Signal::Always, 0)
+                qp.post(
+                    &WriteImm {
+                        addr,
+                        rkey: peer.1,
+                        imm,
+                        payload: Inline(&bytes[..28]),
+                    },
+                    Signal::Always,
+                    0,
+                )
             }
             Kind::Send => {
                 self.mr.write(32 << 10 | place, &bytes).unwrap();
@@ -176,12 +242,28 @@ impl End {
             }
             Kind::Write => {
                 let payload = self.mr.sge(0, WRITE as u32).unwrap();
-                qp.post(&Write { addr: peer.0, rkey: peer.1, payload }, Signal::Always, 0)
+                qp.post(
+                    &Write {
+                        addr: peer.0,
+                        rkey: peer.1,
+                        payload,
+                    },
+                    Signal::Always,
+                    0,
+                )
             }
             Kind::Length => {
                 let (len, end) = length(imm);
                 let payload = self.mr.sge(0, len as u32).unwrap();
-                qp.post(&Write { addr: peer.0 + (end - len) as u64, rkey: peer.1, payload }, Signal::Always, 0)
+                qp.post(
+                    &Write {
+                        addr: peer.0 + (end - len) as u64,
+                        rkey: peer.1,
+                        payload,
+                    },
+                    Signal::Always,
+                    0,
+                )
             }
             Kind::Datagram => unreachable!("has a queue pair of its own"),
         }
@@ -194,7 +276,9 @@ impl End {
 
     /// Takes send completions, all of which must be successes.
     pub(crate) fn reap(&mut self) {
-        let Self { send_cq, qps, ud, .. } = self;
+        let Self {
+            send_cq, qps, ud, ..
+        } = self;
         send_cq.poll(64, |cqe| {
             cqe.result().unwrap();
             match qps.values_mut().find(|qp| qp.qpn() == cqe.qpn()) {
@@ -204,17 +288,32 @@ impl End {
         });
     }
 
-    /// Returns the messages that have arrived, after checking their content. Posts their receives again if `refill`.
+    /// Returns the messages that have arrived, after checking their content. Posts their receives
+    /// again if `refill`.
     pub(crate) fn arrived(&mut self, refill: bool) -> Vec<Arrival> {
-        let Self { recv_cq, srq, slots, mr, qps, own, free, .. } = self;
+        let Self {
+            recv_cq,
+            srq,
+            slots,
+            mr,
+            qps,
+            own,
+            free,
+            ..
+        } = self;
         let mut got = vec![];
         recv_cq.poll(64, |name, cqe| {
             let name = name.copied().unwrap_or(0);
             let is_ok = cqe.result().is_ok();
-            got.push(Arrival { name, imm: if is_ok { cqe.imm() } else { 0 }, is_ok });
+            got.push(Arrival {
+                name,
+                imm: if is_ok { cqe.imm() } else { 0 },
+                is_ok,
+            });
             let slot = if own.contains(&cqe.qpn()) {
                 // These belong to a destroyed queue pair.
-                qps.get_mut(&name).map(|qp| qp.complete_receive(&cqe).unwrap());
+                qps.get_mut(&name)
+                    .map(|qp| qp.complete_receive(&cqe).unwrap());
                 0
             } else {
                 let slot = srq.complete_receive(&cqe).unwrap();
@@ -227,7 +326,11 @@ impl End {
             let mut bytes = [0; MESSAGE];
             let (at, len) = match cqe.opcode() {
                 Some(CqeOpcode::ResponderSendImm) => {
-                    let grh = if cqe.byte_count() as usize > MESSAGE { GRH_BYTES } else { 0 };
+                    let grh = if cqe.byte_count() as usize > MESSAGE {
+                        GRH_BYTES
+                    } else {
+                        0
+                    };
                     slots.read(slot as usize * SLOT + grh, &mut bytes).unwrap();
                     (0, MESSAGE)
                 }
@@ -237,7 +340,12 @@ impl End {
                     (place, 28)
                 }
             };
-            assert_eq!(bytes[..len], content(cqe.imm())[..len], "message {} at {at} was damaged", cqe.imm());
+            assert_eq!(
+                bytes[..len],
+                content(cqe.imm())[..len],
+                "message {} at {at} was damaged",
+                cqe.imm()
+            );
         });
         if refill {
             self.refill();
@@ -245,7 +353,8 @@ impl End {
         got
     }
 
-    /// Destroys all queue pairs, then the shared receive queue, and makes another. It gets the place of the old one if that is free.
+    /// Destroys all queue pairs, then the shared receive queue, and makes another. It gets the
+    /// place of the old one if that is free.
     pub(crate) fn renew_srq(&mut self) {
         let names: Vec<u32> = self.qps.keys().copied().collect();
         names.into_iter().for_each(|name| self.remove(name));
@@ -269,7 +378,9 @@ impl End {
 
 /// Runs the body of the test called `stepped_process`, which is not a test of its own.
 pub(crate) fn run_process() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
     let kind = KINDS[std::env::var(KIND).unwrap().parse::<usize>().unwrap()];
     again_and_again(|| send(Path::new(&dir), kind));
 }
@@ -278,7 +389,14 @@ pub(crate) fn run_process() {
 fn send(dir: &Path, kind: Kind) {
     let mut end = End::open(dir);
     end.mr.write(0, &[0xee; WRITE]).unwrap();
-    let address = end.add(0, if kind == Kind::Own { Kind::WriteImm } else { kind });
+    let address = end.add(
+        0,
+        if kind == Kind::Own {
+            Kind::WriteImm
+        } else {
+            kind
+        },
+    );
     hello(&end.describe(&address));
     let mut lines = std::io::stdin().lines().map(Result::unwrap);
     let (peer, addr, rkey) = parse(&lines.next().unwrap());
@@ -292,7 +410,17 @@ fn send(dir: &Path, kind: Kind) {
         next += line.parse::<u32>().unwrap();
         for imm in first..next {
             match &mut end.ud {
-                Some(ud) => ud.post(&UdSendImm { to: &to, imm, payload: Inline(&content(imm)) }, Signal::Always, 0).unwrap(),
+                Some(ud) => ud
+                    .post(
+                        &UdSendImm {
+                            to: &to,
+                            imm,
+                            payload: Inline(&content(imm)),
+                        },
+                        Signal::Always,
+                        0,
+                    )
+                    .unwrap(),
                 None => end.post(0, kind, (addr, rkey), imm),
             }
         }
@@ -306,7 +434,9 @@ fn send(dir: &Path, kind: Kind) {
             end.reap();
         } else {
             // Its target may be gone.
-            end.send_cq.poll(64, |cqe| assert!(end.qps.get_mut(&0).unwrap().complete(&cqe).is_some()));
+            end.send_cq.poll(64, |cqe| {
+                assert!(end.qps.get_mut(&0).unwrap().complete(&cqe).is_some())
+            });
         }
     }
 }
@@ -334,8 +464,15 @@ impl Stepped {
         Helper::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())])
     }
 
-    /// Forks the process, connects it to queue pair `name` of `target`, and attaches to it. Its WRITEs go to `region`.
-    pub(crate) fn start(helper: Helper, target: &mut End, name: u32, kind: Kind, region: (u64, u32)) -> Self {
+    /// Forks the process, connects it to queue pair `name` of `target`, and attaches to it. Its
+    /// WRITEs go to `region`.
+    pub(crate) fn start(
+        helper: Helper,
+        target: &mut End,
+        name: u32,
+        kind: Kind,
+        region: (u64, u32),
+    ) -> Self {
         let (mut tracee, words) = helper.fork();
         let (address, ..) = parse(&words);
         let own = target.add(name, kind);

@@ -1,10 +1,13 @@
-//! Tests of several devices in one thread that hold in each mode of time: `MLX5_TEST_TIME=immediate|delay|virtual|packets`.
-//! `MLX5_TEST_DEVICE=mlx5_0` runs them on that device behind libibverbs instead: each device of a test is that one, opened once more. With
-//! several, separated by spaces, the devices of a test are these in turn; one of them may be a software HCA with a port for packets.
-//! `scripts/verbs-tests` lists the tests that are useful there.
+//! Tests of several devices in one thread that hold in each mode of time:
+//! `MLX5_TEST_TIME=immediate|delay|virtual|packets`. `MLX5_TEST_DEVICE=mlx5_0` runs them on that
+//! device behind libibverbs instead: each device of a test is that one, opened once more. With
+//! several, separated by spaces, the devices of a test are these in turn; one of them may be a
+//! software HCA with a port for packets. `scripts/verbs-tests` lists the tests that are useful
+//! there.
 //!
-//! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or [`Net::collect`] for the results: at once in
-//! immediate time, later in the others. Software HCAs are always strict, and the drop of a `Net` asserts that no rule was broken.
+//! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or
+//! [`Net::collect`] for the results: at once in immediate time, later in the others. Software HCAs
+//! are always strict, and the drop of a `Net` asserts that no rule was broken.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::cell::{Cell, RefCell};
@@ -12,7 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, RoceOptions, Rule, SoftOptions, Timing};
+use mlx5::{
+    Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, RoceOptions, Rule,
+    SoftOptions, Timing,
+};
 
 /// The time at which operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +59,14 @@ pub(crate) fn mode() -> Mode {
         Ok("delay") => Mode::Delay,
         Ok("virtual") => Mode::Virtual,
         Ok("packets") => Mode::Packets,
-        other => panic!("MLX5_TEST_TIME is {other:?}; legal is immediate, delay, virtual or packets"),
+        other => {
+            panic!("MLX5_TEST_TIME is {other:?}; legal is immediate, delay, virtual or packets")
+        }
     })
 }
 
-/// Returns the vendor's detail of an error: `text` on the software HCA. The details of a NIC are not public.
+/// Returns the vendor's detail of an error: `text` on the software HCA. The details of a NIC are
+/// not public.
 pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
     (mode() != Mode::Hardware).then_some(text)
 }
@@ -76,9 +85,11 @@ pub(crate) fn finds_peers() -> bool {
 const DELAY_NS: u64 = 3_000;
 /// Virtual mode: time of a poll of an empty CQ.
 const POLL_NS: u64 = 50;
-/// Number of rounds after which an expected result is taken for missing. In delay mode this is some seconds.
+/// Number of rounds after which an expected result is taken for missing. In delay mode this is some
+/// seconds.
 const ROUNDS: u64 = 20_000_000;
-/// The same on hardware, where the thread sleeps between two rounds, because an emulated device may need its core.
+/// The same on hardware, where the thread sleeps between two rounds, because an emulated device may
+/// need its core.
 const HARDWARE_ROUNDS: u64 = 400_000;
 /// The same with packets: a round is a system call for each device.
 const PACKET_ROUNDS: u64 = 4_000_000;
@@ -92,7 +103,12 @@ const PACKETS_QUIET: Duration = Duration::from_millis(5);
 /// Returns the port of a device whose peers all get packets.
 fn packets() -> RoceOptions {
     let loss_permille = std::env::var("MLX5_TEST_LOSS").map_or(0, |loss| loss.parse().unwrap());
-    RoceOptions { port: Some(0), is_for_all: true, loss_permille, ..RoceOptions::new([127, 0, 0, 1].into()) }
+    RoceOptions {
+        port: Some(0),
+        is_for_all: true,
+        loss_permille,
+        ..RoceOptions::new([127, 0, 0, 1].into())
+    }
 }
 
 /// Devices of one local fabric, with one clock and one network.
@@ -124,14 +140,29 @@ impl Net {
             Mode::Hardware | Mode::Packets => (Clock::System, Timing::Immediate),
             Mode::Delay => (Clock::System, Timing::Delay { ns: DELAY_NS }),
             Mode::Virtual => (
-                Clock::Stepping { now_ns: Arc::clone(&now_ns), poll_ns: POLL_NS },
-                Timing::Model(Arc::new(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() }))),
+                Clock::Stepping {
+                    now_ns: Arc::clone(&now_ns),
+                    poll_ns: POLL_NS,
+                },
+                Timing::Model(Arc::new(NicModel::new(NicParameters {
+                    jitter_ns: 300,
+                    ..NicParameters::default()
+                }))),
             ),
         };
         OPENED.set(0);
         let roce = (mode == Mode::Packets).then(packets);
-        let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, roce, devices: RefCell::default() };
-        Self { shared: std::rc::Rc::new(shared) }
+        let shared = Shared {
+            fabric: LocalFabric::new(),
+            now_ns,
+            clock,
+            timing,
+            roce,
+            devices: RefCell::default(),
+        };
+        Self {
+            shared: std::rc::Rc::new(shared),
+        }
     }
 
     /// Options of a device of this network, strict.
@@ -147,7 +178,8 @@ impl Net {
         }
     }
 
-    /// Opens a device of this network. The network holds it open until [`forget`](Self::forget), or its own end.
+    /// Opens a device of this network. The network holds it open until [`forget`](Self::forget), or
+    /// its own end.
     pub(crate) fn device(&self) -> Device {
         self.open(&self.options())
     }
@@ -161,7 +193,8 @@ impl Net {
         device
     }
 
-    /// Returns a device with `options`, for another thread to open. Hardware has none of these options.
+    /// Returns a device with `options`, for another thread to open. Hardware has none of these
+    /// options.
     pub(crate) fn spec(options: &SoftOptions) -> DeviceSpec {
         match hardware() {
             Some(name) => DeviceSpec::from(&*name),
@@ -169,14 +202,24 @@ impl Net {
         }
     }
 
-    /// Stops holding `device` open: it closes with the test's last handle. Checks that it has broken no rule so far.
+    /// Stops holding `device` open: it closes with the test's last handle. Checks that it has
+    /// broken no rule so far.
     pub(crate) fn forget(&self, device: &Device) {
-        assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), []);
+        assert_eq!(
+            device
+                .soft()
+                .map_or_else(Vec::new, |soft| soft.take_violations()),
+            []
+        );
         let name = device.info().name;
-        self.shared.devices.borrow_mut().retain(|d| d.info().name != name);
+        self.shared
+            .devices
+            .borrow_mut()
+            .retain(|d| d.info().name != name);
     }
 
-    /// Lets every device make all possible progress. If none is left at this time, virtual time advances to the next event.
+    /// Lets every device make all possible progress. If none is left at this time, virtual time
+    /// advances to the next event.
     pub(crate) fn progress(&self) {
         if mode() == Mode::Hardware {
             std::thread::sleep(HARDWARE_PAUSE);
@@ -185,7 +228,11 @@ impl Net {
         // All of them: `any` would stop at the first.
         let moved = devices.iter().filter(|device| device.progress()).count();
         if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
-            if let Some(next_ns) = devices.iter().filter_map(|device| device.soft()?.next_event_ns()).min() {
+            if let Some(next_ns) = devices
+                .iter()
+                .filter_map(|device| device.soft()?.next_event_ns())
+                .min()
+            {
                 self.shared.now_ns.fetch_max(next_ns, Ordering::Relaxed);
             }
         }
@@ -217,7 +264,8 @@ impl Net {
         got
     }
 
-    /// Makes progress until every operation in flight waits for a timer of its own: a few us in the modes that have them.
+    /// Makes progress until every operation in flight waits for a timer of its own: a few us in the
+    /// modes that have them.
     pub(crate) fn quiet(&self) {
         if mode() == Mode::Hardware {
             return self.go_on_for(HARDWARE_QUIET);
@@ -229,7 +277,11 @@ impl Net {
             return self.progress();
         }
         let end_ns = self.shared.clock.now_ns() + 100_000;
-        let is_busy = |d: &Device| d.soft().and_then(|soft| soft.next_event_ns()).is_some_and(|at_ns| at_ns < end_ns);
+        let is_busy = |d: &Device| {
+            d.soft()
+                .and_then(|soft| soft.next_event_ns())
+                .is_some_and(|at_ns| at_ns < end_ns)
+        };
         self.settle(|| {
             let is_over = self.shared.clock.now_ns() >= end_ns;
             is_over || !self.shared.devices.borrow().iter().any(is_busy)
@@ -271,7 +323,14 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             for device in self.devices.get_mut() {
-                assert_eq!(device.soft().map_or_else(Vec::new, |soft| soft.take_violations()), [], "{:?}", device.info().name);
+                assert_eq!(
+                    device
+                        .soft()
+                        .map_or_else(Vec::new, |soft| soft.take_violations()),
+                    [],
+                    "{:?}",
+                    device.info().name
+                );
             }
         }
     }

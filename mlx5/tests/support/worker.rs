@@ -1,5 +1,6 @@
-//! One process of the all-to-all test: 64 queue pairs to each peer, with an operation in flight on each at all times, and every result
-//! checked. It follows the lines of its standard input, and answers each with a line.
+//! One process of the all-to-all test: 64 queue pairs to each peer, with an operation in flight on
+//! each at all times, and every result checked. It follows the lines of its standard input, and
+//! answers each with a line.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -22,7 +23,8 @@ const CELL: usize = 512;
 const WORD: usize = 256;
 /// The maximum number of bytes of an ordinary message.
 const MESSAGE: usize = 256;
-/// Bytes of a long message, and of a receive's buffer. While so many are copied, the sender is likely to be killed.
+/// Bytes of a long message, and of a receive's buffer. While so many are copied, the sender is
+/// likely to be killed.
 const LONG: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,7 +88,10 @@ struct Worker {
 fn message(me: usize, number: usize, sequence: u32) -> Vec<u8> {
     let mut random = Random::new(u64::from(sequence) << 32 | (me * QPS + number) as u64);
     let len = 32 + random.below((MESSAGE - 40) as u32) as usize;
-    let mut bytes: Vec<u8> = [me as u32, number as u32, sequence].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let mut bytes: Vec<u8> = [me as u32, number as u32, sequence]
+        .iter()
+        .flat_map(|n| n.to_le_bytes())
+        .collect();
     bytes.extend((bytes.len()..len).map(|_| random.below(256) as u8));
     bytes.extend(checksum(&bytes).to_le_bytes());
     bytes
@@ -98,12 +103,17 @@ fn long_byte(process: usize, at: usize) -> u8 {
 }
 
 fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn check(bytes: &[u8], from: usize, number: usize, sequence: u32) {
     let (body, sum) = bytes.split_last_chunk::<8>().unwrap();
-    let head: Vec<u8> = [from as u32, number as u32, sequence].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let head: Vec<u8> = [from as u32, number as u32, sequence]
+        .iter()
+        .flat_map(|n| n.to_le_bytes())
+        .collect();
     assert!(
         body[..12] == head && checksum(body) == u64::from_le_bytes(*sum),
         "message {sequence} of queue pair {number} of process {from} was damaged"
@@ -118,7 +128,12 @@ fn answer(line: &str) {
 /// Runs until its input ends.
 pub(crate) fn run(dir: &Path, me: usize) {
     let (tx, rx) = channel();
-    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tx.send(line)));
+    std::thread::spawn(move || {
+        std::io::stdin()
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| tx.send(line))
+    });
     let mut worker = Worker::open(dir, me);
     answer("ready");
     while worker.serve(&rx) {
@@ -132,23 +147,51 @@ impl Worker {
     fn open(dir: &Path, me: usize) -> Self {
         let device = Device::open(DeviceSpec::Soft(options(dir))).unwrap();
         let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (device.create_cq(4096).unwrap(), device.create_mono_cq(4096).unwrap());
+        let (send_cq, recv_cq) = (
+            device.create_cq(4096).unwrap(),
+            device.create_mono_cq(4096).unwrap(),
+        );
         let srq = pd.create_srq(DEPTH as u32, 1).unwrap();
         // The queue holds one less than a power of two, and at least the requested number.
         let slots = pd.alloc(LONG * srq.depth(), Access::LOCAL_WRITE).unwrap();
         let long = pd.alloc(LONG, Access::empty()).unwrap();
-        long.write(0, &(0..LONG).map(|at| long_byte(me, at)).collect::<Vec<_>>()).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        long.write(
+            0,
+            &(0..LONG).map(|at| long_byte(me, at)).collect::<Vec<_>>(),
+        )
+        .unwrap();
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let region = pd.alloc(PROCESSES * QPS * CELL + 8, access).unwrap();
-        let local = pd.alloc(PROCESSES * QPS * CELL, Access::LOCAL_WRITE).unwrap();
+        let local = pd
+            .alloc(PROCESSES * QPS * CELL, Access::LOCAL_WRITE)
+            .unwrap();
         let free = (0..srq.depth() as u64).collect();
         let random = Random::new(u64::from(std::process::id()));
         let (connections, completed) = (vec![], [0; PROCESSES]);
         let holds = false;
         let held = 0;
         let runs = true;
-        let mut worker =
-            Self { me, connections, send_cq, recv_cq, srq, slots, region, local, long, random, free, holds, held, runs, completed, pd };
+        let mut worker = Self {
+            me,
+            connections,
+            send_cq,
+            recv_cq,
+            srq,
+            slots,
+            region,
+            local,
+            long,
+            random,
+            free,
+            holds,
+            held,
+            runs,
+            completed,
+            pd,
+        };
         worker.refill();
         worker
     }
@@ -186,10 +229,21 @@ impl Worker {
             }
             "totals" => {
                 let total = |count: fn(&Connection) -> u32| {
-                    let by_peer = (0..PROCESSES).map(|p| self.connections.iter().filter(|c| c.peer == p).map(count).sum::<u32>().into());
+                    let by_peer = (0..PROCESSES).map(|p| {
+                        self.connections
+                            .iter()
+                            .filter(|c| c.peer == p)
+                            .map(count)
+                            .sum::<u32>()
+                            .into()
+                    });
                     join(&by_peer.collect::<Vec<u64>>())
                 };
-                answer(&format!("totals {} {}", total(|c| c.sent), total(|c| c.received)));
+                answer(&format!(
+                    "totals {} {}",
+                    total(|c| c.sent),
+                    total(|c| c.received)
+                ));
             }
             "hold" => {
                 self.holds = true;
@@ -217,8 +271,14 @@ impl Worker {
         self.region.write(at, &vec![0; QPS * CELL]).unwrap();
         let mut address = None;
         for number in 0..QPS {
-            let config = QpConfig { max_send_wr: 32, ..QpConfig::default() };
-            let qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, &self.srq, &config).unwrap();
+            let config = QpConfig {
+                max_send_wr: 32,
+                ..QpConfig::default()
+            };
+            let qp = self
+                .pd
+                .create_qp(&self.send_cq, &self.recv_cq, &self.srq, &config)
+                .unwrap();
             self.recv_cq.register(qp.qpn(), (peer, number));
             address = Some(qp.address());
             self.connections.push(Connection {
@@ -239,8 +299,20 @@ impl Worker {
             });
         }
         let address = address.unwrap();
-        let qpns: Vec<u64> = self.connections.iter().filter(|c| c.peer == peer).map(|c| c.qp.qpn().into()).collect();
-        answer(&format!("created {} {} {} {} {}", address.lid, address.epoch, self.region.addr(), self.region.rkey(), join(&qpns)));
+        let qpns: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|c| c.peer == peer)
+            .map(|c| c.qp.qpn().into())
+            .collect();
+        answer(&format!(
+            "created {} {} {} {} {}",
+            address.lid,
+            address.epoch,
+            self.region.addr(),
+            self.region.rkey(),
+            join(&qpns)
+        ));
     }
 
     /// Connects them to the addresses in the peer's "created" line.
@@ -259,7 +331,10 @@ impl Worker {
             connection.remote = addr + ((self.me * QPS + number) * CELL) as u64;
             connection.shared = addr + (PROCESSES * QPS * CELL) as u64;
             connection.rkey = rkey;
-            connection.qp.connect(&address, &ConnectOptions::default()).unwrap();
+            connection
+                .qp
+                .connect(&address, &ConnectOptions::default())
+                .unwrap();
             self.next(i);
         }
         answer("connected");
@@ -268,19 +343,27 @@ impl Worker {
     /// Destroys the queue pairs to the killed `peer`, after each has reported an error.
     fn reap(&mut self, peer: usize) {
         let end = Instant::now() + Duration::from_secs(20);
-        while self.connections.iter().any(|c| c.peer == peer && !c.is_dead) {
+        while self
+            .connections
+            .iter()
+            .any(|c| c.peer == peer && !c.is_dead)
+        {
             self.progress();
             assert!(Instant::now() < end, "a killed process was not noticed");
         }
         let of_peer = self.connections.iter().filter(|c| c.peer == peer);
-        let errors = of_peer.map(|c| self.recv_cq.unregister(c.qp.qpn()).unwrap()).count();
+        let errors = of_peer
+            .map(|c| self.recv_cq.unregister(c.qp.qpn()).unwrap())
+            .count();
         self.connections.retain(|c| c.peer != peer);
         answer(&format!("reaped {errors}"));
     }
 
     /// Sends `n` messages to `peer`, which posts no receive meanwhile. Returns the number received.
     fn flood(&mut self, peer: usize, n: usize) {
-        let to: Vec<usize> = (0..self.connections.len()).filter(|&i| self.connections[i].peer == peer).collect();
+        let to: Vec<usize> = (0..self.connections.len())
+            .filter(|&i| self.connections[i].peer == peer)
+            .collect();
         for (i, _) in to.iter().cycle().zip(0..n) {
             self.post(*i, Op::Flood);
         }
@@ -298,16 +381,42 @@ impl Worker {
         }
         let op = match self.connections[i].pending {
             Some(Op::WriteImm) => Op::Read,
-            _ => [Op::WriteImm, Op::WriteImm, Op::Send, Op::SendLong, Op::SendLong, Op::CompareSwap, Op::FetchAdd, Op::FetchAddShared]
-                [self.random.below(8) as usize],
+            _ => [
+                Op::WriteImm,
+                Op::WriteImm,
+                Op::Send,
+                Op::SendLong,
+                Op::SendLong,
+                Op::CompareSwap,
+                Op::FetchAdd,
+                Op::FetchAddShared,
+            ][self.random.below(8) as usize],
         };
         self.post(i, op);
     }
 
     fn post(&mut self, i: usize, op: Op) {
-        let Self { connections, local, long, me, .. } = self;
-        let Connection { qp, peer, number, remote: addr, shared, rkey, pending, outstanding, written, sent, word, .. } =
-            &mut connections[i];
+        let Self {
+            connections,
+            local,
+            long,
+            me,
+            ..
+        } = self;
+        let Connection {
+            qp,
+            peer,
+            number,
+            remote: addr,
+            shared,
+            rkey,
+            pending,
+            outstanding,
+            written,
+            sent,
+            word,
+            ..
+        } = &mut connections[i];
         let (addr, rkey) = (*addr, *rkey);
         let source = (*peer * QPS + *number) * CELL;
         let into = local.sge(source + MESSAGE, 8).unwrap();
@@ -322,41 +431,115 @@ impl Worker {
         match op {
             Op::WriteImm => {
                 let payload = fill();
-                qp.post(&WriteImm { addr, rkey, imm: *sent - 1, payload }, signal, 0)
+                qp.post(
+                    &WriteImm {
+                        addr,
+                        rkey,
+                        imm: *sent - 1,
+                        payload,
+                    },
+                    signal,
+                    0,
+                )
             }
             Op::Send => {
                 let payload = fill();
-                qp.post(&SendImm { imm: *sent - 1, payload }, signal, 0)
+                qp.post(
+                    &SendImm {
+                        imm: *sent - 1,
+                        payload,
+                    },
+                    signal,
+                    0,
+                )
             }
             Op::SendLong => {
                 *sent += 1;
-                qp.post(&SendImm { imm: *sent - 1, payload: long.sge(0, LONG as u32).unwrap() }, signal, 0)
+                qp.post(
+                    &SendImm {
+                        imm: *sent - 1,
+                        payload: long.sge(0, LONG as u32).unwrap(),
+                    },
+                    signal,
+                    0,
+                )
             }
             Op::Flood => {
                 let message = message(*me, *number, *sent);
                 *sent += 1;
-                qp.post(&SendImm { imm: *sent - 1, payload: Inline(&message[..12]) }, signal, 0)
+                qp.post(
+                    &SendImm {
+                        imm: *sent - 1,
+                        payload: Inline(&message[..12]),
+                    },
+                    signal,
+                    0,
+                )
             }
-            Op::Read => qp.post(&Read { addr, rkey, into: local.sge(source + MESSAGE, *written as u32).unwrap() }, signal, 0),
-            Op::CompareSwap => qp.post(&CompareSwap { addr: addr + WORD as u64, rkey, compare: *word, swap: *word + 1, into }, signal, 0),
-            Op::FetchAdd => qp.post(&FetchAdd { addr: addr + WORD as u64, rkey, add: 1, into }, signal, 0),
-            Op::FetchAddShared => qp.post(&FetchAdd { addr: *shared, rkey, add: 1, into }, signal, 0),
+            Op::Read => qp.post(
+                &Read {
+                    addr,
+                    rkey,
+                    into: local.sge(source + MESSAGE, *written as u32).unwrap(),
+                },
+                signal,
+                0,
+            ),
+            Op::CompareSwap => qp.post(
+                &CompareSwap {
+                    addr: addr + WORD as u64,
+                    rkey,
+                    compare: *word,
+                    swap: *word + 1,
+                    into,
+                },
+                signal,
+                0,
+            ),
+            Op::FetchAdd => qp.post(
+                &FetchAdd {
+                    addr: addr + WORD as u64,
+                    rkey,
+                    add: 1,
+                    into,
+                },
+                signal,
+                0,
+            ),
+            Op::FetchAddShared => qp.post(
+                &FetchAdd {
+                    addr: *shared,
+                    rkey,
+                    add: 1,
+                    into,
+                },
+                signal,
+                0,
+            ),
         }
         .unwrap();
         (*pending, *outstanding) = (Some(op), *outstanding + 1);
         qp.ring();
     }
 
-    /// Takes completions and arrivals, checks them, and posts the next operations. Returns their number.
+    /// Takes completions and arrivals, checks them, and posts the next operations. Returns their
+    /// number.
     fn progress(&mut self) -> usize {
         self.arrivals() + self.completions()
     }
 
     fn completions(&mut self) -> usize {
         let mut done = vec![];
-        let Self { send_cq, connections, .. } = self;
+        let Self {
+            send_cq,
+            connections,
+            ..
+        } = self;
         let n = send_cq.poll(64, |cqe| {
-            let i = connections.iter().position(|c| c.qp.qpn() == cqe.qpn()).unwrap();
+            let i = connections
+                .iter()
+                .position(|c| c.qp.qpn() == cqe.qpn())
+                .unwrap();
             connections[i].qp.complete(&cqe).unwrap();
             done.push((i, cqe.result().map_err(|e| e.syndrome)));
         });
@@ -372,12 +555,16 @@ impl Worker {
                     }
                 }
                 Err(Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed) => {
-                    if !core::mem::replace(&mut connection.is_dead, true) && connection.number == 0 {
+                    if !core::mem::replace(&mut connection.is_dead, true) && connection.number == 0
+                    {
                         // The test checks whether that process was killed.
                         answer(&format!("error {}", connection.peer));
                     }
                 }
-                other => panic!("{other:?} from process {} for {:?}", connection.peer, connection.pending),
+                other => panic!(
+                    "{other:?} from process {} for {:?}",
+                    connection.peer, connection.pending
+                ),
             }
         }
         n
@@ -385,7 +572,9 @@ impl Worker {
 
     /// Checks the result of a completed operation.
     fn check_result(&mut self, i: usize) {
-        let Self { connections, local, .. } = self;
+        let Self {
+            connections, local, ..
+        } = self;
         let connection = &mut connections[i];
         let source = (connection.peer * QPS + connection.number) * CELL;
         let read = |offset: usize, len: usize| {
@@ -396,11 +585,21 @@ impl Worker {
         let value = u64::from_le_bytes(read(MESSAGE, 8).try_into().unwrap());
         match connection.pending.unwrap() {
             Op::Read => {
-                let (sent, got) = (read(0, connection.written), read(MESSAGE, connection.written));
-                assert_eq!(sent, got, "what was written to process {} was damaged", connection.peer);
+                let (sent, got) = (
+                    read(0, connection.written),
+                    read(MESSAGE, connection.written),
+                );
+                assert_eq!(
+                    sent, got,
+                    "what was written to process {} was damaged",
+                    connection.peer
+                );
             }
             Op::CompareSwap | Op::FetchAdd => {
-                assert_eq!(value, connection.word, "an atomic operation was lost or done twice");
+                assert_eq!(
+                    value, connection.word,
+                    "an atomic operation was lost or done twice"
+                );
                 connection.word += 1;
             }
             Op::FetchAddShared => {
@@ -412,7 +611,16 @@ impl Worker {
     }
 
     fn arrivals(&mut self) -> usize {
-        let Self { recv_cq, srq, slots, connections, free, held, holds, .. } = self;
+        let Self {
+            recv_cq,
+            srq,
+            slots,
+            connections,
+            free,
+            held,
+            holds,
+            ..
+        } = self;
         let n = recv_cq.poll(64, |from, cqe| {
             let slot = srq.complete_receive(&cqe).unwrap();
             free.push(slot);
@@ -420,8 +628,15 @@ impl Worker {
             // Messages of a killed process arrive when its queue pairs are destroyed.
             let Some(&(peer, number)) = from else { return };
             cqe.result().unwrap();
-            let connection = connections.iter_mut().find(|c| (c.peer, c.number) == (peer, number)).unwrap();
-            assert_eq!(cqe.imm(), connection.received, "lost or duplicated, queue pair {number} of process {peer}");
+            let connection = connections
+                .iter_mut()
+                .find(|c| (c.peer, c.number) == (peer, number))
+                .unwrap();
+            assert_eq!(
+                cqe.imm(),
+                connection.received,
+                "lost or duplicated, queue pair {number} of process {peer}"
+            );
             connection.received += 1;
             let mut bytes = [0; MESSAGE];
             let (at, len) = (slot as usize * LONG, cqe.byte_count() as usize);
@@ -430,7 +645,10 @@ impl Worker {
                     for part in (0..LONG).step_by(LONG / 8) {
                         slots.read(at + part, &mut bytes).unwrap();
                         let mut expected = (part..).map(|at| long_byte(peer, at));
-                        assert!(bytes.iter().all(|&b| Some(b) == expected.next()), "a long message of process {peer} was damaged");
+                        assert!(
+                            bytes.iter().all(|&b| Some(b) == expected.next()),
+                            "a long message of process {peer} was damaged"
+                        );
                     }
                 }
                 (Some(CqeOpcode::ResponderSendImm), 13..) => {
@@ -449,5 +667,9 @@ impl Worker {
 }
 
 fn join(numbers: &[u64]) -> String {
-    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
+    numbers
+        .iter()
+        .map(u64::to_string)
+        .collect::<Vec<_>>()
+        .join(" ")
 }

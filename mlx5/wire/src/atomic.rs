@@ -1,6 +1,8 @@
-//! Atomic segment (`struct mlx5_wqe_atomic_seg`), after the remote address segment: value to store or add at 0, value to compare at 8.
+//! Atomic segment (`struct mlx5_wqe_atomic_seg`), after the remote address segment: value to store
+//! or add at 0, value to compare at 8.
 //!
-//! The data segment after it names the 8 bytes that receive the previous value of the remote address, in host byte order.
+//! The data segment after it names the 8 bytes that receive the previous value of the remote
+//! address, in host byte order.
 
 use super::{SEGMENT, be64};
 
@@ -31,6 +33,9 @@ impl AtomicSegment {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { swap_add: be64(b, 0), compare: be64(b, 8) }
+        Self {
+            swap_add: be64(b, 0),
+            compare: be64(b, 8),
+        }
     }
 }

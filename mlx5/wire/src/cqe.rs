@@ -1,4 +1,5 @@
-//! Completion queue entries, 64 bytes (`struct mlx5_cqe64`, `struct mlx5_err_cqe`; PRM "Completion Queue Entry").
+//! Completion queue entries, 64 bytes (`struct mlx5_cqe64`, `struct mlx5_err_cqe`; PRM "Completion
+//! Queue Entry").
 //!
 //! | byte | success | error |
 //! |---|---|---|
@@ -14,8 +15,9 @@
 //!
 //! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
 //!
-//! An entry of 128 bytes is 64 other bytes followed by this CQE ([`CQE128_OFFSET`]; libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` read
-//! the second half). The [`CqeFormat`] defines the content of the first half, and which fields of the second half it replaces.
+//! An entry of 128 bytes is 64 other bytes followed by this CQE ([`CQE128_OFFSET`]; libmlx5
+//! `get_sw_cqe` and the kernel's `mlx5_ib` read the second half). The [`CqeFormat`] defines the
+//! content of the first half, and which fields of the second half it replaces.
 
 use super::{be16, be32};
 
@@ -27,7 +29,8 @@ pub const CQE128_BYTES: usize = 128;
 pub const CQE128_OFFSET: usize = CQE128_BYTES - CQE_BYTES;
 /// Offset of the byte with the opcode and the owner bit.
 pub const OP_OWN_OFFSET: usize = 63;
-/// Value of that byte in a CQE that the device has not yet written: opcode 0xf, which is invalid on either lap.
+/// Value of that byte in a CQE that the device has not yet written: opcode 0xf, which is invalid on
+/// either lap.
 pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
 
 const SLID: usize = 22;
@@ -40,8 +43,8 @@ const SYNDROME: usize = 55;
 pub(super) const OPCODE_QPN: usize = 56;
 /// Offset of the three bytes of the QPN.
 pub const QPN_OFFSET: usize = OPCODE_QPN + 1;
-/// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. No queue pair has this number, because it stands for
-/// multicast (InfiniBand specification, "Queue Pair Number").
+/// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. No queue pair has
+/// this number, because it stands for multicast (InfiniBand specification, "Queue Pair Number").
 pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
@@ -78,18 +81,19 @@ impl CqeOpcode {
     }
 }
 
-/// The data that a CQE carries in addition to its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`,
-/// `MLX5_INLINE_DATA32_SEG`, `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
+/// The data that a CQE carries in addition to its fields (bits 2..4 of op_own; the kernel's
+/// `MLX5_NO_INLINE_DATA`, `MLX5_INLINE_DATA32_SEG`, `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CqeFormat {
     /// No data.
     Plain = 0,
-    /// The received bytes, maximum 32, are in bytes 0..32 of the CQE itself: they replace the sender's QPN and the GRH flag. The device
-    /// does not write them to the receive's buffers (the kernel's `configure_responder_scat_cqe`: enabled per queue pair, reliable
-    /// connections only).
+    /// The received bytes, maximum 32, are in bytes 0..32 of the CQE itself: they replace the
+    /// sender's QPN and the GRH flag. The device does not write them to the receive's buffers (the
+    /// kernel's `configure_responder_scat_cqe`: enabled per queue pair, reliable connections only).
     Inline32 = 1,
-    /// The received bytes, maximum 64, are in the first half of a 128-byte entry (libmlx5 `mlx5_copy_to_recv_wqe` with `cqe - 1`).
+    /// The received bytes, maximum 64, are in the first half of a 128-byte entry (libmlx5
+    /// `mlx5_copy_to_recv_wqe` with `cqe - 1`).
     Inline64 = 2,
     /// The title of a compressed session: see [`MiniCqe`](super::MiniCqe).
     Compressed = 3,
@@ -116,7 +120,8 @@ pub const fn op_own(opcode: CqeOpcode, owner: bool) -> u8 {
     op_own_with(opcode, CqeFormat::Plain, false, owner)
 }
 
-/// Returns the op_own byte with all its fields. `solicited` is set if the sender asked for an event (SEND and WRITE with immediate).
+/// Returns the op_own byte with all its fields. `solicited` is set if the sender asked for an event
+/// (SEND and WRITE with immediate).
 #[must_use]
 #[inline(always)]
 pub const fn op_own_with(opcode: CqeOpcode, format: CqeFormat, solicited: bool, owner: bool) -> u8 {
@@ -153,7 +158,9 @@ impl RequesterCqe {
         let mut b = [0; CQE_BYTES];
         b[SRQN..][..4].copy_from_slice(&self.user_index.to_be_bytes());
         b[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
-        b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
+        b[OPCODE_QPN..][..4].copy_from_slice(
+            &(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes(),
+        );
         b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
         b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
         b
@@ -192,12 +199,14 @@ pub struct ResponderCqe {
     pub slid: u16,
     /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
-    /// Service level of a UD message, 4 bits. On RoCE the kind of its header: 0 a GRH, 1 IPv6, 2 IPv4 in the last 20 of the 40 bytes.
+    /// Service level of a UD message, 4 bits. On RoCE the kind of its header: 0 a GRH, 1 IPv6, 2
+    /// IPv4 in the last 20 of the 40 bytes.
     pub sl: u8,
 }
 
 impl ResponderCqe {
-    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the lap.
+    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the
+    /// lap.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
@@ -208,12 +217,15 @@ impl ResponderCqe {
         b
     }
 
-    /// Encodes the CQE as eight words in memory order, with the op_own byte `op_own`, for a device that stores the words one by one.
+    /// Encodes the CQE as eight words in memory order, with the op_own byte `op_own`, for a device
+    /// that stores the words one by one.
     #[must_use]
     #[inline(always)]
     pub fn emit_words(&self, op_own: u8) -> [u64; CQE_BYTES / 8] {
         let word = |upper: u32, lower: u32| (u64::from(upper) << 32 | u64::from(lower)).to_be();
-        let sender = u32::from(self.grh) << 28 | u32::from(self.sl & 0xf) << 24 | self.source_qpn & 0xff_ffff;
+        let sender = u32::from(self.grh) << 28
+            | u32::from(self.sl & 0xf) << 24
+            | self.source_qpn & 0xff_ffff;
         let last = u32::from(self.wqe_counter) << 16 | u32::from(op_own);
         [
             0,
@@ -250,13 +262,17 @@ impl ResponderCqe {
 #[repr(u8)]
 pub enum Syndrome {
     /// The message is longer than the receive, or has a length that the port cannot carry.
-    #[error("local length error: the message is longer than the receive buffer or than the port allows")]
+    #[error(
+        "local length error: the message is longer than the receive buffer or than the port allows"
+    )]
     LocalLength = 0x01,
     /// The WQE is malformed or not allowed on this QP.
     #[error("local QP operation error: the WQE is malformed or not allowed on this QP")]
     LocalQpOperation = 0x02,
     /// A data segment's lkey, bounds, access or protection domain is wrong.
-    #[error("local protection error: wrong lkey, bounds, access flags or protection domain of a data segment")]
+    #[error(
+        "local protection error: wrong lkey, bounds, access flags or protection domain of a data segment"
+    )]
     LocalProtection = 0x04,
     /// The QP was in the error state before this WQE ran.
     #[error("flushed: the queue pair went to the error state before this work request ran")]
@@ -274,13 +290,17 @@ pub enum Syndrome {
     #[error("remote invalid request error")]
     RemoteInvalidRequest = 0x12,
     /// The remote key, bounds, access flags or protection domain is wrong.
-    #[error("remote access error: wrong rkey, bounds, access flags or protection domain at the peer")]
+    #[error(
+        "remote access error: wrong rkey, bounds, access flags or protection domain at the peer"
+    )]
     RemoteAccess = 0x13,
     /// The responder could not complete the operation.
     #[error("remote operation error")]
     RemoteOperation = 0x14,
     /// The peer did not answer within timeout and retries: it is dead, gone or not connected.
-    #[error("transport retry counter exceeded: the peer does not answer (dead, closed or not connected)")]
+    #[error(
+        "transport retry counter exceeded: the peer does not answer (dead, closed or not connected)"
+    )]
     TransportRetryExceeded = 0x15,
     /// The peer had no receive posted for longer than the RNR timer and retries allow.
     #[error("RNR retry counter exceeded: the peer has no receive posted")]
@@ -322,14 +342,17 @@ pub struct ErrorCqe {
 }
 
 impl ErrorCqe {
-    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the lap.
+    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the
+    /// lap.
     #[must_use]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
         b[SRQN..][..4].copy_from_slice(&self.user_index.to_be_bytes());
         b[VENDOR_SYNDROME] = self.vendor_syndrome;
         b[SYNDROME] = self.raw_syndrome;
-        b[OPCODE_QPN..][..4].copy_from_slice(&(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes());
+        b[OPCODE_QPN..][..4].copy_from_slice(
+            &(u32::from(self.wqe_opcode) << 24 | self.qpn & 0xff_ffff).to_be_bytes(),
+        );
         b[WQE_COUNTER..][..2].copy_from_slice(&self.wqe_counter.to_be_bytes());
         b[OP_OWN_OFFSET] = OP_OWN_UNTOUCHED;
         b

@@ -1,4 +1,5 @@
-//! Control segment: the first 16 bytes of every send WQE (`struct mlx5_wqe_ctrl_seg`; PRM "Control Segment").
+//! Control segment: the first 16 bytes of every send WQE (`struct mlx5_wqe_ctrl_seg`; PRM "Control
+//! Segment").
 //!
 //! | bytes | field |
 //! |---|---|
@@ -58,7 +59,8 @@ pub enum FenceMode {
     Fence = 2,
     /// All earlier work.
     StrongOrdering = 3,
-    /// Earlier READs, atomics and local operations: libmlx5 translates `IBV_SEND_FENCE` to this (`MLX5_WQE_CTRL_FENCE`).
+    /// Earlier READs, atomics and local operations: libmlx5 translates `IBV_SEND_FENCE` to this
+    /// (`MLX5_WQE_CTRL_FENCE`).
     SmallAndFence = 4,
 }
 
@@ -91,11 +93,18 @@ impl CtrlSegment {
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let completion = if self.signaled { CompletionMode::Always } else { CompletionMode::OnError };
+        let completion = if self.signaled {
+            CompletionMode::Always
+        } else {
+            CompletionMode::OnError
+        };
         let mut b = [0; Self::LEN];
-        b[0..4].copy_from_slice(&(u32::from(self.wqe_index) << 8 | u32::from(self.opcode)).to_be_bytes());
+        b[0..4].copy_from_slice(
+            &(u32::from(self.wqe_index) << 8 | u32::from(self.opcode)).to_be_bytes(),
+        );
         b[4..8].copy_from_slice(&(self.qpn << 8 | u32::from(self.ds & 0x3f)).to_be_bytes());
-        let fm_ce_se = (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
+        let fm_ce_se =
+            (self.fence as u8) << 5 | (completion as u8) << 2 | u8::from(self.solicited) << 1;
         b[8..12].copy_from_slice(&u32::from(fm_ce_se).to_be_bytes());
         b[12..16].copy_from_slice(&self.imm.to_be_bytes());
         b
@@ -113,7 +122,8 @@ pub struct CtrlWords {
     imm: u32,
 }
 
-/// The WRITEs of one queue pair, with immediate or without: the common bits of their control segments.
+/// The WRITEs of one queue pair, with immediate or without: the common bits of their control
+/// segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writes(u64);
 
@@ -130,10 +140,15 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
-        Self { first: be64(b, 0), flags: be32(b, 8), imm: be32(b, 12) }
+        Self {
+            first: be64(b, 0),
+            flags: be32(b, 8),
+            imm: be32(b, 12),
+        }
     }
 
-    /// Returns whether this segment belongs to WQE `wqe_index` of queue pair `qpn`, which has 24 bits.
+    /// Returns whether this segment belongs to WQE `wqe_index` of queue pair `qpn`, which has 24
+    /// bits.
     #[must_use]
     #[inline(always)]
     pub const fn names(self, wqe_index: u16, qpn: u32) -> bool {
@@ -196,7 +211,8 @@ impl CtrlWords {
         self.flags & 2 != 0
     }
 
-    /// Returns [`CtrlSegment::fence`]; [`FenceMode::StrongOrdering`], which is safe for all, for an undefined mode.
+    /// Returns [`CtrlSegment::fence`]; [`FenceMode::StrongOrdering`], which is safe for all, for an
+    /// undefined mode.
     #[must_use]
     #[inline(always)]
     pub const fn fence(self) -> FenceMode {
@@ -223,21 +239,62 @@ mod tests {
 
     #[test]
     fn a_control_segment_is_read_as_it_was_emitted() {
-        let fences = [FenceMode::None, FenceMode::InitiatorSmall, FenceMode::Fence, FenceMode::StrongOrdering, FenceMode::SmallAndFence];
-        for (n, opcode) in [Opcode::Nop, Opcode::RdmaWrite, Opcode::RdmaWriteImm, Opcode::Send, Opcode::SendImm].into_iter().enumerate() {
+        let fences = [
+            FenceMode::None,
+            FenceMode::InitiatorSmall,
+            FenceMode::Fence,
+            FenceMode::StrongOrdering,
+            FenceMode::SmallAndFence,
+        ];
+        for (n, opcode) in [
+            Opcode::Nop,
+            Opcode::RdmaWrite,
+            Opcode::RdmaWriteImm,
+            Opcode::Send,
+            Opcode::SendImm,
+        ]
+        .into_iter()
+        .enumerate()
+        {
             let opcode = opcode as u8;
             let wqe_index = 0x8001 << n;
             let qpn = 0x80_0001 << n & 0xff_ffff;
             let (signaled, solicited) = (n % 2 == 0, n % 3 == 0);
-            let segment = CtrlSegment { opcode, wqe_index, qpn, ds: 0x21 + n as u8, signaled, fence: fences[n], solicited, imm: !0 << n };
+            let segment = CtrlSegment {
+                opcode,
+                wqe_index,
+                qpn,
+                ds: 0x21 + n as u8,
+                signaled,
+                fence: fences[n],
+                solicited,
+                imm: !0 << n,
+            };
             let words = CtrlWords::parse(&segment.emit());
-            assert_eq!((words.opcode(), words.wqe_index(), words.qpn(), words.ds()), (opcode, wqe_index, qpn, segment.ds));
-            assert_eq!((words.signaled(), words.solicited(), words.fence(), words.imm()), (signaled, solicited, fences[n], segment.imm));
+            assert_eq!(
+                (words.opcode(), words.wqe_index(), words.qpn(), words.ds()),
+                (opcode, wqe_index, qpn, segment.ds)
+            );
+            assert_eq!(
+                (
+                    words.signaled(),
+                    words.solicited(),
+                    words.fence(),
+                    words.imm()
+                ),
+                (signaled, solicited, fences[n], segment.imm)
+            );
             let is_write = [Opcode::RdmaWrite as u8, Opcode::RdmaWriteImm as u8].contains(&opcode);
             let writes = Writes::of(qpn);
             assert_eq!(words.is_one_of(writes, wqe_index), is_write);
-            assert_eq!(words.has_imm() && is_write, opcode == Opcode::RdmaWriteImm as u8);
-            assert!(!words.is_one_of(writes, wqe_index ^ 1) && !words.is_one_of(Writes::of(qpn ^ 1), wqe_index));
+            assert_eq!(
+                words.has_imm() && is_write,
+                opcode == Opcode::RdmaWriteImm as u8
+            );
+            assert!(
+                !words.is_one_of(writes, wqe_index ^ 1)
+                    && !words.is_one_of(Writes::of(qpn ^ 1), wqe_index)
+            );
             assert!(words.names(wqe_index, qpn) && !words.names(wqe_index ^ 1, qpn));
         }
     }

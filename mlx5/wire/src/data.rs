@@ -1,7 +1,9 @@
-//! Data segments (`struct mlx5_wqe_data_seg`, `struct mlx5_wqe_inl_data_seg`; PRM "Memory Management Unit: Data Segments").
+//! Data segments (`struct mlx5_wqe_data_seg`, `struct mlx5_wqe_inl_data_seg`; PRM "Memory
+//! Management Unit: Data Segments").
 //!
-//! Bit 31 of the first word distinguishes the two. By pointer: byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has no
-//! data segment), lkey, address. Inline: a 4-byte header with the count, followed by the data; the whole is padded to 16 B.
+//! Bit 31 of the first word distinguishes the two. By pointer: byte count (31 bits; **0 means 2^31
+//! bytes**, so a zero-length message has no data segment), lkey, address. Inline: a 4-byte header
+//! with the count, followed by the data; the whole is padded to 16 B.
 
 use super::{SEGMENT, be64};
 
@@ -25,7 +27,11 @@ impl DataSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
     /// Terminator of a receive WQE that has fewer segments than its stride can hold.
-    pub const TERMINATOR: Self = Self { byte_count: 0, lkey: INVALID_LKEY, addr: 0 };
+    pub const TERMINATOR: Self = Self {
+        byte_count: 0,
+        lkey: INVALID_LKEY,
+        addr: 0,
+    };
 
     /// Encodes the segment.
     #[must_use]
@@ -39,7 +45,8 @@ impl DataSegment {
     }
 }
 
-/// A data segment, or the start of inline data, in two words. Each field is decoded where it is used, as in [`CtrlWords`](super::CtrlWords).
+/// A data segment, or the start of inline data, in two words. Each field is decoded where it is
+/// used, as in [`CtrlWords`](super::CtrlWords).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataWords {
     /// Bytes 0..8.
@@ -53,7 +60,10 @@ impl DataWords {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; DataSegment::LEN]) -> Self {
-        Self { first: be64(b, 0), second: be64(b, 8) }
+        Self {
+            first: be64(b, 0),
+            second: be64(b, 8),
+        }
     }
 
     /// Returns whether it is an [`InlineHeader`] and not a [`DataSegment`].
@@ -96,7 +106,8 @@ impl InlineHeader {
     /// Bytes of the header.
     pub const LEN: usize = 4;
 
-    /// Returns the number of 16-byte segments that `bytes` of inline data take, header included: `ceil((4 + n) / 16)`.
+    /// Returns the number of 16-byte segments that `bytes` of inline data take, header included:
+    /// `ceil((4 + n) / 16)`.
     #[must_use]
     #[inline(always)]
     pub const fn segments(bytes: usize) -> usize {

@@ -1,4 +1,5 @@
-//! Datagram segment (`struct mlx5_wqe_datagram_seg`, which is a `struct mlx5_wqe_av`), after the control segment of a UD WQE: 48 bytes.
+//! Datagram segment (`struct mlx5_wqe_datagram_seg`, which is a `struct mlx5_wqe_av`), after the
+//! control segment of a UD WQE: 48 bytes.
 //!
 //! | bytes | field | InfiniBand | RoCE |
 //! |---|---|---|---|
@@ -42,18 +43,42 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// Makes the vector of a port of this InfiniBand subnet: LID and service level (0..=15), no GRH.
+    /// Makes the vector of a port of this InfiniBand subnet: LID and service level (0..=15), no
+    /// GRH.
     #[must_use]
     pub const fn local(lid: u16, service_level: u8) -> Self {
         let (rmac, rgid) = ([0; 6], [0; 16]);
-        Self { stat_rate_sl: service_level & 0xf, fl_mlid: 0, rlid: lid, rmac, tclass: 0, hop_limit: 0, grh_gid_fl: 0, rgid }
+        Self {
+            stat_rate_sl: service_level & 0xf,
+            fl_mlid: 0,
+            rlid: lid,
+            rmac,
+            tclass: 0,
+            hop_limit: 0,
+            grh_gid_fl: 0,
+            rgid,
+        }
     }
 
-    /// Adds a GRH (InfiniBand): index of the source GID, flow label (20 bits), hop limit, traffic class, GID of the port.
+    /// Adds a GRH (InfiniBand): index of the source GID, flow label (20 bits), hop limit, traffic
+    /// class, GID of the port.
     #[must_use]
-    pub const fn with_grh(self, source_gid_index: u8, flow_label: u32, hop_limit: u8, tclass: u8, gid: [u8; 16]) -> Self {
+    pub const fn with_grh(
+        self,
+        source_gid_index: u8,
+        flow_label: u32,
+        hop_limit: u8,
+        tclass: u8,
+        gid: [u8; 16],
+    ) -> Self {
         let grh_gid_fl = GRH_PRESENT | (source_gid_index as u32) << 20 | flow_label & 0xf_ffff;
-        Self { grh_gid_fl, hop_limit, tclass, rgid: gid, ..self }
+        Self {
+            grh_gid_fl,
+            hop_limit,
+            tclass,
+            rgid: gid,
+            ..self
+        }
     }
 
     /// Returns whether the message carries a GRH, on InfiniBand.
@@ -102,8 +127,8 @@ impl DatagramSegment {
         b
     }
 
-    /// Decodes the segment; any bytes are accepted. The short form, which has bit 31 of the QPN clear and only the first 16 bytes, is not
-    /// recognised: no known driver emits it.
+    /// Decodes the segment; any bytes are accepted. The short form, which has bit 31 of the QPN
+    /// clear and only the first 16 bytes, is not recognised: no known driver emits it.
     #[must_use]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         let mut vector = AddressVector {
@@ -117,6 +142,10 @@ impl DatagramSegment {
         };
         vector.rmac.copy_from_slice(&b[20..26]);
         vector.rgid.copy_from_slice(&b[32..48]);
-        Self { vector, qpn: be32(b, 8) & 0xff_ffff, qkey: be32(b, 0) }
+        Self {
+            vector,
+            qpn: be32(b, 8) & 0xff_ffff,
+            qkey: be32(b, 0),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Doorbell records: 32-bit big-endian words in host memory that the device reads (PRM "Doorbell Records").
+//! Doorbell records: 32-bit big-endian words in host memory that the device reads (PRM "Doorbell
+//! Records").
 //!
 //! | object | word 0 | word 1 |
 //! |---|---|---|
@@ -6,9 +7,10 @@
 //! | SRQ | posted counter, 16 bits | - |
 //! | CQ | consumer counter, 24 bits | arm: sequence number (bits 28..30), solicited only (24), consumer counter (0..24) |
 //!
-//! A CQ is armed in two steps: word 1 of its record is written, then the same word followed by the CQN is written to [`CQ_DOORBELL_OFFSET`]
-//! of its UAR page (libmlx5 `mlx5_arm_cq`, the kernel's `mlx5_cq_arm`). The sequence number counts the events that were taken; the device
-//! gives one event per arm.
+//! A CQ is armed in two steps: word 1 of its record is written, then the same word followed by the
+//! CQN is written to [`CQ_DOORBELL_OFFSET`] of its UAR page (libmlx5 `mlx5_arm_cq`, the kernel's
+//! `mlx5_cq_arm`). The sequence number counts the events that were taken; the device gives one
+//! event per arm.
 
 use crate::ctrl::CtrlWords;
 use crate::limits::BLUEFLAME_BYTES;
@@ -23,9 +25,10 @@ pub const CQ_DBREC_SET_CI: usize = 0;
 /// Word of a CQ's record: arm command.
 pub const CQ_DBREC_ARM: usize = 1;
 
-/// Returns the number of bytes that half a BlueFlame register announces if it begins with `ctrl` and the record has `producer`. For the
-/// last WQE these are its own bytes. For a batch they are all WQEBBs from this one on. `None` if that is more than half a register. The
-/// driver may also store only the first 8 bytes of the last WQE.
+/// Returns the number of bytes that half a BlueFlame register announces if it begins with `ctrl`
+/// and the record has `producer`. For the last WQE these are its own bytes. For a batch they are
+/// all WQEBBs from this one on. `None` if that is more than half a register. The driver may also
+/// store only the first 8 bytes of the last WQE.
 #[must_use]
 pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
     let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));
@@ -63,15 +66,19 @@ pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 pub struct CqArm {
     /// Events taken so far, 2 bits.
     pub sequence: u8,
-    /// Whether only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else `MLX5_CQ_DB_REQ_NOT`).
+    /// Whether only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else
+    /// `MLX5_CQ_DB_REQ_NOT`).
     pub solicited_only: bool,
-    /// CQEs consumed, 24 bits. A later CQE that is already in the queue, and has not yet given an event, gives it at once.
+    /// CQEs consumed, 24 bits. A later CQE that is already in the queue, and has not yet given an
+    /// event, gives it at once.
     pub consumed: u32,
 }
 
 impl CqArm {
     const fn word(&self) -> u32 {
-        (self.sequence as u32 & 3) << 28 | (self.solicited_only as u32) << 24 | self.consumed & 0xff_ffff
+        (self.sequence as u32 & 3) << 28
+            | (self.solicited_only as u32) << 24
+            | self.consumed & 0xff_ffff
     }
 
     /// Returns the value of the record's word.
@@ -93,6 +100,10 @@ impl CqArm {
     #[inline(always)]
     pub const fn from_record(word: u32) -> Self {
         let word = u32::from_be(word);
-        Self { sequence: (word >> 28) as u8 & 3, solicited_only: word >> 24 & 1 != 0, consumed: word & 0xff_ffff }
+        Self {
+            sequence: (word >> 28) as u8 & 3,
+            solicited_only: word >> 24 & 1 != 0,
+            consumed: word & 0xff_ffff,
+        }
     }
 }

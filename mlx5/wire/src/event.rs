@@ -2,12 +2,13 @@
 
 use core::fmt;
 
-/// An event of a device, of its port, or of an object that cannot report it by a completion (`enum ibv_event_type`,
-/// `ibv_get_async_event(3)`).
+/// An event of a device, of its port, or of an object that cannot report it by a completion
+/// (`enum ibv_event_type`, `ibv_get_async_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A completion queue had no room for a completion. It gets no more completions, and every queue pair with a completion for it fails.
+    /// A completion queue had no room for a completion. It gets no more completions, and every
+    /// queue pair with a completion for it fails.
     CqError {
         /// The queue's number.
         cqn: u32,
@@ -24,12 +25,14 @@ pub enum AsyncEvent {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// The port does not carry traffic any more. Connections continue if it recovers in time; otherwise they fail after their retries.
+    /// The port does not carry traffic any more. Connections continue if it recovers in time;
+    /// otherwise they fail after their retries.
     PortError {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// An event that this crate does not handle: of a subnet manager, of paths, of kinds of objects that it does not create.
+    /// An event that this crate does not handle: of a subnet manager, of paths, of kinds of objects
+    /// that it does not create.
     Other {
         /// Its number in `enum ibv_event_type`.
         event_type: u32,
@@ -39,7 +42,9 @@ pub enum AsyncEvent {
 impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::CqError { cqn } => write!(f, "completion queue {cqn:#x} had no room for a completion"),
+            Self::CqError { cqn } => {
+                write!(f, "completion queue {cqn:#x} had no room for a completion")
+            }
             Self::QpFatal { qpn } => write!(f, "queue pair {qpn:#x} has failed"),
             Self::DeviceFatal => f.write_str("the device has failed"),
             Self::PortActive { port } => write!(f, "port {port} is up"),

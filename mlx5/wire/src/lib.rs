@@ -1,7 +1,8 @@
 //! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
 //!
-//! One file per format. A format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved bytes
-//! are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one.
+//! One file per format. A format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and
+//! `parse(&[u8; LEN]) -> Self`; reserved bytes are emitted as zero. Control and data segments are
+//! read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one.
 //!
 //! - WQEs: `ctrl`, `raddr`, `atomic`, `datagram`, `data`; receives: `srq`, `data`.
 //! - `doorbell`: doorbell records, and the bytes of a BlueFlame register.
@@ -9,8 +10,9 @@
 //! - Packets: [`roce`].
 //! - Commands: `attributes`, `limits`.
 //!
-//! The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The golden bytes in the tests
-//! have other sources: `infiniband/mlx5dv.h`, and bytes that NVIDIA's libmlx5 wrote.
+//! The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these
+//! definitions. The golden bytes in the tests have other sources: `infiniband/mlx5dv.h`, and bytes
+//! that NVIDIA's libmlx5 wrote.
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 //!
@@ -42,20 +44,21 @@ mod srq;
 pub use atomic::AtomicSegment;
 pub use attributes::{Access, ConnectOptions, Service, rnr_timer_code, rnr_timer_ns};
 pub use cqe::{
-    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, QPN_OFFSET,
-    RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
+    CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, NO_QPN, OP_OWN_OFFSET,
+    OP_OWN_UNTOUCHED, QPN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own,
+    op_own_with,
 };
 pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode, Writes};
 pub use data::{DataSegment, DataWords, INVALID_LKEY, InlineHeader};
 pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{
-    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, announced_bytes, cq_consumer_record,
-    queue_record, queue_record_index,
+    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND,
+    announced_bytes, cq_consumer_record, queue_record, queue_record_index,
 };
 pub use event::AsyncEvent;
 pub use limits::{
-    ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE, MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR,
-    MAX_SEND_WR,
+    ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE,
+    MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
 };
 pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
@@ -69,7 +72,10 @@ pub const SEGMENT: usize = 16;
 /// Returns the `N` bytes at `at`. Zeros if `b` is too short, which never occurs.
 #[inline(always)]
 fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
-    b.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+    b.get(at..)
+        .and_then(<[u8]>::first_chunk)
+        .copied()
+        .unwrap_or([0; N])
 }
 
 #[inline(always)]

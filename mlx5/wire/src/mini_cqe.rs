@@ -1,25 +1,29 @@
-//! Compressed completions: several similar CQEs, as a title and 8-byte mini CQEs (the kernel's `struct mlx5_mini_cqe8`).
+//! Compressed completions: several similar CQEs, as a title and 8-byte mini CQEs (the kernel's
+//! `struct mlx5_mini_cqe8`).
 //!
-//! Layout of a session of `count` CQEs whose title is at entry `c` of the CQ (indices modulo the CQ's size; derived from the kernel's
-//! `mlx5e_decompress_cqes_start`, `mlx5e_decompress_cqes_cont` and `mlx5e_read_mini_arr_slot`, and DPDK's `mlx5_rx_poll_len` and
-//! `rxq_cq_decompress_v`):
+//! Layout of a session of `count` CQEs whose title is at entry `c` of the CQ (indices modulo the
+//! CQ's size; derived from the kernel's `mlx5e_decompress_cqes_start`, `mlx5e_decompress_cqes_cont`
+//! and `mlx5e_read_mini_arr_slot`, and DPDK's `mlx5_rx_poll_len` and `rxq_cq_decompress_v`):
 //!
-//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. The title
-//!   holds, for all CQEs, the fields that no mini CQE has (opcode, QPN, SRQN, immediate, flags). Only its op_own shows that the session is
-//!   complete.
-//! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is entry `c + 1`; the others are entries `c +
-//!   8`, `c + 16`, ... ([`mini_array_offset`]), each at the place of the first CQE it describes. In a CQ of 128-byte entries an array is in
-//!   the second half, as a CQE is.
-//! - The session stands for `count` CQEs, so the consumer counter advances by `count`. The device writes only the title and the arrays. So
-//!   byte 63 of an array entry is data, and the entries between still hold the last lap. On the next lap such a byte may look like a
-//!   written owner bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to a value that the device
-//!   would have left there: the inverse of the next lap's owner bit, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's
-//!   `MLX5_CQE_INVALIDATE`).
-//! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo the receive queue's size. A mini CQE of a
-//!   send has the counter and the opcode.
+//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter
+//!   belongs to the first CQE. The title holds, for all CQEs, the fields that no mini CQE has
+//!   (opcode, QPN, SRQN, immediate, flags). Only its op_own shows that the session is complete.
+//! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is
+//!   entry `c + 1`; the others are entries `c + 8`, `c + 16`, ... ([`mini_array_offset`]), each at
+//!   the place of the first CQE it describes. In a CQ of 128-byte entries an array is in the second
+//!   half, as a CQE is.
+//! - The session stands for `count` CQEs, so the consumer counter advances by `count`. The device
+//!   writes only the title and the arrays. So byte 63 of an array entry is data, and the entries
+//!   between still hold the last lap. On the next lap such a byte may look like a written owner
+//!   bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to
+//!   a value that the device would have left there: the inverse of the next lap's owner bit, or an
+//!   invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
+//! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo
+//!   the receive queue's size. A mini CQE of a send has the counter and the opcode.
 //!
-//! No public source shows a session over an SRQ whose WQEs are consumed in another order than that of their indices. Such completions
-//! differ in more fields than a mini CQE holds, and are not compressed here.
+//! No public source shows a session over an SRQ whose WQEs are consumed in another order than that
+//! of their indices. Such completions differ in more fields than a mini CQE holds, and are not
+//! compressed here.
 
 use super::cqe::{BYTE_COUNT, OPCODE_QPN, WQE_COUNTER};
 use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
@@ -31,8 +35,8 @@ pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
 #[doc(alias = "MiniCqeIterator")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniCqe {
-    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet packet; not used here. Send: WQE
-    /// counter, opcode, reserved byte.
+    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet
+    /// packet; not used here. Send: WQE counter, opcode, reserved byte.
     pub word: u32,
     /// Bytes of the message.
     pub byte_count: u32,
@@ -46,7 +50,10 @@ impl MiniCqe {
     #[must_use]
     #[inline(always)]
     pub const fn requester(wqe_counter: u16, wqe_opcode: u8, byte_count: u32) -> Self {
-        Self { word: (wqe_counter as u32) << 16 | (wqe_opcode as u32) << 8, byte_count }
+        Self {
+            word: (wqe_counter as u32) << 16 | (wqe_opcode as u32) << 8,
+            byte_count,
+        }
     }
 
     /// Returns the index of the WQE, in the mini CQE of a send.
@@ -74,25 +81,34 @@ impl MiniCqe {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { word: be32(b, 0), byte_count: be32(b, 4) }
+        Self {
+            word: be32(b, 0),
+            byte_count: be32(b, 4),
+        }
     }
 
-    /// Returns mini CQE `entry`, counted from the session's first, of the array that holds it ([`mini_array_offset`]).
+    /// Returns mini CQE `entry`, counted from the session's first, of the array that holds it
+    /// ([`mini_array_offset`]).
     #[must_use]
     #[inline(always)]
     pub fn of_array(array: &[u8; CQE_BYTES], entry: u32) -> Self {
         let at = entry as usize % MINI_CQES_PER_ARRAY * Self::LEN;
-        Self { word: be32(array, at), byte_count: be32(array, at + 4) }
+        Self {
+            word: be32(array, at),
+            byte_count: be32(array, at + 4),
+        }
     }
 
-    /// Turns `title`, a copy of the session's title, into the plain CQE of this receive; op_own is unchanged.
+    /// Turns `title`, a copy of the session's title, into the plain CQE of this receive; op_own is
+    /// unchanged.
     #[inline(always)]
     pub fn expand_receive(&self, title: &mut [u8; CQE_BYTES], wqe_counter: u16) {
         title[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
         title[WQE_COUNTER..][..2].copy_from_slice(&wqe_counter.to_be_bytes());
     }
 
-    /// Turns `title`, a copy of the session's title, into the plain CQE of this send; op_own is unchanged.
+    /// Turns `title`, a copy of the session's title, into the plain CQE of this send; op_own is
+    /// unchanged.
     #[inline(always)]
     pub fn expand_send(&self, title: &mut [u8; CQE_BYTES]) {
         self.expand_receive(title, self.wqe_counter());
@@ -108,7 +124,8 @@ pub const fn mini_array_offset(entry: u32) -> u32 {
     if first == 0 { 1 } else { first }
 }
 
-/// The fields of the title that describe its session. All other fields are those of every CQE of the session.
+/// The fields of the title that describe its session. All other fields are those of every CQE of
+/// the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TitleCqe {
     /// Number of CQEs that the session stands for.
@@ -130,6 +147,9 @@ impl TitleCqe {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
-        Self { count: be32(b, BYTE_COUNT), wqe_counter: be16(b, WQE_COUNTER) }
+        Self {
+            count: be32(b, BYTE_COUNT),
+            wqe_counter: be16(b, WQE_COUNTER),
+        }
     }
 }

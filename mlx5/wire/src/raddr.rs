@@ -1,4 +1,5 @@
-//! Remote address segment of RDMA WQEs (`struct mlx5_wqe_raddr_seg`): address at 0, rkey at 8, 4 reserved bytes.
+//! Remote address segment of RDMA WQEs (`struct mlx5_wqe_raddr_seg`): address at 0, rkey at 8, 4
+//! reserved bytes.
 
 use super::{SEGMENT, be32, be64};
 
@@ -29,6 +30,9 @@ impl RaddrSegment {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { addr: be64(b, 0), rkey: be32(b, 8) }
+        Self {
+            addr: be64(b, 0),
+            rkey: be32(b, 8),
+        }
     }
 }

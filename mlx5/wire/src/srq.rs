@@ -1,6 +1,8 @@
-//! Next segment: the first 16 bytes of an SRQ WQE (`struct mlx5_wqe_srq_next_seg`): the index of the following WQE at byte 2.
+//! Next segment: the first 16 bytes of an SRQ WQE (`struct mlx5_wqe_srq_next_seg`): the index of
+//! the following WQE at byte 2.
 //!
-//! The device walks the SRQ as a linked list, so every WQE names its successor, even if the list is sequential.
+//! The device walks the SRQ as a linked list, so every WQE names its successor, even if the list is
+//! sequential.
 
 use super::{SEGMENT, be16};
 
@@ -28,6 +30,8 @@ impl NextSegment {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { next_wqe_index: be16(b, 2) }
+        Self {
+            next_wqe_index: be16(b, 2),
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! `scalerpc_bench`: ScaleRPC beside copyrpc, two-sided SEND and datagrams ([`compare`]), and the effect of grouping for a NIC whose
-//! cache of queue-pair contexts is too small ([`scale`]).
+//! `scalerpc_bench`: ScaleRPC beside copyrpc, two-sided SEND and datagrams ([`compare`]), and the
+//! effect of grouping for a NIC whose cache of queue-pair contexts is too small ([`scale`]).
 
 mod compare;
 mod scale;
@@ -18,7 +18,12 @@ static ALLOCATOR: Counting = Counting;
 
 /// Measures ScaleRPC. Without a command: `compare`, whose options may be given.
 #[derive(Debug, Parser)]
-#[command(name = "scalerpc_bench", version, args_override_self = true, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "scalerpc_bench",
+    version,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -34,10 +39,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Cli { command, compare: options } = Cli::parse();
+    let Cli {
+        command,
+        compare: options,
+    } = Cli::parse();
     match command {
         None => compare::run(&options),
         Some(Command::Compare(options)) => compare::run(&options),
-        Some(Command::Scale(options)) => scale::run(&options).unwrap_or_else(|error| PROGRAM.fail(1, &error)),
+        Some(Command::Scale(options)) => {
+            scale::run(&options).unwrap_or_else(|error| PROGRAM.fail(1, &error))
+        }
     }
 }

@@ -1,5 +1,10 @@
 //! Whole comparisons: both processes, the result, and the behaviour after errors.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests; helpers are not covered by clippy's allow-*")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests; helpers are not covered by clippy's allow-*"
+)]
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +19,8 @@ use serde_json::Value;
 const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-off", "copyrpc", "rc-send", "ud-send"];
 /// Maximum time to wait for a state of a job.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// Clock ticks that the clients use before they count as under load: several times the ticks of their set-up.
+/// Clock ticks that the clients use before they count as under load: several times the ticks of
+/// their set-up.
 const TICKS_OF_LOAD: u64 = 20;
 
 /// The directory of a job of its own; only one job uses the cores at a time.
@@ -27,17 +33,26 @@ impl Scratch {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("scalerpc-bench-{}-{number}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("scalerpc-bench-{}-{number}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         static TURN: Mutex<()> = Mutex::new(());
-        Self { dir, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }
+        Self {
+            dir,
+            _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
-    /// Returns the command of a job with these arguments. The job's own time limit ends it if it hangs.
+    /// Returns the command of a job with these arguments. The job's own time limit ends it if it
+    /// hangs.
     fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"));
         // Whatever devices the machine has; a test that names one gets that.
-        command.args(args.split_whitespace()).args(["--wait", "yield", "--shm-dir"]).arg(&self.dir).env(DEVICE_VARIABLE, "soft");
+        command
+            .args(args.split_whitespace())
+            .args(["--wait", "yield", "--shm-dir"])
+            .arg(&self.dir)
+            .env(DEVICE_VARIABLE, "soft");
         command
     }
 
@@ -75,12 +90,18 @@ fn result(args: &str) -> Value {
 fn assert_sound(result: &Value, load: &str) {
     for contestant in CONTESTANTS {
         let figures = &result["figures"][load][contestant];
-        assert!(figures["calls"].as_u64() > Some(0), "{load}, {contestant}: {figures}");
+        assert!(
+            figures["calls"].as_u64() > Some(0),
+            "{load}, {contestant}: {figures}"
+        );
         for defect in ["not_executed_once", "bad_payloads"] {
             assert_eq!(figures[defect], 0, "{load}, {contestant}: {figures}");
         }
         for figure in ["calls_per_s", "ns_per_call_of_blocks", "slowest_vs_fastest"] {
-            assert!(figures[figure]["min"].as_f64() > Some(0.0), "{load}, {contestant}: {figures}");
+            assert!(
+                figures[figure]["min"].as_f64() > Some(0.0),
+                "{load}, {contestant}: {figures}"
+            );
         }
     }
 }
@@ -88,30 +109,69 @@ fn assert_sound(result: &Value, load: &str) {
 /// `compare` is the default command.
 #[test]
 fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
-    let result = result("--rounds 2 --duration 0.02 --clients 2,6 --group 2 --depth 3 --payload 100");
-    assert_eq!((&result["schema"], &result["schema_version"]), (&"scalerpc_bench.compare".into(), &1.into()));
+    let result =
+        result("--rounds 2 --duration 0.02 --clients 2,6 --group 2 --depth 3 --payload 100");
+    assert_eq!(
+        (&result["schema"], &result["schema_version"]),
+        (&"scalerpc_bench.compare".into(), &1.into())
+    );
     for load in ["round_trip", "rate_2x3", "rate_6x3"] {
         assert_sound(&result, load);
         let ratios = result["ratios"][load].as_object().unwrap();
-        assert!(ratios.values().all(|ratio| ratio["median"].as_f64() > Some(0.0)), "{ratios:?}");
-        assert_eq!(ratios.keys().map(String::as_str).collect::<Vec<_>>(), ["copyrpc", "rc-send", "scalerpc-off", "ud-send"]);
+        assert!(
+            ratios
+                .values()
+                .all(|ratio| ratio["median"].as_f64() > Some(0.0)),
+            "{ratios:?}"
+        );
+        assert_eq!(
+            ratios.keys().map(String::as_str).collect::<Vec<_>>(),
+            ["copyrpc", "rc-send", "scalerpc-off", "ud-send"]
+        );
     }
-    let count = |load: &str, counter: &str| result["figures"][load]["scalerpc"]["counters"][counter].as_u64().unwrap();
+    let count = |load: &str, counter: &str| {
+        result["figures"][load]["scalerpc"]["counters"][counter]
+            .as_u64()
+            .unwrap()
+    };
     // A single group has one slice in each round; of several groups each has more.
-    assert_eq!((count("rate_2x3", "groups"), count("rate_2x3", "slices")), (2, 2), "{result}");
-    assert!(count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4, "{result}");
-    // ScaleRPC registers an endpoint entry; copyrpc two rings; the last two a message for each slot and direction.
-    let further = |contestant: &str| result["server_registered_bytes_per_further_client"][contestant].as_f64();
-    assert_eq!((further("scalerpc"), further("copyrpc")), (Some(64.0), Some(131_072.0)));
-    assert_eq!((further("rc-send"), further("ud-send")), (Some(3.0 * 2.0 * 128.0), Some(3.0 * (128.0 + 192.0))));
-    assert!(result["environment"]["kernel"].as_str().unwrap().starts_with("Linux"));
+    assert_eq!(
+        (count("rate_2x3", "groups"), count("rate_2x3", "slices")),
+        (2, 2),
+        "{result}"
+    );
+    assert!(
+        count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4,
+        "{result}"
+    );
+    // ScaleRPC registers an endpoint entry; copyrpc two rings; the last two a message for each slot
+    // and direction.
+    let further = |contestant: &str| {
+        result["server_registered_bytes_per_further_client"][contestant].as_f64()
+    };
+    assert_eq!(
+        (further("scalerpc"), further("copyrpc")),
+        (Some(64.0), Some(131_072.0))
+    );
+    assert_eq!(
+        (further("rc-send"), further("ud-send")),
+        (Some(3.0 * 2.0 * 128.0), Some(3.0 * (128.0 + 192.0)))
+    );
+    assert!(
+        result["environment"]["kernel"]
+            .as_str()
+            .unwrap()
+            .starts_with("Linux")
+    );
 }
 
 /// Payloads in the WQE and gathered from memory, the minimum and the maximum.
 #[test]
 fn payloads_of_every_kind_of_length_are_right() {
     for bytes in [8, 56, 57, 333, 4056] {
-        let result = result(&format!("compare --rounds 1 --duration 0.01 --clients 3 --depth 32 --payload {bytes}"));
+        let result = result(&format!(
+            "compare --rounds 1 --duration 0.01 --clients 3 --depth 32 --payload {bytes}"
+        ));
         assert_sound(&result, "rate_3x32");
     }
 }
@@ -121,20 +181,36 @@ fn payloads_of_every_kind_of_length_are_right() {
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn each_contestant_is_sound_on_hardware() {
     let device = std::env::var("SCALERPC_TEST_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned());
-    let result = result(&format!("--device {device} --rounds 1 --duration 0.01 --clients 2,5 --group 2 --payload 100"));
+    let result = result(&format!(
+        "--device {device} --rounds 1 --duration 0.01 --clients 2,5 --group 2 --payload 100"
+    ));
     for load in ["round_trip", "rate_2x8", "rate_5x8"] {
         assert_sound(&result, load);
     }
-    assert!(result["device"].as_str().unwrap().starts_with(&device), "{result}");
+    assert!(
+        result["device"].as_str().unwrap().starts_with(&device),
+        "{result}"
+    );
 }
 
 #[test]
 fn a_wrong_bit_in_a_request_or_a_reply_is_noticed() {
     for contestant in CONTESTANTS {
         for fault in ["corrupt-request", "corrupt-reply"] {
-            let output = run(&format!("compare --contestants {contestant} --rounds 1 --duration 0.01 --clients 2 --fault {fault}"));
-            assert_eq!(output.status.code(), Some(3), "{contestant}, {fault}: {}", stderr(&output));
-            assert!(stderr(&output).contains("payloads were not the right ones"), "{contestant}, {fault}: {}", stderr(&output));
+            let output = run(&format!(
+                "compare --contestants {contestant} --rounds 1 --duration 0.01 --clients 2 --fault {fault}"
+            ));
+            assert_eq!(
+                output.status.code(),
+                Some(3),
+                "{contestant}, {fault}: {}",
+                stderr(&output)
+            );
+            assert!(
+                stderr(&output).contains("payloads were not the right ones"),
+                "{contestant}, {fault}: {}",
+                stderr(&output)
+            );
         }
     }
 }
@@ -152,46 +228,92 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args}");
         let said = stderr(&output);
-        assert!(said.contains(legal) && !said.contains("in turn"), "{args}: {said}");
+        assert!(
+            said.contains(legal) && !said.contains("in turn"),
+            "{args}: {said}"
+        );
     }
 }
 
 #[test]
 fn auto_takes_the_device_that_the_environment_names_and_says_so() {
     let scratch = Scratch::new();
-    let job = |args: &str, named: &str| scratch.command(args).env(DEVICE_VARIABLE, named).output().unwrap();
+    let job = |args: &str, named: &str| {
+        scratch
+            .command(args)
+            .env(DEVICE_VARIABLE, named)
+            .output()
+            .unwrap()
+    };
     let short = "--contestants scalerpc --rounds 1 --duration 0.01 --clients 1 --json -";
     let output = job(short, "soft:rtt_us=3");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
-        (&document["job"]["device"], &document["job"]["device_by_auto"]),
+        (
+            &document["job"]["device"],
+            &document["job"]["device_by_auto"]
+        ),
         (&"soft:rtt_us=3".into(), &"COPYRPC_DEVICE names it".into())
     );
-    assert!(stderr(&output).contains("\n--device auto is soft:rtt_us=3: COPYRPC_DEVICE names it\n"), "{}", stderr(&output));
-    let named: Value = serde_json::from_slice(&job(&format!("{short} --device soft"), "eth0").stdout).unwrap();
-    assert_eq!((&named["job"]["device"], &named["job"]["device_by_auto"]), (&"soft".into(), &Value::Null));
+    assert!(
+        stderr(&output).contains("\n--device auto is soft:rtt_us=3: COPYRPC_DEVICE names it\n"),
+        "{}",
+        stderr(&output)
+    );
+    let named: Value =
+        serde_json::from_slice(&job(&format!("{short} --device soft"), "eth0").stdout).unwrap();
+    assert_eq!(
+        (&named["job"]["device"], &named["job"]["device_by_auto"]),
+        (&"soft".into(), &Value::Null)
+    );
     let refused = job("--rounds 1", "eth0");
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
-    assert!(stderr(&refused).contains("--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"), "{}", stderr(&refused));
+    assert!(
+        stderr(&refused).contains("--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"),
+        "{}",
+        stderr(&refused)
+    );
 }
 
 #[test]
 fn a_server_that_cannot_be_made_says_why() {
     for contestant in CONTESTANTS {
         let output = run(&format!("--device mlx5_none --contestants {contestant}"));
-        assert_eq!(output.status.code(), Some(1), "{contestant}: {}", stderr(&output));
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{contestant}: {}",
+            stderr(&output)
+        );
         let said = stderr(&output);
-        let of_server = said.lines().find(|line| line.starts_with(&format!("scalerpc_bench: rank 1: {contestant}, round_trip: ")));
+        let of_server = said.lines().find(|line| {
+            line.starts_with(&format!(
+                "scalerpc_bench: rank 1: {contestant}, round_trip: "
+            ))
+        });
         // The error names the missing device or library, not the end of a thread.
-        assert!(of_server.is_some_and(|line| line.contains("mlx5_none") || line.contains("libibverbs")), "{contestant}: {said}");
+        assert!(
+            of_server.is_some_and(|line| line.contains("mlx5_none") || line.contains("libibverbs")),
+            "{contestant}: {said}"
+        );
     }
 }
 
 #[test]
 fn one_of_several_processes_does_not_start_a_job_of_its_own() {
-    let output = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench")).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
-    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true));
-    assert!(stderr(&output).contains("announces 2 processes"), "{}", stderr(&output));
+    let output = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"))
+        .env("OMPI_COMM_WORLD_SIZE", "2")
+        .output()
+        .unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout.is_empty()),
+        (Some(2), true)
+    );
+    assert!(
+        stderr(&output).contains("announces 2 processes"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// A job that is killed with the end of the test, in every case.
@@ -223,9 +345,15 @@ impl Job {
             let role = format!("BENCH_HARNESS_ROLE={{\"rank\":{{\"rank\":{rank},");
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             status.contains(&format!("\nPPid:\t{}\n", self.0.id()))
-                && environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(role.as_bytes()))
+                && environment
+                    .split(|byte| *byte == 0)
+                    .any(|variable| variable.starts_with(role.as_bytes()))
         };
-        let pids = || fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let pids = || {
+            fs::read_dir("/proc")
+                .unwrap()
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        };
         until("the rank has a process", || pids().find(is_rank))
     }
 }
@@ -243,22 +371,41 @@ fn ticks(pid: u32) -> Option<u64> {
 fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
     for contestant in CONTESTANTS {
         let scratch = Scratch::new();
-        let args = format!("compare --contestants {contestant} --rounds 1 --duration 60 --clients 2");
-        let mut job = Job(scratch.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let args =
+            format!("compare --contestants {contestant} --rounds 1 --duration 60 --clients 2");
+        let mut job = Job(scratch
+            .command(&args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap());
         let (clients, server) = (job.rank(0), job.rank(1));
-        until("the clients are under load", || ticks(clients).filter(|used| *used >= TICKS_OF_LOAD));
+        until("the clients are under load", || {
+            ticks(clients).filter(|used| *used >= TICKS_OF_LOAD)
+        });
         // SAFETY: no memory is involved.
         assert_eq!(unsafe { libc::kill(server as i32, libc::SIGKILL) }, 0);
         let status = until("the job has ended", || job.0.try_wait().unwrap());
         let mut said = String::new();
         std::io::Read::read_to_string(job.0.stderr.as_mut().unwrap(), &mut said).unwrap();
         assert_eq!(status.code(), Some(1), "{contestant}: {said}");
-        assert!(said.contains("scalerpc_bench: rank 1 was killed by signal 9 (SIGKILL)"), "{contestant}: {said}");
+        assert!(
+            said.contains("scalerpc_bench: rank 1 was killed by signal 9 (SIGKILL)"),
+            "{contestant}: {said}"
+        );
         // The clients were not killed with it.
-        assert!(said.contains(&format!("scalerpc_bench: rank 0: {contestant}, round_trip: ")), "{contestant}: {said}");
+        assert!(
+            said.contains(&format!(
+                "scalerpc_bench: rank 0: {contestant}, round_trip: "
+            )),
+            "{contestant}: {said}"
+        );
 
         // The next job removes the files of the dead process.
-        let next = scratch.command("--contestants scalerpc --rounds 1 --duration 0.01 --clients 1").output().unwrap();
+        let next = scratch
+            .command("--contestants scalerpc --rounds 1 --duration 0.01 --clients 1")
+            .output()
+            .unwrap();
         assert!(next.status.success(), "{contestant}: {}", stderr(&next));
         assert_eq!(scratch.files(), 0, "{contestant}");
     }

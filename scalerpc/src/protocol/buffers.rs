@@ -1,7 +1,7 @@
 //! The buffers of responses: the free ones, and those whose WRITEs are under way, by client.
 //!
-//! The operations to a client are executed in order, so its buffers become free in the order of its responses. Each client has a chain of
-//! them, and any number of its oldest is freed at once.
+//! The operations to a client are executed in order, so its buffers become free in the order of its
+//! responses. Each client has a chain of them, and any number of its oldest is freed at once.
 
 use std::num::NonZeroU16;
 
@@ -23,7 +23,10 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    pub(crate) const EMPTY: Self = Self { oldest: None, newest: None };
+    pub(crate) const EMPTY: Self = Self {
+        oldest: None,
+        newest: None,
+    };
 }
 
 /// The buffers of a server. Each is free, in one chain, or lent to a request.
@@ -31,15 +34,27 @@ impl Chain {
 pub(crate) struct Buffers {
     /// For each buffer the next one of its list.
     next: Vec<Option<Buffer>>,
-    /// The first of the free buffers. The one freed last is allocated first: its bytes are in the cache.
+    /// The first of the free buffers. The one freed last is allocated first: its bytes are in the
+    /// cache.
     free: Option<Buffer>,
 }
 
 impl Buffers {
     /// Makes that many free buffers.
     pub(crate) fn new(count: u16) -> Self {
-        let next: Vec<_> = (1..=count).map(|number| if number < count { Buffer::new(number + 1) } else { None }).collect();
-        Self { next, free: Buffer::new(count.min(1)) }
+        let next: Vec<_> = (1..=count)
+            .map(|number| {
+                if number < count {
+                    Buffer::new(number + 1)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        Self {
+            next,
+            free: Buffer::new(count.min(1)),
+        }
     }
 
     /// Allocates a buffer. Returns `None` if none is free.
@@ -67,7 +82,9 @@ impl Buffers {
 
     /// Frees the `count` oldest buffers of a chain, or all if it has fewer.
     pub(crate) fn release_oldest(&mut self, chain: &mut Chain, count: u16) {
-        let (Some(oldest), Some(newest), 1..) = (chain.oldest, chain.newest, count) else { return };
+        let (Some(oldest), Some(newest), 1..) = (chain.oldest, chain.newest, count) else {
+            return;
+        };
         let mut last = oldest;
         for _ in 1..count {
             match self.next[place(last)] {
@@ -116,7 +133,9 @@ mod tests {
                         buffers.append(&mut chains[nth], buffer);
                         under_way[nth].push_back(buffer);
                     }
-                    3 if !lent.is_empty() => buffers.release(lent.swap_remove(rng.usize(..lent.len()))),
+                    3 if !lent.is_empty() => {
+                        buffers.release(lent.swap_remove(rng.usize(..lent.len())))
+                    }
                     4 => {
                         let released = rng.usize(..4);
                         buffers.release_oldest(&mut chains[nth], released as u16);

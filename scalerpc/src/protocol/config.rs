@@ -3,13 +3,17 @@
 use thiserror::Error;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
-use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, EVENT_SLOTS, HEADER_BYTES, REST_WORD_BYTES, TRAILER_BYTES, ZoneId};
+use crate::protocol::wire::{
+    ENTRY_BYTES, EVENT_SLOT_BYTES, EVENT_SLOTS, HEADER_BYTES, REST_WORD_BYTES, TRAILER_BYTES,
+    ZoneId,
+};
 
 /// Default length of a time slice, in ns.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
 /// Default maximum length of a rotation with longer slices, in ns.
 pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
-/// Default timeout of a call, and default time before a client that neither releases its zone nor rests is evicted, in ns.
+/// Default timeout of a call, and default time before a client that neither releases its zone nor
+/// rests is evicted, in ns.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
 /// Default bytes of a slot.
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
@@ -26,8 +30,9 @@ pub enum Grouping {
     /// Clients take turns in groups of [`ServerConfig::group_size`], one group for each time slice.
     #[default]
     On,
-    /// Clients do not take turns: all are one group, whose slice never ends (S16), and each keeps a zone of its own. All other code is
-    /// the same, so grouping is measured against this. The pools grow with `max_clients`, and the NIC uses all queue pairs at once.
+    /// Clients do not take turns: all are one group, whose slice never ends (S16), and each keeps a
+    /// zone of its own. All other code is the same, so grouping is measured against this. The pools
+    /// grow with `max_clients`, and the NIC uses all queue pairs at once.
     Off,
 }
 
@@ -44,17 +49,21 @@ pub struct ServerConfig {
     pub grouping: Grouping,
     /// Clients of a group, 1..=50. Ignored with grouping off.
     pub group_size: u32,
-    /// Zones of a pool beyond those of the largest group, 0..=1,024. That many stopped clients affect no other client.
+    /// Zones of a pool beyond those of the largest group, 0..=1,024. That many stopped clients
+    /// affect no other client.
     pub spare_zones: u32,
-    /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two where the same clients get more done
-    /// then: for instance, if fetching the contexts of its clients takes the NIC a large part of a slice.
+    /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two
+    /// where the same clients get more done then: for instance, if fetching the contexts of its
+    /// clients takes the NIC a large part of a slice.
     pub slice_ns: u64,
-    /// Maximum time between the turns of a client, in ns: slices become longer only as far as one slice of each group takes no more than
-    /// this. With 0, and if slices are synchronised, slices always have the length `slice_ns`.
+    /// Maximum time between the turns of a client, in ns: slices become longer only as far as one
+    /// slice of each group takes no more than this. With 0, and if slices are synchronised, slices
+    /// always have the length `slice_ns`.
     pub max_rotation_ns: u64,
     /// Maximum number of responses under way, 1..=65,535.
     pub response_buffers: u32,
-    /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at least a slice.
+    /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at
+    /// least a slice.
     pub drain_ns: u64,
 }
 
@@ -93,22 +102,74 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError`]: the first number outside its range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let check = |is_legal: bool, field, value: u64, legal| if is_legal { Ok(()) } else { Err(ConfigError { field, value, legal }) };
+        let check = |is_legal: bool, field, value: u64, legal| {
+            if is_legal {
+                Ok(())
+            } else {
+                Err(ConfigError {
+                    field,
+                    value,
+                    legal,
+                })
+            }
+        };
         let in_range = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
-        check(in_range(self.max_clients, 1, MAX_CLIENTS), "max_clients", self.max_clients.into(), "1..=32768")?;
-        check(in_range(self.depth, 1, MAX_DEPTH), "depth", self.depth.into(), "1..=64")?;
+        check(
+            in_range(self.max_clients, 1, MAX_CLIENTS),
+            "max_clients",
+            self.max_clients.into(),
+            "1..=32768",
+        )?;
+        check(
+            in_range(self.depth, 1, MAX_DEPTH),
+            "depth",
+            self.depth.into(),
+            "1..=64",
+        )?;
         let is_slot = in_range(self.slot_bytes, 128, 65_536) && self.slot_bytes % 64 == 0;
-        check(is_slot, "slot_bytes", self.slot_bytes.into(), "a multiple of 64 in 128..=65536")?;
-        check(in_range(self.group_size, 1, MAX_ACTIVE_PER_GROUP), "group_size", self.group_size.into(), "1..=50")?;
-        check(self.spare_zones <= 1024, "spare_zones", self.spare_zones.into(), "0..=1024")?;
-        check((1_000..=1_000_000_000).contains(&self.slice_ns), "slice_ns", self.slice_ns, "1000..=1000000000")?;
-        check(in_range(self.response_buffers, 1, 65_535), "response_buffers", self.response_buffers.into(), "1..=65535")?;
-        check(self.drain_ns >= self.slice_ns, "drain_ns", self.drain_ns, "slice_ns and more")
+        check(
+            is_slot,
+            "slot_bytes",
+            self.slot_bytes.into(),
+            "a multiple of 64 in 128..=65536",
+        )?;
+        check(
+            in_range(self.group_size, 1, MAX_ACTIVE_PER_GROUP),
+            "group_size",
+            self.group_size.into(),
+            "1..=50",
+        )?;
+        check(
+            self.spare_zones <= 1024,
+            "spare_zones",
+            self.spare_zones.into(),
+            "0..=1024",
+        )?;
+        check(
+            (1_000..=1_000_000_000).contains(&self.slice_ns),
+            "slice_ns",
+            self.slice_ns,
+            "1000..=1000000000",
+        )?;
+        check(
+            in_range(self.response_buffers, 1, 65_535),
+            "response_buffers",
+            self.response_buffers.into(),
+            "1..=65535",
+        )?;
+        check(
+            self.drain_ns >= self.slice_ns,
+            "drain_ns",
+            self.drain_ns,
+            "slice_ns and more",
+        )
     }
 
-    /// Limits the group size to the cache of a NIC with that many queue-pair contexts, which `servers` share: two groups of each server,
-    /// the group that is served and the group that is warmed, use at most 80 % of the cache. No device reports the size of its cache; see
-    /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
+    /// Limits the group size to the cache of a NIC with that many queue-pair contexts, which
+    /// `servers` share: two groups of each server, the group that is served and the group that is
+    /// warmed, use at most 80 % of the cache. No device reports the size of its cache; see
+    /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and
+    /// [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
     #[must_use]
     pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
         let max = max_group_size(contexts, servers);
@@ -220,13 +281,15 @@ impl Layout {
         self.rest_word() + REST_WORD_BYTES
     }
 
-    /// Returns the offset of the word behind a client's requests by which it says that it rests (S26).
+    /// Returns the offset of the word behind a client's requests by which it says that it rests
+    /// (S26).
     #[must_use]
     pub const fn rest_word(&self) -> usize {
         self.zone_bytes()
     }
 
-    /// Returns the offset of the event slot for activations, in a client's responses. The slots for switches and for the server's end follow it.
+    /// Returns the offset of the event slot for activations, in a client's responses. The slots for
+    /// switches and for the server's end follow it.
     #[must_use]
     pub const fn activate_slot(&self) -> usize {
         self.zone_bytes()
@@ -257,38 +320,129 @@ mod tests {
 
     #[test]
     fn groups_keep_within_the_cache_and_small_ones_stay_as_they_are() {
-        let size = |contexts, servers| ServerConfig::default().within_cache(contexts, servers).group_size;
-        assert_eq!([size(400, 1), size(400, 8), size(1000, 16), size(1000, 1)], [40, 20, 25, 40]);
-        assert_eq!(ServerConfig { group_size: 3, ..ServerConfig::default() }.within_cache(400, 8).group_size, 3);
+        let size = |contexts, servers| {
+            ServerConfig::default()
+                .within_cache(contexts, servers)
+                .group_size
+        };
+        assert_eq!(
+            [size(400, 1), size(400, 8), size(1000, 16), size(1000, 1)],
+            [40, 20, 25, 40]
+        );
+        assert_eq!(
+            ServerConfig {
+                group_size: 3,
+                ..ServerConfig::default()
+            }
+            .within_cache(400, 8)
+            .group_size,
+            3
+        );
     }
 
     #[test]
     fn sizes_follow_the_formulas_of_the_page() {
         let config = ServerConfig::default();
         let layout = config.layout().unwrap();
-        assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
-        assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
-        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 192));
-        let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
-        assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
-        let large = ServerConfig { depth: 64, ..config };
+        assert_eq!(
+            (layout.zones, layout.pools_bytes()),
+            (64, 2 * 64 * 8 * 4096)
+        );
+        assert_eq!(
+            (config.entries_bytes(), config.responses_bytes()),
+            (1024 * 64, 512 * 4096)
+        );
+        assert_eq!(
+            (layout.requests_bytes(), layout.client_responses_bytes()),
+            (8 * 4096 + 8, 8 * 4096 + 192)
+        );
+        let off = ServerConfig {
+            grouping: Grouping::Off,
+            ..config.clone()
+        };
+        assert_eq!(
+            (off.clients_per_group(), off.layout().unwrap().zones),
+            (1024, 1024 + 4),
+            "a zone for each client"
+        );
+        let large = ServerConfig {
+            depth: 64,
+            ..config
+        };
         assert_eq!(large.layout().unwrap().pools_bytes(), 8192 * 4096);
-        assert_eq!(layout.pool_slot(ZoneId { pool: 1, zone: 2 }, 3), (64 + 2) * 8 * 4096 + 3 * 4096);
+        assert_eq!(
+            layout.pool_slot(ZoneId { pool: 1, zone: 2 }, 3),
+            (64 + 2) * 8 * 4096 + 3 * 4096
+        );
     }
 
     #[test]
     fn each_number_outside_its_range_is_refused_by_name() {
         let good = ServerConfig::default();
         let cases: [(&str, ServerConfig); 9] = [
-            ("max_clients", ServerConfig { max_clients: 0, ..good.clone() }),
-            ("depth", ServerConfig { depth: 65, ..good.clone() }),
-            ("slot_bytes", ServerConfig { slot_bytes: 130, ..good.clone() }),
-            ("slot_bytes", ServerConfig { slot_bytes: 64, ..good.clone() }),
-            ("group_size", ServerConfig { group_size: 51, ..good.clone() }),
-            ("spare_zones", ServerConfig { spare_zones: 1025, ..good.clone() }),
-            ("slice_ns", ServerConfig { slice_ns: 999, ..good.clone() }),
-            ("response_buffers", ServerConfig { response_buffers: 0, ..good.clone() }),
-            ("drain_ns", ServerConfig { drain_ns: 99_999, ..good }),
+            (
+                "max_clients",
+                ServerConfig {
+                    max_clients: 0,
+                    ..good.clone()
+                },
+            ),
+            (
+                "depth",
+                ServerConfig {
+                    depth: 65,
+                    ..good.clone()
+                },
+            ),
+            (
+                "slot_bytes",
+                ServerConfig {
+                    slot_bytes: 130,
+                    ..good.clone()
+                },
+            ),
+            (
+                "slot_bytes",
+                ServerConfig {
+                    slot_bytes: 64,
+                    ..good.clone()
+                },
+            ),
+            (
+                "group_size",
+                ServerConfig {
+                    group_size: 51,
+                    ..good.clone()
+                },
+            ),
+            (
+                "spare_zones",
+                ServerConfig {
+                    spare_zones: 1025,
+                    ..good.clone()
+                },
+            ),
+            (
+                "slice_ns",
+                ServerConfig {
+                    slice_ns: 999,
+                    ..good.clone()
+                },
+            ),
+            (
+                "response_buffers",
+                ServerConfig {
+                    response_buffers: 0,
+                    ..good.clone()
+                },
+            ),
+            (
+                "drain_ns",
+                ServerConfig {
+                    drain_ns: 99_999,
+                    ..good
+                },
+            ),
         ];
         for (field, config) in cases {
             assert_eq!(config.layout().unwrap_err().field, field);

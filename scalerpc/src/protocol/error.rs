@@ -14,7 +14,8 @@ pub enum CloseReason {
     /// This end's device reported that it, a queue or the queue pair broke down.
     #[error("this end's device, or a queue of it, broke down; connect again")]
     Device,
-    /// The server stopped. It answered the requests that it had taken; no handler got another one, and none will.
+    /// The server stopped. It answered the requests that it had taken; no handler got another one,
+    /// and none will.
     #[error("the server stopped; connect to the next one")]
     ServerStopped,
     /// This end was closed.
@@ -46,11 +47,14 @@ pub enum ProtocolError {
 /// The reason why a call was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
-    /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
+    /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take
+    /// completions, then retry.
     #[error("no free slot now: poll, take completions, then retry")]
     NoSlot,
     /// The payload is larger than a slot.
-    #[error("payload of {len} bytes, the limit is {max}: split it, or give the server larger slots")]
+    #[error(
+        "payload of {len} bytes, the limit is {max}: split it, or give the server larger slots"
+    )]
     PayloadTooLarge {
         /// Payload bytes of the call.
         len: usize,
@@ -69,7 +73,8 @@ impl CallError {
         matches!(self, Self::NoSlot)
     }
 
-    /// Returns `false`: the call was not made. See [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// Returns `false`: the call was not made. See
+    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         false
@@ -88,13 +93,18 @@ pub enum CallFailure {
     /// The handler ran, and its response is longer than a slot.
     #[error("the handler ran, but its response is longer than a slot")]
     ReplyTooLong,
-    /// The handler panicked, or its worker dropped the request. Whether it ran to its end is not known.
+    /// The handler panicked, or its worker dropped the request. Whether it ran to its end is not
+    /// known.
     #[error("the handler, or its worker, dropped the request")]
     Dropped,
-    /// The deadline passed, or the connection ended, before the server could see the call. The handler did not run, and will not.
-    #[error("not sent: its time, or the connection, ended before a slot or the server's slice came")]
+    /// The deadline passed, or the connection ended, before the server could see the call. The
+    /// handler did not run, and will not.
+    #[error(
+        "not sent: its time, or the connection, ended before a slot or the server's slice came"
+    )]
     NotSent,
-    /// The deadline passed first. Whether the handler ran or will run is not known; its response is dropped.
+    /// The deadline passed first. Whether the handler ran or will run is not known; its response is
+    /// dropped.
     #[error("no reply in time")]
     TimedOut,
     /// The connection ended first. Whether the handler ran is not known.
@@ -103,7 +113,8 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// Returns whether the handler did not run, and may run if the call is made again: on a new connection, if this one has ended. See
+    /// Returns whether the handler did not run, and may run if the call is made again: on a new
+    /// connection, if this one has ended. See
     /// [`Ending::is_retryable`](calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
@@ -132,10 +143,17 @@ mod tests {
             (CallFailure::Dropped, (false, true)),
             (CallFailure::NotSent, (true, false)),
             (CallFailure::TimedOut, (false, true)),
-            (CallFailure::Closed(CloseReason::Disconnected), (false, true)),
+            (
+                CallFailure::Closed(CloseReason::Disconnected),
+                (false, true),
+            ),
         ];
         for (failure, expected) in failures {
-            assert_eq!((failure.is_retryable(), failure.may_have_executed()), expected, "{failure}");
+            assert_eq!(
+                (failure.is_retryable(), failure.may_have_executed()),
+                expected,
+                "{failure}"
+            );
         }
         assert_eq!(CallFailure::TimedOut.to_string(), "no reply in time");
         let errors = [
@@ -144,7 +162,11 @@ mod tests {
             (CallError::Closed(CloseReason::Device), false),
         ];
         for (error, is_retryable) in errors {
-            assert_eq!((error.is_retryable(), error.may_have_executed()), (is_retryable, false), "{error}");
+            assert_eq!(
+                (error.is_retryable(), error.may_have_executed()),
+                (is_retryable, false),
+                "{error}"
+            );
         }
     }
 }

@@ -12,14 +12,19 @@ pub const QPC_CACHE_CONNECTX3: u32 = 400;
 pub const QPC_CACHE_CONNECTX5: u32 = 1000;
 /// Maximum part of the cache that groups use, in percent.
 pub const SAFE_CACHE_PERCENT: u32 = 80;
-/// Number of groups whose queue pairs are in use at a time: the current group, and the group that is warmed.
+/// Number of groups whose queue pairs are in use at a time: the current group, and the group that
+/// is warmed.
 pub const GROUPS_IN_CACHE: u32 = 2;
 
-/// Returns the largest group size for a cache of that many contexts, with `threads` servers on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
+/// Returns the largest group size for a cache of that many contexts, with `threads` servers on the
+/// NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
 #[must_use]
 pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     let threads = if threads == 0 { 1 } else { threads };
-    let size = (cache_entries as u64 * SAFE_CACHE_PERCENT as u64 / 100 / threads as u64 / GROUPS_IN_CACHE as u64) as u32;
+    let size = (cache_entries as u64 * SAFE_CACHE_PERCENT as u64
+        / 100
+        / threads as u64
+        / GROUPS_IN_CACHE as u64) as u32;
     match size {
         0 => 1,
         1..=MAX_ACTIVE_PER_GROUP => size,
@@ -39,11 +44,15 @@ struct Group {
 
 impl Group {
     fn of(clients: Vec<ClientId>) -> Self {
-        Self { clients, slice_per_mille: PER_MILLE }
+        Self {
+            clients,
+            slice_per_mille: PER_MILLE,
+        }
     }
 }
 
-/// The groups, in the order in which they are served. There is always at least one. Only the first may be empty.
+/// The groups, in the order in which they are served. There is always at least one. Only the first
+/// may be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ConnectionGroup")]
 pub struct GroupManager {
@@ -52,10 +61,14 @@ pub struct GroupManager {
 }
 
 impl GroupManager {
-    /// Makes a group without clients. `size` is that of [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
+    /// Makes a group without clients. `size` is that of
+    /// [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
     #[must_use]
     pub fn new(size: u32) -> Self {
-        Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }
+        Self {
+            size: size.max(1) as usize,
+            groups: vec![Group::of(Vec::new())],
+        }
     }
 
     /// Returns the maximum number of clients of a group: 1.5 times the size.
@@ -79,38 +92,62 @@ impl GroupManager {
     /// Returns a group's slice length, in thousandths of the base length, 500..=1500.
     #[must_use]
     pub fn slice_per_mille(&self, group: usize) -> u64 {
-        self.groups.get(group).map_or(PER_MILLE, |group| group.slice_per_mille)
+        self.groups
+            .get(group)
+            .map_or(PER_MILLE, |group| group.slice_per_mille)
     }
 
     /// Returns the group of a client.
     #[must_use]
     pub fn group_of(&self, client: ClientId) -> Option<usize> {
-        self.groups.iter().position(|group| group.clients.contains(&client))
+        self.groups
+            .iter()
+            .position(|group| group.clients.contains(&client))
     }
 
-    /// Adds a client to the smallest group. A group that grows above 1.5 times the size is split: its second half becomes the last group.
+    /// Adds a client to the smallest group. A group that grows above 1.5 times the size is split:
+    /// its second half becomes the last group.
     pub fn join(&mut self, client: ClientId) {
-        let Some(smallest) = (0..self.groups.len()).min_by_key(|group| self.groups[*group].clients.len()) else { return };
+        let Some(smallest) =
+            (0..self.groups.len()).min_by_key(|group| self.groups[*group].clients.len())
+        else {
+            return;
+        };
         self.groups[smallest].clients.push(client);
         self.split_if_large(smallest);
     }
 
-    /// Removes a client. A group that shrinks below half the size is merged with the smallest other group. `current` is the group being
-    /// served. Returns its number afterwards: merging moves clients into it rather than out of it.
+    /// Removes a client. A group that shrinks below half the size is merged with the smallest other
+    /// group. `current` is the group being served. Returns its number afterwards: merging moves
+    /// clients into it rather than out of it.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
-        let Some(group) = self.group_of(client) else { return current };
-        self.groups[group].clients.retain(|member| *member != client);
+        let Some(group) = self.group_of(client) else {
+            return current;
+        };
+        self.groups[group]
+            .clients
+            .retain(|member| *member != client);
         if self.groups.len() == 1 || 2 * self.groups[group].clients.len() >= self.size {
             return current;
         }
         let others = (0..self.groups.len()).filter(|other| *other != group);
-        let Some(other) = others.min_by_key(|other| self.groups[*other].clients.len()) else { return current };
-        let (into, from) = if group == current { (group, other) } else { (other, group) };
+        let Some(other) = others.min_by_key(|other| self.groups[*other].clients.len()) else {
+            return current;
+        };
+        let (into, from) = if group == current {
+            (group, other)
+        } else {
+            (other, group)
+        };
         let moved = self.groups.remove(from);
         let into = if from < into { into - 1 } else { into };
         self.groups[into].clients.extend(moved.clients);
         self.split_if_large(into);
-        if from < current { current - 1 } else { current.min(self.groups.len() - 1) }
+        if from < current {
+            current - 1
+        } else {
+            current.min(self.groups.len() - 1)
+        }
     }
 
     fn split_if_large(&mut self, group: usize) {
@@ -121,22 +158,32 @@ impl GroupManager {
         }
     }
 
-    /// Sorts the clients of all groups but `keep`, the group being served, by priority. Clients of high priority get smaller groups and
-    /// longer slices. `keep` becomes group 0, unchanged.
+    /// Sorts the clients of all groups but `keep`, the group being served, by priority. Clients of
+    /// high priority get smaller groups and longer slices. `keep` becomes group 0, unchanged.
     ///
-    /// `priority` measures the requests of a client in the rotation that ends. It is compared with the share of the time that the client
-    /// had: its group's slice divided by the number of clients in it. Otherwise clients with a larger share would get more done, and a
-    /// still larger share for that.
+    /// `priority` measures the requests of a client in the rotation that ends. It is compared with
+    /// the share of the time that the client had: its group's slice divided by the number of
+    /// clients in it. Otherwise clients with a larger share would get more done, and a still larger
+    /// share for that.
     pub fn regroup(&mut self, keep: usize, priority: impl Fn(ClientId) -> u64) {
         if keep >= self.groups.len() {
             return;
         }
         let kept = self.groups.remove(keep);
         let mut ranked = Vec::new();
-        for Group { clients, slice_per_mille } in self.groups.drain(..) {
-            let by_share =
-                |client| u128::from(priority(client)) * clients.len() as u128 * u128::from(PER_MILLE) / u128::from(slice_per_mille);
-            ranked.extend(clients.iter().map(|client| Ranked { priority: by_share(*client), client: *client }));
+        for Group {
+            clients,
+            slice_per_mille,
+        } in self.groups.drain(..)
+        {
+            let by_share = |client| {
+                u128::from(priority(client)) * clients.len() as u128 * u128::from(PER_MILLE)
+                    / u128::from(slice_per_mille)
+            };
+            ranked.extend(clients.iter().map(|client| Ranked {
+                priority: by_share(*client),
+                client: *client,
+            }));
         }
         self.groups.push(kept);
         // Ties by number, so that equal priorities keep their groups.
@@ -151,9 +198,16 @@ impl GroupManager {
             let (head, tail) = rest.split_at(len);
             rest = tail;
             let per_mille = u128::from(PER_MILLE);
-            let slice_per_mille = if total == 0 { per_mille } else { sum(head) * per_mille / (mean.max(1) * head.len().max(1) as u128) };
+            let slice_per_mille = if total == 0 {
+                per_mille
+            } else {
+                sum(head) * per_mille / (mean.max(1) * head.len().max(1) as u128)
+            };
             let clients = head.iter().map(|ranked| ranked.client).collect();
-            self.groups.push(Group { clients, slice_per_mille: slice_per_mille.clamp(500, 1500) as u64 });
+            self.groups.push(Group {
+                clients,
+                slice_per_mille: slice_per_mille.clamp(500, 1500) as u64,
+            });
         }
     }
 }
@@ -166,23 +220,34 @@ struct Ranked {
 }
 
 fn sum(ranked: &[Ranked]) -> u128 {
-    ranked.iter().map(|ranked| ranked.priority).fold(0, u128::saturating_add)
+    ranked
+        .iter()
+        .map(|ranked| ranked.priority)
+        .fold(0, u128::saturating_add)
 }
 
-/// Returns the number of groups for that many clients: the nearest whole number of sizes, so that equal groups are within 0.5..1.5 of it.
+/// Returns the number of groups for that many clients: the nearest whole number of sizes, so that
+/// equal groups are within 0.5..1.5 of it.
 fn group_count(clients: usize, size: usize) -> usize {
-    if clients == 0 { 0 } else { ((clients + size / 2) / size).max(1) }
+    if clients == 0 {
+        0
+    } else {
+        ((clients + size / 2) / size).max(1)
+    }
 }
 
 /// Returns the inequality of priorities: 0, all the same, to 500.
 fn spread_per_mille(sorted: &[Ranked]) -> usize {
-    let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else { return 0 };
+    let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else {
+        return 0;
+    };
     let (highest, lowest) = (highest.priority, lowest.priority);
     (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
 }
 
-/// Returns the number of clients of the group `part` of `parts`, out of those that are left. The first groups are smaller by up to
-/// `spread`, the last ones larger. The rest for the groups after it is within their limits.
+/// Returns the number of clients of the group `part` of `parts`, out of those that are left. The
+/// first groups are smaller by up to `spread`, the last ones larger. The rest for the groups after
+/// it is within their limits.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {
@@ -207,7 +272,9 @@ mod tests {
     }
 
     fn check(groups: &GroupManager, clients: usize) {
-        let mut all: Vec<_> = (0..groups.count()).flat_map(|group| groups.clients(group)).collect();
+        let mut all: Vec<_> = (0..groups.count())
+            .flat_map(|group| groups.clients(group))
+            .collect();
         all.sort();
         all.dedup();
         assert_eq!(all.len(), clients, "each client is in one group");
@@ -232,7 +299,14 @@ mod tests {
         let mut groups = manager(4, 6);
         assert_eq!(groups.count(), 1);
         groups.join(ClientId(6));
-        assert_eq!((groups.count(), groups.clients(0).len(), groups.clients(1).len()), (2, 4, 3));
+        assert_eq!(
+            (
+                groups.count(),
+                groups.clients(0).len(),
+                groups.clients(1).len()
+            ),
+            (2, 4, 3)
+        );
         for client in 0..2 {
             groups.leave(ClientId(client), 0);
         }
@@ -256,7 +330,9 @@ mod tests {
         let mut done = vec![0; clients];
         for group in 0..groups.count() {
             let members = groups.clients(group);
-            members.iter().for_each(|client| done[client.index()] = 1_000 * groups.slice_per_mille(group) / members.len() as u64);
+            members.iter().for_each(|client| {
+                done[client.index()] = 1_000 * groups.slice_per_mille(group) / members.len() as u64
+            });
         }
         done
     }
@@ -266,33 +342,61 @@ mod tests {
         let mut groups = manager(8, 32);
         let kept = groups.clients(0).to_vec();
         let done = full_use(&groups, 32);
-        groups.regroup(0, |client| if client.0 % 2 == 0 { done[client.index()] } else { done[client.index()] / 100 });
+        groups.regroup(0, |client| {
+            if client.0 % 2 == 0 {
+                done[client.index()]
+            } else {
+                done[client.index()] / 100
+            }
+        });
         check(&groups, 32);
-        assert_eq!(groups.clients(0), kept, "the group being served stays as it is");
+        assert_eq!(
+            groups.clients(0),
+            kept,
+            "the group being served stays as it is"
+        );
         let last = groups.count() - 1;
-        assert!(groups.clients(1).len() < groups.clients(last).len(), "{groups:?}");
-        assert!(groups.slice_per_mille(1) > 1000 && groups.slice_per_mille(last) < 1000, "{groups:?}");
+        assert!(
+            groups.clients(1).len() < groups.clients(last).len(),
+            "{groups:?}"
+        );
+        assert!(
+            groups.slice_per_mille(1) > 1000 && groups.slice_per_mille(last) < 1000,
+            "{groups:?}"
+        );
     }
 
-    /// Pitfall: a client with a long slice in a small group gets more done, and gets an even longer slice in a smaller group for it.
+    /// Pitfall: a client with a long slice in a small group gets more done, and gets an even longer
+    /// slice in a smaller group for it.
     #[test]
-    fn clients_that_all_want_the_same_have_the_same_share_after_some_rotations_whatever_it_was_before() {
+    fn clients_that_all_want_the_same_have_the_same_share_after_some_rotations_whatever_it_was_before()
+     {
         let mut groups = manager(8, 64);
         groups.regroup(0, |client| u64::from(client.0 + 1) * 100);
         let unequal = full_use(&groups, 64);
-        assert!(unequal.iter().max() > unequal.iter().min().map(|min| 3 * min).as_ref(), "{groups:?}");
+        assert!(
+            unequal.iter().max() > unequal.iter().min().map(|min| 3 * min).as_ref(),
+            "{groups:?}"
+        );
         for keep in [3, 1, 2, 1] {
             let done = full_use(&groups, 64);
             groups.regroup(keep, |client| done[client.index()]);
             check(&groups, 64);
         }
         for group in 1..groups.count() {
-            assert!((990..=1010).contains(&groups.slice_per_mille(group)), "{groups:?}");
-            assert!((7..=10).contains(&groups.clients(group).len()), "{groups:?}");
+            assert!(
+                (990..=1010).contains(&groups.slice_per_mille(group)),
+                "{groups:?}"
+            );
+            assert!(
+                (7..=10).contains(&groups.clients(group).len()),
+                "{groups:?}"
+            );
         }
     }
 
-    /// Random joins, leaves and regroupings: every client stays in one group, and sizes stay within their limits.
+    /// Random joins, leaves and regroupings: every client stays in one group, and sizes stay within
+    /// their limits.
     #[test]
     fn every_history_keeps_the_groups_within_their_limits() {
         for seed in 0..200 {
@@ -308,12 +412,15 @@ mod tests {
                         clients.push(ClientId(next));
                     }
                     2 if !clients.is_empty() => {
-                        current = groups.leave(clients.swap_remove(rng.usize(..clients.len())), current);
+                        current =
+                            groups.leave(clients.swap_remove(rng.usize(..clients.len())), current);
                     }
                     3 => current = rng.usize(..groups.count()),
                     _ => {
                         let salt = rng.u64(1..1 << 40);
-                        groups.regroup(current, |client| salt.rotate_left(u32::from(client.0)) % 1000);
+                        groups.regroup(current, |client| {
+                            salt.rotate_left(u32::from(client.0)) % 1000
+                        });
                         current = 0;
                     }
                 }

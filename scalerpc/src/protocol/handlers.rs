@@ -18,13 +18,15 @@ use crate::protocol::server::{Server, ServerOp};
 use crate::protocol::wire::Status;
 
 /// The error of a handler that cannot answer; its caller gets
-/// [`CallFailure::Refused`](crate::protocol::CallFailure::Refused), as do the callers of requests that a handler drops or panics at
+/// [`CallFailure::Refused`](crate::protocol::CallFailure::Refused), as do the callers of requests
+/// that a handler drops or panics at
 /// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandlerError;
 
-/// A function that answers requests of one type. Its arguments are the payload, and the place of the response. It returns the number of
-/// the response's bytes. A number above the length of `response` means that the response is too large: the call ends with a failure.
+/// A function that answers requests of one type. Its arguments are the payload, and the place of
+/// the response. It returns the number of the response's bytes. A number above the length of
+/// `response` means that the response is too large: the call ends with a failure.
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
@@ -39,11 +41,13 @@ pub struct ReplyTooLarge {
     pub max: usize,
 }
 
-/// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it ends the call with
+/// A request whose answer comes later, from the thread that steps the server or from any other
+/// thread. Dropping it ends the call with
 /// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 ///
-/// It uses no resource of the server but a place in the table of its client, and a client has no more calls than slots. A context switch
-/// meanwhile changes nothing: the response goes to the slot of its call at any time.
+/// It uses no resource of the server but a place in the table of its client, and a client has no
+/// more calls than slots. A context switch meanwhile changes nothing: the response goes to the slot
+/// of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
@@ -89,29 +93,32 @@ impl HeldRequest {
         self.max_payload
     }
 
-    /// Returns the client that called, as [`ServerOptions::events`](crate::ServerOptions::events) names it too; `None` if no
-    /// [`Server`](crate::Server) admitted it.
+    /// Returns the client that called, as [`ServerOptions::events`](crate::ServerOptions::events)
+    /// names it too; `None` if no [`Server`](crate::Server) admitted it.
     #[must_use]
     pub const fn peer(&self) -> Option<Peer> {
         self.peer
     }
 
-    /// Returns the end of the caller's time, if this is the request of a method ([`service!`](crate::service!)) and its caller has a limit.
-    /// It is counted from the time at which the server took the request, so the caller's time is over by then. The bytes of another request
-    /// may look like the header of a method: ask only in a server of methods.
+    /// Returns the end of the caller's time, if this is the request of a method
+    /// ([`service!`](crate::service!)) and its caller has a limit. It is counted from the time at
+    /// which the server took the request, so the caller's time is over by then. The bytes of
+    /// another request may look like the header of a method: ask only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.arrived.checked_add(Header::read(&self.payload)?.0.left?)
+        self.arrived
+            .checked_add(Header::read(&self.payload)?.0.left?)
     }
 
-    /// Returns whether the client is connected, as far as the server knew in its last step. A client that gave up a single call does not say
-    /// so.
+    /// Returns whether the client is connected, as far as the server knew in its last step. A
+    /// client that gave up a single call does not say so.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.has_left.load(Ordering::Relaxed)
     }
 
-    /// Answers the request. The response is sent with the server's next step. A client that has left gets none.
+    /// Answers the request. The response is sent with the server's next step. A client that has
+    /// left gets none.
     ///
     /// # Errors
     /// [`ReplyTooLarge`].
@@ -165,7 +172,10 @@ pub struct Handlers<'h> {
 impl fmt::Debug for Handlers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handlers")
-            .field("types", &Vec::from_iter(self.table.iter().map(|(rpc_type, _)| *rpc_type)))
+            .field(
+                "types",
+                &Vec::from_iter(self.table.iter().map(|(rpc_type, _)| *rpc_type)),
+            )
             .field("held", &self.held.len())
             .finish_non_exhaustive()
     }
@@ -184,7 +194,12 @@ impl<M: Memory> Running<'_, M> {
     #[inline(always)]
     fn end(self, status: Status, payload: &[u8], clock: &mut impl FnMut() -> u64) {
         let mut running = ManuallyDrop::new(self);
-        let Self { server, out, request, .. } = &mut *running;
+        let Self {
+            server,
+            out,
+            request,
+            ..
+        } = &mut *running;
         server.answer(request, status, payload, clock, out);
     }
 }
@@ -192,7 +207,8 @@ impl<M: Memory> Running<'_, M> {
 impl<M: Memory> Drop for Running<'_, M> {
     #[cold]
     fn drop(&mut self) {
-        self.server.reply(self.request, Err(Status::Dropped), self.now_ns, self.out);
+        self.server
+            .reply(self.request, Err(Status::Dropped), self.now_ns, self.out);
     }
 }
 
@@ -217,14 +233,18 @@ impl<'h> Handlers<'h> {
         self.put(rpc_type, Action::Answer(Box::new(handler)));
     }
 
-    /// Installs `take` for requests of this type. It gets each request to answer later, by itself or in another thread. Answers are sent
-    /// with the following steps of the server. Allocates for each request.
+    /// Installs `take` for requests of this type. It gets each request to answer later, by itself
+    /// or in another thread. Answers are sent with the following steps of the server. Allocates for
+    /// each request.
     pub fn insert_held(&mut self, rpc_type: u16, take: impl FnMut(HeldRequest) + 'h) {
         self.put(rpc_type, Action::Hold(Box::new(take)));
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        match self.table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type) {
+        match self
+            .table
+            .binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type)
+        {
             Ok(place) => self.table[place].1 = action,
             Err(place) => self.table.insert(place, (rpc_type, action)),
         }
@@ -238,11 +258,19 @@ impl<'h> Handlers<'h> {
 
     /// Returns whether a request of this client is held.
     pub(crate) fn has_any_of(&self, client: ClientId) -> bool {
-        self.held.range((client, 0, 0)..=(client, u32::MAX, u8::MAX)).next().is_some()
+        self.held
+            .range((client, 0, 0)..=(client, u32::MAX, u8::MAX))
+            .next()
+            .is_some()
     }
 
     /// Ends the held requests as dropped. Answers to them are discarded.
-    pub(crate) fn give_up<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) {
+    pub(crate) fn give_up<M: Memory>(
+        &mut self,
+        server: &mut Server<M>,
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
+    ) {
         self.held.retain(|_, held| {
             let is_answered = server.resume(&mut held.request);
             if is_answered {
@@ -252,8 +280,9 @@ impl<'h> Handlers<'h> {
         });
     }
 
-    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
-    /// at which the step began, and `clock` returns the time, in ns.
+    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that
+    /// are answered now. `now_ns` is the time at which the step began, and `clock` returns the
+    /// time, in ns.
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -263,7 +292,11 @@ impl<'h> Handlers<'h> {
         out: &mut Vec<ServerOp>,
     ) -> usize {
         let is_idle = self.held.is_empty() && server.queued() == 0;
-        if is_idle { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
+        if is_idle {
+            0
+        } else {
+            self.answer_some(server, budget, now_ns, clock, out)
+        }
     }
 
     #[inline(never)]
@@ -275,19 +308,31 @@ impl<'h> Handlers<'h> {
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let held = if !self.held.is_empty() { self.answer_held(server, now_ns, out) } else { 0 };
+        let held = if !self.held.is_empty() {
+            self.answer_held(server, now_ns, out)
+        } else {
+            0
+        };
         let mut done = held;
         while done < budget {
-            let Some(request) = server.take(&mut self.request) else { break };
+            let Some(request) = server.take(&mut self.request) else {
+                break;
+            };
             self.run(server, request, now_ns, &mut clock, out);
             done += 1;
         }
         done
     }
 
-    /// Answers the held requests that have their answer by now, as long as response buffers are free. Returns their number.
+    /// Answers the held requests that have their answer by now, as long as response buffers are
+    /// free. Returns their number.
     #[cold]
-    fn answer_held<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) -> usize {
+    fn answer_held<M: Memory>(
+        &mut self,
+        server: &mut Server<M>,
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
+    ) -> usize {
         if self.left != server.left() {
             self.left = server.left();
             self.held.retain(|_, held| {
@@ -298,15 +343,26 @@ impl<'h> Handlers<'h> {
         }
         let mut answered = 0;
         while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
-            // A request without a place is of a client that has left, or was given up. A client that breaks the rules may have used the
-            // slot again.
+            // A request without a place is of a client that has left, or was given up. A client
+            // that breaks the rules may have used the slot again.
             let (id, sequence) = answer.id;
-            let Some(held) = self.held.get_mut(&id).filter(|held| held.request.id.sequence == sequence) else { continue };
+            let Some(held) = self
+                .held
+                .get_mut(&id)
+                .filter(|held| held.request.id.sequence == sequence)
+            else {
+                continue;
+            };
             if !server.resume(&mut held.request) {
                 self.late = Some(answer);
                 break;
             }
-            server.reply(&held.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
+            server.reply(
+                &held.request,
+                answer.outcome.as_deref().map_err(|status| *status),
+                now_ns,
+                out,
+            );
             self.held.remove(&id);
             answered += 1;
         }
@@ -323,8 +379,14 @@ impl<'h> Handlers<'h> {
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) {
-        let (rpc_type, len) = (request.rpc_type, self.request.len().min(request.len as usize));
-        let place = self.table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type).ok();
+        let (rpc_type, len) = (
+            request.rpc_type,
+            self.request.len().min(request.len as usize),
+        );
+        let place = self
+            .table
+            .binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type)
+            .ok();
         let Some((_, action)) = place.and_then(|place| self.table.get_mut(place)) else {
             server.reply(&request, Err(Status::UnknownType), now_ns, out);
             return;
@@ -332,13 +394,26 @@ impl<'h> Handlers<'h> {
         let handler = match action {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
-                hold(take, server, request, &self.request[..len], self.response.len(), &mut self.held, &self.answers.0);
+                hold(
+                    take,
+                    server,
+                    request,
+                    &self.request[..len],
+                    self.response.len(),
+                    &mut self.held,
+                    &self.answers.0,
+                );
                 return;
             }
         };
         let room = self.response.len().min(server.layout().max_payload());
         let response = &mut self.response[..room];
-        let running = Running { server: &mut *server, out, request: &request, now_ns };
+        let running = Running {
+            server: &mut *server,
+            out,
+            request: &request,
+            now_ns,
+        };
         let (status, payload) = match handler(&self.request[..len], response) {
             Ok(bytes) if bytes <= room => (Status::Ok, &response[..bytes]),
             outcome => (failure(outcome), &[][..]),
@@ -347,7 +422,8 @@ impl<'h> Handlers<'h> {
     }
 }
 
-/// Returns the status for the outcome of a handler without a response, or with a response that is too large.
+/// Returns the status for the outcome of a handler without a response, or with a response that is
+/// too large.
 #[cold]
 fn failure(outcome: Result<usize, HandlerError>) -> Status {
     outcome.map_or(Status::Refused, |_| Status::ReplyTooLong)
@@ -366,12 +442,29 @@ fn hold<M: Memory>(
     answers: &Sender<Answer>,
 ) {
     server.hold(&mut request);
-    let (id, sequence) = ((request.client, request.generation, request.id.slot), request.id.sequence);
+    let (id, sequence) = (
+        (request.client, request.generation, request.id.slot),
+        request.id.sequence,
+    );
     let has_left = Arc::<AtomicBool>::default();
     let payload = payload.to_vec();
     let peer = server.peer(request.client);
     let arrived = Instant::now();
     let answers = answers.clone();
-    held.insert(id, Held { request, has_left: Arc::clone(&has_left) });
-    take(HeldRequest { id: Some((id, sequence)), payload, max_payload, peer, arrived, has_left, answers });
+    held.insert(
+        id,
+        Held {
+            request,
+            has_left: Arc::clone(&has_left),
+        },
+    );
+    take(HeldRequest {
+        id: Some((id, sequence)),
+        payload,
+        max_payload,
+        peer,
+        arrived,
+        has_left,
+        answers,
+    });
 }

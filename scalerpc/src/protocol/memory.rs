@@ -1,13 +1,13 @@
-//! Memory that a device, and through it a peer, may write at any time: the operations that the core needs. None of them makes a reference
-//! to it.
+//! Memory that a device, and through it a peer, may write at any time: the operations that the core
+//! needs. None of them makes a reference to it.
 
 use crate::protocol::wire::HEADER_BYTES;
 
-/// A registered region. Ranges outside of `0..len()` are a mistake of the caller: reads return zeros, and writes do nothing. The core
-/// uses none.
+/// A registered region. Ranges outside of `0..len()` are a mistake of the caller: reads return
+/// zeros, and writes do nothing. The core uses none.
 ///
-/// A message becomes visible by its trailer: [`load`](Self::load) acquires everything placed before the word that it finds, and
-/// [`store`](Self::store) releases everything written before.
+/// A message becomes visible by its trailer: [`load`](Self::load) acquires everything placed before
+/// the word that it finds, and [`store`](Self::store) releases everything written before.
 pub trait Memory {
     /// Returns the number of bytes.
     fn len(&self) -> usize;
@@ -17,17 +17,30 @@ pub trait Memory {
     }
     /// Returns the 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
     fn load(&self, offset: usize) -> u64;
-    /// Finds the first word that is not 0. Returns its run, and its number in the run. Each run has `count` words, at most 64; word i of a
-    /// run that begins at `first` is at `first + i * stride`, both multiples of 8. Relaxed: the result only says where to
+    /// Finds the first word that is not 0. Returns its run, and its number in the run. Each run has
+    /// `count` words, at most 64; word i of a run that begins at `first` is at
+    /// `first + i * stride`, both multiples of 8. Relaxed: the result only says where to
     /// [`load`](Self::load).
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let in_run = |first: usize| (0..count).find(|nth| self.load(first + nth * stride) != 0);
-        runs.iter().enumerate().find_map(|(run, first)| Some((run, in_run(*first)?)))
+        runs.iter()
+            .enumerate()
+            .find_map(|(run, first)| Some((run, in_run(*first)?)))
     }
-    /// Calls `f` with the number and the value of each word that is not 0, of the words `from..count` of such a run. Each is
-    /// [loaded](Self::load) once.
-    fn each(&self, first: usize, stride: usize, from: usize, count: usize, mut f: impl FnMut(usize, u64)) {
-        (from..count).map(|nth| (nth, self.load(first + nth * stride))).filter(|(_, word)| *word != 0).for_each(|(nth, word)| f(nth, word));
+    /// Calls `f` with the number and the value of each word that is not 0, of the words
+    /// `from..count` of such a run. Each is [loaded](Self::load) once.
+    fn each(
+        &self,
+        first: usize,
+        stride: usize,
+        from: usize,
+        count: usize,
+        mut f: impl FnMut(usize, u64),
+    ) {
+        (from..count)
+            .map(|nth| (nth, self.load(first + nth * stride)))
+            .filter(|(_, word)| *word != 0)
+            .for_each(|(nth, word)| f(nth, word));
     }
     /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
     fn store(&self, offset: usize, word: u64);
@@ -43,9 +56,15 @@ pub trait Memory {
     }
     /// Copies bytes into the region.
     fn write(&self, offset: usize, from: &[u8]);
-    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8. Writes the header, the payload, and then the
-    /// trailer; Release.
-    fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
+    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8. Writes the
+    /// header, the payload, and then the trailer; Release.
+    fn put_message(
+        &self,
+        trailer_at: usize,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        trailer: u64,
+    ) {
         let start = trailer_at - HEADER_BYTES - payload.len();
         self.write(start, header);
         self.write(start + HEADER_BYTES, payload);

@@ -1,5 +1,6 @@
-//! The core: client and server as state machines, without queue, clock, thread or system call. Memory is a [`Memory`], and time is an
-//! argument. Operations go to a queue of the caller; [`rdma`](crate::rdma) executes them on a device.
+//! The core: client and server as state machines, without queue, clock, thread or system call.
+//! Memory is a [`Memory`], and time is an argument. Operations go to a queue of the caller;
+//! [`rdma`](crate::rdma) executes them on a device.
 
 mod buffers;
 pub mod client;
@@ -16,10 +17,12 @@ mod slices;
 mod tests;
 pub mod wire;
 
-pub use client::{CallToken, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State};
+pub use client::{
+    CallToken, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State,
+};
 pub use config::{
-    ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout,
-    MAX_CLIENTS, MAX_DEPTH, ServerConfig,
+    ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES,
+    DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH, ServerConfig,
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};

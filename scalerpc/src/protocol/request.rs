@@ -26,7 +26,8 @@ pub struct ClientRegions {
     pub responses_rkey: u32,
 }
 
-/// A request that a worker has, to be answered by [`Server::reply`](crate::protocol::Server::reply).
+/// A request that a worker has, to be answered by
+/// [`Server::reply`](crate::protocol::Server::reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The client.

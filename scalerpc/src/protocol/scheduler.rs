@@ -1,4 +1,5 @@
-//! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the next one.
+//! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the
+//! next one.
 
 use crate::protocol::groups::{GroupManager, PER_MILLE};
 use crate::protocol::request::ClientId;
@@ -12,8 +13,8 @@ pub enum Turn {
     Switched,
 }
 
-/// The slices, in sequence. Epochs count them from 1; 0 is before the first slice. With the shortest slice, 1 us, epochs last for 584,000
-/// years.
+/// The slices, in sequence. Epochs count them from 1; 0 is before the first slice. With the
+/// shortest slice, 1 us, epochs last for 584,000 years.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduler {
     slice_ns: u64,
@@ -32,7 +33,16 @@ impl Scheduler {
     /// Makes a scheduler before its first slice.
     #[must_use]
     pub const fn new(slice_ns: u64) -> Self {
-        Self { slice_ns, length_ns: slice_ns, epoch: 0, current: 0, next: None, slice_end_ns: 0, offset_ns: None, has_regrouped: false }
+        Self {
+            slice_ns,
+            length_ns: slice_ns,
+            epoch: 0,
+            current: 0,
+            next: None,
+            slice_end_ns: 0,
+            offset_ns: None,
+            has_regrouped: false,
+        }
     }
 
     /// Returns the epoch of the slice.
@@ -80,15 +90,16 @@ impl Scheduler {
         std::mem::replace(&mut self.has_regrouped, false)
     }
 
-    /// Takes the new numbers of the current group and of the warmed group after a change of the groups. The two may have become one. If
-    /// `next` is `None` the next group is chosen anew.
+    /// Takes the new numbers of the current group and of the warmed group after a change of the
+    /// groups. The two may have become one. If `next` is `None` the next group is chosen anew.
     pub(crate) const fn renumber(&mut self, current: usize, next: Option<usize>) {
         self.current = current;
         self.next = next;
     }
 
-    /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`: no client has a zone in it. `waits`
-    /// returns whether a client has announced requests and has no zone. There is no switch unless a client of another group waits (S16).
+    /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`: no
+    /// client has a zone in it. `waits` returns whether a client has announced requests and has no
+    /// zone. There is no switch unless a client of another group waits (S16).
     pub fn step(
         &mut self,
         now_ns: u64,
@@ -99,9 +110,15 @@ impl Scheduler {
     ) -> Turn {
         let is_first = self.epoch == 0;
         if self.next.is_none() {
-            self.next = if is_first { first_waiting(groups, 0..groups.count(), &waits) } else { self.choose(groups, &waits, priority) };
+            self.next = if is_first {
+                first_waiting(groups, 0..groups.count(), &waits)
+            } else {
+                self.choose(groups, &waits, priority)
+            };
         }
-        let Some(next) = self.next else { return Turn::Same };
+        let Some(next) = self.next else {
+            return Turn::Same;
+        };
         if !is_first && !is_vacant && now_ns < self.slice_end_ns {
             return Turn::Same;
         }
@@ -110,7 +127,9 @@ impl Scheduler {
         self.epoch += 1;
         self.slice_end_ns = match self.offset_ns {
             Some(offset_ns) => aligned_end(now_ns, self.slice_ns, offset_ns),
-            None => now_ns.saturating_add(self.length_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE),
+            None => now_ns.saturating_add(
+                self.length_ns.saturating_mul(groups.slice_per_mille(next)) / PER_MILLE,
+            ),
         };
         Turn::Switched
     }
@@ -120,8 +139,8 @@ impl Scheduler {
         self.next = first_waiting(groups, self.current..self.current + 1, &waits);
     }
 
-    /// Returns the first group after the current one in which a client waits. After the last group a rotation ends, and the groups are
-    /// formed anew (S17).
+    /// Returns the first group after the current one in which a client waits. After the last group
+    /// a rotation ends, and the groups are formed anew (S17).
     fn choose(
         &mut self,
         groups: &mut GroupManager,
@@ -140,7 +159,8 @@ impl Scheduler {
     }
 }
 
-/// Returns the end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
+/// Returns the end of a slice that begins now: the next multiple of `slice_ns` in global time that
+/// is at least half a slice away.
 fn aligned_end(now_ns: u64, slice_ns: u64, offset_ns: i64) -> u64 {
     let slice = i128::from(slice_ns.max(1));
     let global = i128::from(now_ns) + i128::from(offset_ns);
@@ -161,7 +181,11 @@ impl Scheduler {
     }
 }
 
-fn first_waiting(groups: &GroupManager, mut range: std::ops::Range<usize>, waits: &impl Fn(ClientId) -> bool) -> Option<usize> {
+fn first_waiting(
+    groups: &GroupManager,
+    mut range: std::ops::Range<usize>,
+    waits: &impl Fn(ClientId) -> bool,
+) -> Option<usize> {
     range.find(|group| groups.clients(*group).iter().any(|client| waits(*client)))
 }
 
@@ -182,9 +206,16 @@ mod tests {
         let mut groups = GroupManager::new(4);
         (0..4).for_each(|client| groups.join(ClientId(client)));
         let mut scheduler = Scheduler::new(SLICE);
-        assert_eq!(scheduler.step(0, &mut groups, |_| true, |_| 0, true), Turn::Switched, "the first slice begins");
+        assert_eq!(
+            scheduler.step(0, &mut groups, |_| true, |_| 0, true),
+            Turn::Switched,
+            "the first slice begins"
+        );
         for now in (0..100 * SLICE).step_by(300) {
-            assert_eq!(scheduler.step(now, &mut groups, |_| true, |_| 0, false), Turn::Same);
+            assert_eq!(
+                scheduler.step(now, &mut groups, |_| true, |_| 0, false),
+                Turn::Same
+            );
         }
         assert_eq!((scheduler.epoch(), scheduler.next()), (1, None));
     }
@@ -194,12 +225,34 @@ mod tests {
         let mut groups = groups_of_one(3);
         let mut scheduler = Scheduler::new(SLICE);
         scheduler.step(0, &mut groups, |client| client.0 == 0, |_| 0, true);
-        assert_eq!(scheduler.step(5 * SLICE, &mut groups, |_| false, |_| 0, false), Turn::Same);
-        assert_eq!(scheduler.step(5 * SLICE, &mut groups, |client| client.0 == 2, |_| 0, false), Turn::Switched);
-        assert_eq!((scheduler.current(), scheduler.slice_end_ns()), (2, 6 * SLICE), "group 1 is passed over");
-        assert_eq!(scheduler.step(6 * SLICE - 1, &mut groups, |client| client.0 == 0, |_| 0, false), Turn::Same);
+        assert_eq!(
+            scheduler.step(5 * SLICE, &mut groups, |_| false, |_| 0, false),
+            Turn::Same
+        );
+        assert_eq!(
+            scheduler.step(5 * SLICE, &mut groups, |client| client.0 == 2, |_| 0, false),
+            Turn::Switched
+        );
+        assert_eq!(
+            (scheduler.current(), scheduler.slice_end_ns()),
+            (2, 6 * SLICE),
+            "group 1 is passed over"
+        );
+        assert_eq!(
+            scheduler.step(
+                6 * SLICE - 1,
+                &mut groups,
+                |client| client.0 == 0,
+                |_| 0,
+                false
+            ),
+            Turn::Same
+        );
         assert!(scheduler.next().is_some(), "chosen early, to be warmed");
-        assert_eq!(scheduler.step(6 * SLICE, &mut groups, |_| false, |_| 0, false), Turn::Switched);
+        assert_eq!(
+            scheduler.step(6 * SLICE, &mut groups, |_| false, |_| 0, false),
+            Turn::Switched
+        );
     }
 
     #[test]
@@ -207,10 +260,14 @@ mod tests {
         let mut groups = groups_of_one(2);
         let mut scheduler = Scheduler::new(SLICE);
         scheduler.step(0, &mut groups, |client| client.0 == 0, |_| 0, true);
-        assert_eq!(scheduler.step(1, &mut groups, |client| client.0 == 1, |_| 0, true), Turn::Switched);
+        assert_eq!(
+            scheduler.step(1, &mut groups, |client| client.0 == 1, |_| 0, true),
+            Turn::Switched
+        );
     }
 
-    /// Random sets of waiting clients, with priorities that move them between groups: no client waits for more than two rotations (S17).
+    /// Random sets of waiting clients, with priorities that move them between groups: no client
+    /// waits for more than two rotations (S17).
     #[test]
     fn who_waits_is_served_within_two_rotations() {
         for seed in 0..100 {
@@ -222,17 +279,34 @@ mod tests {
             let mut waiting = vec![0_usize; usize::from(clients)];
             for now in 0..2_000_u64 {
                 let salt = rng.u64(..);
-                let turn = scheduler.step(now * SLICE * 2, &mut groups, |c| waiting[c.index()] > 0, |c| salt >> (c.0 % 8) & 0xff, false);
+                let turn = scheduler.step(
+                    now * SLICE * 2,
+                    &mut groups,
+                    |c| waiting[c.index()] > 0,
+                    |c| salt >> (c.0 % 8) & 0xff,
+                    false,
+                );
                 if turn == Turn::Switched {
-                    waiting.iter_mut().filter(|since| **since > 0).for_each(|since| *since += 1);
+                    waiting
+                        .iter_mut()
+                        .filter(|since| **since > 0)
+                        .for_each(|since| *since += 1);
                     for client in groups.clients(scheduler.current()) {
                         waiting[client.index()] = 0;
                     }
                     let longest = waiting.iter().max().unwrap();
-                    assert!(*longest <= 2 * groups.count() + 1, "seed {seed}: {longest} switches with {} groups", groups.count());
+                    assert!(
+                        *longest <= 2 * groups.count() + 1,
+                        "seed {seed}: {longest} switches with {} groups",
+                        groups.count()
+                    );
                 }
                 let client = rng.usize(..waiting.len());
-                if waiting[client] == 0 && !groups.clients(scheduler.current()).contains(&ClientId(client as u16)) {
+                if waiting[client] == 0
+                    && !groups
+                        .clients(scheduler.current())
+                        .contains(&ClientId(client as u16))
+                {
                     waiting[client] = 1;
                 }
             }
@@ -241,12 +315,25 @@ mod tests {
 
     #[test]
     fn slices_of_servers_with_different_clocks_end_at_the_same_global_time() {
-        for (now, offset) in [(1_000_000, 0), (1_000_321, -321), (999_000, 1_000), (400, 999_600)] {
+        for (now, offset) in [
+            (1_000_000, 0),
+            (1_000_321, -321),
+            (999_000, 1_000),
+            (400, 999_600),
+        ] {
             let end = aligned_end(now, 100, offset);
-            assert_eq!(end.checked_add_signed(offset).unwrap(), 1_000_100, "now {now}");
+            assert_eq!(
+                end.checked_add_signed(offset).unwrap(),
+                1_000_100,
+                "now {now}"
+            );
         }
         assert_eq!(aligned_end(149, 100, 0), 200);
-        assert_eq!(aligned_end(151, 100, 0), 300, "not shorter than half a slice");
+        assert_eq!(
+            aligned_end(151, 100, 0),
+            300,
+            "not shorter than half a slice"
+        );
         assert_eq!(aligned_end(u64::MAX, 100, 0), u64::MAX);
     }
 }

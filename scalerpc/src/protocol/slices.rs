@@ -1,9 +1,10 @@
 //! The length of slices: as configured, and longer where that gets more requests done.
 //!
-//! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of its clients, and events, announcements and
-//! READs are sent. A server does not know that cost, nor whether it matters: a NIC with spare time pays it from that. So the server tries
-//! lengths. It measures a window with slices of twice or half the length, and keeps the length if it pays. The rest of the time nothing
-//! changes.
+//! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of its
+//! clients, and events, announcements and READs are sent. A server does not know that cost, nor
+//! whether it matters: a NIC with spare time pays it from that. So the server tries lengths. It
+//! measures a window with slices of twice or half the length, and keeps the length if it pays. The
+//! rest of the time nothing changes.
 
 /// Minimum gain of slices of twice the length, in percent of the rate.
 const GAIN_PERCENT: u64 = 3;
@@ -11,7 +12,8 @@ const GAIN_PERCENT: u64 = 3;
 const LOSS_PERCENT: u64 = 2;
 /// Minimum number of requests of a window: fewer say little about a rate.
 const WINDOW_REQUESTS: u64 = 2_000;
-/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window says nothing about a length of slices.
+/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window says
+/// nothing about a length of slices.
 const STALE_NS: u64 = 1_000_000_000;
 /// Windows between a trial that did not pay and the next trial: twice as many each time.
 const MIN_PAUSE: u32 = 4;
@@ -43,7 +45,8 @@ pub(crate) struct SliceLength {
 }
 
 impl SliceLength {
-    /// Makes a length of `base_ns`. Slices become longer as long as one slice of each group takes at most `max_rotation_ns`.
+    /// Makes a length of `base_ns`. Slices become longer as long as one slice of each group takes
+    /// at most `max_rotation_ns`.
     #[must_use]
     pub(crate) const fn new(base_ns: u64, max_rotation_ns: u64) -> Self {
         Self {
@@ -71,21 +74,26 @@ impl SliceLength {
         self.doubled(doublings)
     }
 
-    /// Takes the end of a rotation over that many groups. `requests` is the number accepted since the server was made. The length may
-    /// change.
+    /// Takes the end of a rotation over that many groups. `requests` is the number accepted since
+    /// the server was made. The length may change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
         let max = self.max_doublings(groups);
-        let (ns, done) = (now_ns.saturating_sub(self.since_ns), requests.saturating_sub(self.before));
+        let (ns, done) = (
+            now_ns.saturating_sub(self.since_ns),
+            requests.saturating_sub(self.before),
+        );
         if self.doublings > max || self.trial == Some(Trial::Longer) && self.doublings == max {
             // There are more groups than before.
             self.keep(self.doublings.min(max));
         } else if ns > STALE_NS.max(self.max_rotation_ns.saturating_mul(4)) {
-            // There were few requests, for which slices are long enough as they are; or no client had to take turns.
+            // There were few requests, for which slices are long enough as they are; or no client
+            // had to take turns.
             self.keep(0);
         } else if done < WINDOW_REQUESTS {
             return;
         } else {
-            let rate = u64::try_from(u128::from(done) * 1_000_000_000 / u128::from(ns.max(1))).unwrap_or(u64::MAX);
+            let rate = u64::try_from(u128::from(done) * 1_000_000_000 / u128::from(ns.max(1)))
+                .unwrap_or(u64::MAX);
             self.judge(rate, max);
         }
         (self.since_ns, self.before) = (now_ns, requests);
@@ -100,14 +108,22 @@ impl SliceLength {
                 self.left = self.left.saturating_sub(1);
                 return self.try_next(max);
             }
-            Some(Trial::Longer) => percent_of(rate, 100) >= percent_of(self.rate, 100 + GAIN_PERCENT),
-            Some(Trial::Shorter) => percent_of(rate, 100) >= percent_of(self.rate, 100 - LOSS_PERCENT),
+            Some(Trial::Longer) => {
+                percent_of(rate, 100) >= percent_of(self.rate, 100 + GAIN_PERCENT)
+            }
+            Some(Trial::Shorter) => {
+                percent_of(rate, 100) >= percent_of(self.rate, 100 - LOSS_PERCENT)
+            }
         };
         match self.trial.take() {
             Some(Trial::Longer) if does_pay => self.doublings += 1,
             Some(Trial::Shorter) if does_pay => self.doublings -= 1,
             _ => {
-                self.next = if self.next == Trial::Longer { Trial::Shorter } else { Trial::Longer };
+                self.next = if self.next == Trial::Longer {
+                    Trial::Shorter
+                } else {
+                    Trial::Longer
+                };
                 self.left = self.pause;
                 self.pause = (2 * self.pause).min(MAX_PAUSE);
                 return;
@@ -145,7 +161,9 @@ impl SliceLength {
     /// Returns how often the length may be doubled with that many groups.
     const fn max_doublings(&self, groups: usize) -> u32 {
         let mut max = 0;
-        while max < 20 && self.doubled(max + 1).saturating_mul(groups as u64) <= self.max_rotation_ns {
+        while max < 20
+            && self.doubled(max + 1).saturating_mul(groups as u64) <= self.max_rotation_ns
+        {
             max += 1;
         }
         max
@@ -159,8 +177,8 @@ mod tests {
     const BASE_NS: u64 = 100_000;
     const LONGEST_NS: u64 = 20_000_000;
 
-    /// A server in virtual time. A slice costs `price_ns` of its length, and serves `rate` requests per second in the rest, but no more
-    /// than the demand.
+    /// A server in virtual time. A slice costs `price_ns` of its length, and serves `rate` requests
+    /// per second in the rest, but no more than the demand.
     struct World {
         slices: SliceLength,
         price_ns: u64,
@@ -176,7 +194,16 @@ mod tests {
         fn new(price_ns: u64, groups: usize) -> Self {
             let slices = SliceLength::new(BASE_NS, LONGEST_NS);
             let rng = fastrand::Rng::with_seed(price_ns);
-            Self { slices, price_ns, rate: 10_000_000, demand: u64::MAX, groups, now_ns: 0, requests: 0, rng }
+            Self {
+                slices,
+                price_ns,
+                rate: 10_000_000,
+                demand: u64::MAX,
+                groups,
+                now_ns: 0,
+                requests: 0,
+                rng,
+            }
         }
 
         /// Runs that many ns. Returns the served part of the maximum.
@@ -188,13 +215,20 @@ mod tests {
                 for _ in 0..self.groups {
                     let length = self.slices.ns();
                     let served = length.saturating_sub(self.price_ns) * self.rate / 1_000_000_000;
-                    let asked = (u128::from(length) * u128::from(self.demand) / 1_000_000_000) as u64;
+                    let asked =
+                        (u128::from(length) * u128::from(self.demand) / 1_000_000_000) as u64;
                     // Up to one per cent of noise.
                     self.requests += served.min(asked) * self.rng.u64(990..=1010) / 1000;
                     self.now_ns += length;
                 }
-                self.slices.on_rotation(self.now_ns, self.requests, self.groups);
-                assert!(self.slices.ns() * self.groups as u64 <= LONGEST_NS.max(BASE_NS * self.groups as u64), "{:?}", self.slices);
+                self.slices
+                    .on_rotation(self.now_ns, self.requests, self.groups);
+                assert!(
+                    self.slices.ns() * self.groups as u64
+                        <= LONGEST_NS.max(BASE_NS * self.groups as u64),
+                    "{:?}",
+                    self.slices
+                );
             }
             (self.requests - before) as f64 * 1e9 / (self.now_ns - start) as f64 / self.rate as f64
         }
@@ -213,10 +247,18 @@ mod tests {
     /// The rows of the sensitivity table: 0.65 and 0.39 of the peak with slices of 100 us.
     #[test]
     fn slices_become_longer_until_their_price_is_a_small_part_or_a_rotation_too_long() {
-        for (price_ns, groups, at_least, length_ns) in [(35_000, 25, 0.9, 400_000), (35_000, 2, 0.9, 400_000), (61_000, 25, 0.9, 800_000)] {
+        for (price_ns, groups, at_least, length_ns) in [
+            (35_000, 25, 0.9, 400_000),
+            (35_000, 2, 0.9, 400_000),
+            (61_000, 25, 0.9, 800_000),
+        ] {
             let mut world = World::new(price_ns, groups);
             world.run(200_000_000);
-            assert!(world.slices.doubled(world.slices.doublings) >= length_ns, "{price_ns} ns of {groups} groups: {:?}", world.slices);
+            assert!(
+                world.slices.doubled(world.slices.doublings) >= length_ns,
+                "{price_ns} ns of {groups} groups: {:?}",
+                world.slices
+            );
             let part = world.run(1_000_000_000);
             assert!(part >= at_least, "{price_ns} ns of {groups} groups: {part}");
         }
@@ -232,18 +274,31 @@ mod tests {
         assert!(world.slices.doublings >= 2);
         world.demand = 1_000_000;
         world.run(5_000_000_000);
-        assert_eq!(world.slices.doublings, 0, "a tenth of what it can do: {:?}", world.slices);
+        assert_eq!(
+            world.slices.doublings, 0,
+            "a tenth of what it can do: {:?}",
+            world.slices
+        );
         world.demand = u64::MAX;
         world.run(1_000_000_000);
         assert!(world.slices.doublings >= 2, "and again: {:?}", world.slices);
         world.groups = 200;
         world.run(1);
-        assert_eq!(world.slices.ns(), BASE_NS, "a rotation of 200 groups takes 20 ms as it is");
+        assert_eq!(
+            world.slices.ns(),
+            BASE_NS,
+            "a rotation of 200 groups takes 20 ms as it is"
+        );
         world.groups = 25;
         world.run(500_000_000);
         world.demand = 1_000;
         world.run(5_000_000_000);
-        assert_eq!(world.slices.ns(), BASE_NS, "hardly anything: {:?}", world.slices);
+        assert_eq!(
+            world.slices.ns(),
+            BASE_NS,
+            "hardly anything: {:?}",
+            world.slices
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Every byte format of the protocol, as pure functions and plain values.
 //!
-//! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"). The golden vectors below were written from those
-//! tables by hand.
+//! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"). The golden
+//! vectors below were written from those tables by hand.
 
 use rendezvous::record::{field, put, u32_at, u64_at};
 
@@ -47,11 +47,15 @@ impl Trailer {
     /// Decodes the word of [`to_word`](Self::to_word).
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
-        Self { len: word as u32, valid: (word >> 32) as u32 }
+        Self {
+            len: word as u32,
+            valid: (word >> 32) as u32,
+        }
     }
 }
 
-/// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive numbers.
+/// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive
+/// numbers.
 #[must_use]
 pub const fn valid(sequence: u32) -> u32 {
     VALID | sequence
@@ -104,7 +108,8 @@ impl RequestHeader {
         bytes
     }
 
-    /// Returns the type of the request in a header, if every other field equals that of `self`. Ignores `self.rpc_type`.
+    /// Returns the type of the request in a header, if every other field equals that of `self`.
+    /// Ignores `self.rpc_type`.
     #[inline]
     pub(crate) fn type_if_equal(&self, bytes: &[u8; HEADER_BYTES]) -> Option<u16> {
         let tail = u64::from(self.client_slot_rkey) | u64::from(self.payload_len) << 32;
@@ -146,7 +151,10 @@ impl ZoneId {
     /// Returns the zone of this number in the pool that serves an epoch (S9).
     #[must_use]
     pub const fn of(epoch: u64, zone: u16) -> Self {
-        Self { pool: (epoch % 2) as u8, zone }
+        Self {
+            pool: (epoch % 2) as u8,
+            zone,
+        }
     }
 }
 
@@ -204,11 +212,14 @@ impl ResponseHeader {
         bytes
     }
 
-    /// Returns whether these bytes are the header of a successful response to this request, with that many bytes of payload and no event.
+    /// Returns whether these bytes are the header of a successful response to this request, with
+    /// that many bytes of payload and no event.
     #[inline]
     pub(crate) fn is_plain(bytes: &[u8; HEADER_BYTES], req_id: u64, payload_len: u32) -> bool {
         const _: () = assert!(Status::Ok as u32 == 0);
-        u64_at(bytes, 0) == u64::from(RESPONSE_MAGIC) && u64_at(bytes, 8) == req_id && u64_at(bytes, 16) == u64::from(payload_len)
+        u64_at(bytes, 0) == u64::from(RESPONSE_MAGIC)
+            && u64_at(bytes, 8) == req_id
+            && u64_at(bytes, 16) == u64::from(payload_len)
     }
 
     /// Reads a header. Returns `None` if this version does not define its magic, status or event.
@@ -220,13 +231,21 @@ impl ResponseHeader {
         let epoch = u64_at(bytes, 24);
         let event = match u16::from_le_bytes(field(bytes, 20)) {
             0 => None,
-            1 => Some(Event::Activate { epoch, zone: u16::from_le_bytes(field(bytes, 22)) }),
+            1 => Some(Event::Activate {
+                epoch,
+                zone: u16::from_le_bytes(field(bytes, 22)),
+            }),
             2 => Some(Event::Switch { epoch }),
             3 => Some(Event::Close),
             _ => return None,
         };
         let status = Status::from_repr(u32_at(bytes, 4))?;
-        Some(Self { status, req_id: u64_at(bytes, 8), payload_len: u32_at(bytes, 16), event })
+        Some(Self {
+            status,
+            req_id: u64_at(bytes, 8),
+            payload_len: u32_at(bytes, 16),
+            event,
+        })
     }
 }
 
@@ -235,7 +254,8 @@ impl ResponseHeader {
 pub struct Release {
     /// The client.
     pub client: u32,
-    /// The low 32 bits of the slice's epoch. They suffice: the server awaits one release of a client at a time, and knows its epoch.
+    /// The low 32 bits of the slice's epoch. They suffice: the server awaits one release of a
+    /// client at a time, and knows its epoch.
     pub epoch: u32,
 }
 
@@ -248,7 +268,10 @@ impl Release {
     /// Returns the trailer of the release of an epoch.
     #[must_use]
     pub const fn trailer(epoch: u32) -> Trailer {
-        Trailer { len: Self::TRAILER_AT as u32, valid: valid(epoch) }
+        Trailer {
+            len: Self::TRAILER_AT as u32,
+            valid: valid(epoch),
+        }
     }
 
     /// Returns the release's bytes.
@@ -257,14 +280,21 @@ impl Release {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &self.client.to_le_bytes());
         put(&mut bytes, 4, &self.epoch.to_le_bytes());
-        put(&mut bytes, Self::TRAILER_AT, &Self::trailer(self.epoch).to_word().to_le_bytes());
+        put(
+            &mut bytes,
+            Self::TRAILER_AT,
+            &Self::trailer(self.epoch).to_word().to_le_bytes(),
+        );
         bytes
     }
 
     /// Reads a release. Any bytes are a release.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::TRAILER_AT]) -> Self {
-        Self { client: u32_at(bytes, 0), epoch: u32_at(bytes, 4) }
+        Self {
+            client: u32_at(bytes, 0),
+            epoch: u32_at(bytes, 4),
+        }
     }
 }
 
@@ -303,8 +333,15 @@ impl Announcement {
         put(&mut bytes, 20, &self.number.to_le_bytes());
         put(&mut bytes, 24, &self.slots.count_ones().to_le_bytes());
         put(&mut bytes, 28, &self.longest.to_le_bytes());
-        let trailer = Trailer { len: Self::BODY_BYTES as u32, valid: valid(self.number) };
-        put(&mut bytes, Self::BODY_BYTES, &trailer.to_word().to_le_bytes());
+        let trailer = Trailer {
+            len: Self::BODY_BYTES as u32,
+            valid: valid(self.number),
+        };
+        put(
+            &mut bytes,
+            Self::BODY_BYTES,
+            &trailer.to_word().to_le_bytes(),
+        );
         bytes
     }
 
@@ -324,7 +361,11 @@ impl Announcement {
 
 const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES == REST_ANSWER_AT);
 const _: () = assert!(REST_ANSWER_AT + REST_WORD_BYTES == ENTRY_BYTES);
-const _: () = assert!(Announcement::TRAILER_AT == 48 && Announcement::TRAILER_AT % 8 == 0 && Release::TRAILER_AT % 8 == 0);
+const _: () = assert!(
+    Announcement::TRAILER_AT == 48
+        && Announcement::TRAILER_AT % 8 == 0
+        && Release::TRAILER_AT % 8 == 0
+);
 const _: () = assert!(HEADER_BYTES + TRAILER_BYTES <= EVENT_SLOT_BYTES);
 
 #[cfg(test)]
@@ -335,7 +376,11 @@ mod tests {
     fn a_request_header_has_the_documented_bytes() {
         let header = RequestHeader {
             rpc_type: 0x1122,
-            req_id: ReqId { slot: 7, sequence: 0x8765_4321 }.to_wire(),
+            req_id: ReqId {
+                slot: 7,
+                sequence: 0x8765_4321,
+            }
+            .to_wire(),
             client_slot_addr: 0x0102_0304_0506_0708,
             client_slot_rkey: 0xa1b2_c3d4,
             payload_len: 0x0001_0002,
@@ -358,8 +403,16 @@ mod tests {
 
     #[test]
     fn a_response_header_has_the_documented_bytes() {
-        let event = Some(Event::Activate { epoch: 0x0102_0304_0a0b_0c0d, zone: 0xfedc });
-        let header = ResponseHeader { status: Status::ReplyTooLong, req_id: 0x0305, payload_len: 9, event };
+        let event = Some(Event::Activate {
+            epoch: 0x0102_0304_0a0b_0c0d,
+            zone: 0xfedc,
+        });
+        let header = ResponseHeader {
+            status: Status::ReplyTooLong,
+            req_id: 0x0305,
+            payload_len: 9,
+            event,
+        };
         #[rustfmt::skip]
         let golden = [
             0xad, 0xde, 0xef, 0xbe, 3, 0, 0, 0,
@@ -374,16 +427,31 @@ mod tests {
             bad[magic_status_or_event] = 7;
             assert_eq!(ResponseHeader::decode(&bad), None);
         }
-        let switch = ResponseHeader { event: Some(Event::Switch { epoch: 3 }), ..header };
+        let switch = ResponseHeader {
+            event: Some(Event::Switch { epoch: 3 }),
+            ..header
+        };
         assert_eq!(ResponseHeader::decode(&switch.encode()), Some(switch));
     }
 
     #[test]
     fn an_entry_has_the_documented_bytes() {
-        let release = Release { client: 0x0102, epoch: 0x0304 };
-        assert_eq!(release.encode(), [2, 1, 0, 0, 4, 3, 0, 0, 8, 0, 0, 0, 4, 3, 0, 0x80]);
+        let release = Release {
+            client: 0x0102,
+            epoch: 0x0304,
+        };
+        assert_eq!(
+            release.encode(),
+            [2, 1, 0, 0, 4, 3, 0, 0, 8, 0, 0, 0, 4, 3, 0, 0x80]
+        );
         assert_eq!(Release::decode(&[2, 1, 0, 0, 4, 3, 0, 0]), release);
-        let announcement = Announcement { req_addr: 0x1000, slots: 0b1011, client: 5, number: 6, longest: 64 };
+        let announcement = Announcement {
+            req_addr: 0x1000,
+            slots: 0b1011,
+            client: 5,
+            number: 6,
+            longest: 64,
+        };
         #[rustfmt::skip]
         let golden = [
             0, 0x10, 0, 0, 0, 0, 0, 0,
@@ -402,8 +470,23 @@ mod tests {
 
     #[test]
     fn a_request_number_is_slot_and_sequence() {
-        let id = ReqId { slot: 63, sequence: u32::MAX };
+        let id = ReqId {
+            slot: 63,
+            sequence: u32::MAX,
+        };
         assert_eq!(id.to_wire(), 0xff_ffff_ff3f);
-        assert_eq!(Trailer::from_word(Trailer { len: 40, valid: valid(1) }.to_word()), Trailer { len: 40, valid: 0x8000_0001 });
+        assert_eq!(
+            Trailer::from_word(
+                Trailer {
+                    len: 40,
+                    valid: valid(1)
+                }
+                .to_word()
+            ),
+            Trailer {
+                len: 40,
+                valid: 0x8000_0001
+            }
+        );
     }
 }

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use mlx5::{Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Signal, Write};
+use mlx5::{
+    Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Signal, Write,
+};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout, State,
+    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats,
+    CloseReason, Completion, Layout, State,
 };
 
 /// The user word of an operation: completions only make room.
@@ -27,8 +30,8 @@ pub enum SyncCallError {
 }
 
 impl SyncCallError {
-    /// Returns whether the same call can succeed later, on a new connection if this one has ended. See
-    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// Returns whether the same call can succeed later, on a new connection if this one has ended.
+    /// See [`Ending::is_retryable`](calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -74,41 +77,93 @@ impl PendingClient {
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = offer.layout;
-        // A response for each slot and three events can be under way, and as many be taken before their completions arrive.
-        // S23
-        let receives = if options.sleeps { 2 * (layout.depth as u32 + 3) } else { 0 };
-        let port = Port::on(device, device.create_cq(options.send_queue_size.saturating_mul(2).saturating_add(receives))?, options)?;
+        // A response for each slot and three events can be under way, and as many be taken before
+        // their completions arrive. S23
+        let receives = if options.sleeps {
+            2 * (layout.depth as u32 + 3)
+        } else {
+            0
+        };
+        let port = Port::on(
+            device,
+            device.create_cq(
+                options
+                    .send_queue_size
+                    .saturating_mul(2)
+                    .saturating_add(receives),
+            )?,
+            options,
+        )?;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
-            responses: port.alloc(layout.client_responses_bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            responses: port.alloc(
+                layout.client_responses_bytes(),
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )?,
         };
         let mut qp = port.create_qp(receives)?;
         port.connect(&mut qp, &offer.address)?;
         post_receives(&mut qp, receives)?;
-        Ok(Self { qp, memory, port, layout, receives })
+        Ok(Self {
+            qp,
+            memory,
+            port,
+            layout,
+            receives,
+        })
     }
 
     /// Returns the record for the server.
     #[must_use]
     pub fn record(&self) -> Accept {
-        let ClientMemory { requests, responses } = &self.memory;
+        let ClientMemory {
+            requests,
+            responses,
+        } = &self.memory;
         let regions = ClientRegions {
             requests_addr: requests.addr(),
             requests_rkey: requests.rkey(),
             responses_addr: responses.addr(),
             responses_rkey: responses.rkey(),
         };
-        Accept { address: self.qp.address(), regions, sleeps: self.receives > 0 }
+        Accept {
+            address: self.qp.address(),
+            regions,
+            sleeps: self.receives > 0,
+        }
     }
 
     /// Makes the client, after the server has admitted it.
     #[must_use]
     pub fn admitted(self, admission: &Admission) -> RdmaClient {
         let regions = self.record().regions;
-        let Self { qp, memory, port, layout, .. } = self;
-        let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
-        let (ops, probe_at) = (Vec::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
-        RdmaClient { qp, core, port, ops, probe_at, probe_ns: 0 }
+        let Self {
+            qp,
+            memory,
+            port,
+            layout,
+            ..
+        } = self;
+        let core = Client::new(
+            layout,
+            memory,
+            admission.0,
+            regions.requests_addr,
+            regions.responses_addr,
+            regions.responses_rkey,
+        );
+        let (ops, probe_at) = (
+            Vec::with_capacity(2 * layout.depth + 1),
+            (admission.0.entry_addr, admission.0.entry_rkey),
+        );
+        RdmaClient {
+            qp,
+            core,
+            port,
+            ops,
+            probe_at,
+            probe_ns: 0,
+        }
     }
 }
 
@@ -127,13 +182,15 @@ pub struct RdmaClient {
 }
 
 impl RdmaClient {
-    /// Makes a call; see [`Client::call`]. The call is sent with the next [`poll`](Self::poll), together with others.
+    /// Makes a call; see [`Client::call`]. The call is sent with the next [`poll`](Self::poll),
+    /// together with others.
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
     #[inline]
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallError> {
-        self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
+        self.core
+            .call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
     /// One bounded step: takes completions and arrivals, posts.
@@ -141,12 +198,16 @@ impl RdmaClient {
         let is_broken = self.port.cq.progress() && !self.take_completions();
         let now_ns = self.port.now_ns();
         self.core.poll(now_ns, &mut self.ops);
-        if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
+        if is_broken
+            || self.post().is_err()
+            || now_ns >= self.probe_ns && self.probe(now_ns).is_err()
+        {
             self.core.close(CloseReason::Disconnected);
         }
     }
 
-    /// Takes completions: of WRITEs, which only make room, and of receives. Returns whether the connection goes on.
+    /// Takes completions: of WRITEs, which only make room, and of receives. Returns whether the
+    /// connection goes on.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, .. } = self;
@@ -166,12 +227,15 @@ impl RdmaClient {
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
-    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at
-    /// most `limit`, and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran
-    /// out. No wake-up is missed: an arrival since the last poll ends the sleep at once. While a slot waits for the server, also for the
-    /// late response to a call that ran out of time, the sleep ends once a second, to check that the server lives (S20).
+    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to
+    /// send, or the end of a call's time. Sleeps at most `limit`, and until the
+    /// [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if
+    /// the time ran out. No wake-up is missed: an arrival since the last poll ends the sleep at
+    /// once. While a slot waits for the server, also for the late response to a call that ran out
+    /// of time, the sleep ends once a second, to check that the server lives (S20).
     ///
-    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
+    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients
+    /// are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
         let is_closed = matches!(self.core.state(), State::Closed(_));
         if !is_closed && (!self.ops.is_empty() || self.core.has_news()) {
@@ -183,14 +247,22 @@ impl RdmaClient {
         // S24
         self.port.cq.arm(false);
         let probe_ns = self.core.awaits_server().then_some(self.probe_ns);
-        let due_ns = [self.core.next_event_ns(), probe_ns].into_iter().flatten().min().filter(|_| !is_closed);
-        let left = due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.port.now_ns())));
-        self.port.device().wait([limit, left].into_iter().flatten().min())
+        let due_ns = [self.core.next_event_ns(), probe_ns]
+            .into_iter()
+            .flatten()
+            .min()
+            .filter(|_| !is_closed);
+        let left =
+            due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.port.now_ns())));
+        self.port
+            .device()
+            .wait([limit, left].into_iter().flatten().min())
     }
 
-    /// Takes an event of its [`device`](Self::device), which no completion reports: ends the connection if the device, the queue or the
-    /// queue pair broke down. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives each to
-    /// every client on it. Returns whether the device or the queue broke down.
+    /// Takes an event of its [`device`](Self::device), which no completion reports: ends the
+    /// connection if the device, the queue or the queue pair broke down. The owner of the device
+    /// takes its events ([`Device::take_async_event`]) from time to time, and gives each to every
+    /// client on it. Returns whether the device or the queue broke down.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
         if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
@@ -205,13 +277,20 @@ impl RdmaClient {
         self.core.poll_completion(into)
     }
 
-    /// Makes a call and waits for its end, while no other call is outstanding (the paper's SyncCall). Returns the number of payload bytes
-    /// of the response; as many as fit are in `into`. Calls `idle` between two polls: it may spin, yield, or step a server.
+    /// Makes a call and waits for its end, while no other call is outstanding (the paper's
+    /// SyncCall). Returns the number of payload bytes of the response; as many as fit are in
+    /// `into`. Calls `idle` between two polls: it may spin, yield, or step a server.
     ///
     /// # Errors
-    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the
-    /// timeout is over.
-    pub fn call_sync(&mut self, rpc_type: u16, payload: &[u8], into: &mut [u8], mut idle: impl FnMut()) -> Result<usize, SyncCallError> {
+    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still
+    /// wait for late responses when the timeout is over.
+    pub fn call_sync(
+        &mut self,
+        rpc_type: u16,
+        payload: &[u8],
+        into: &mut [u8],
+        mut idle: impl FnMut(),
+    ) -> Result<usize, SyncCallError> {
         self.call_and_wait(rpc_type, payload, into, |_| idle())
     }
 
@@ -271,8 +350,9 @@ impl RdmaClient {
         self.core.free_slots()
     }
 
-    /// Returns the number of calls that ran out of time and that the server has not answered. Each keeps its slot until it does. If this is
-    /// the number of slots, only such calls are the reason of [`CallError::NoSlot`].
+    /// Returns the number of calls that ran out of time and that the server has not answered. Each
+    /// keeps its slot until it does. If this is the number of slots, only such calls are the reason
+    /// of [`CallError::NoSlot`].
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.core.given_up_calls()
@@ -296,13 +376,15 @@ impl RdmaClient {
         self.core.set_timeout_ns(timeout_ns);
     }
 
-    /// Returns the device in use. Deadlines are measured by its clock, so a simulation drives this end with its time.
+    /// Returns the device in use. Deadlines are measured by its clock, so a simulation drives this
+    /// end with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
     }
 
-    /// Probes the server: a client whose slots wait for it posts nothing, and would not notice that its server is gone.
+    /// Probes the server: a client whose slots wait for it posts nothing, and would not notice that
+    /// its server is gone.
     #[cold]
     fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
         self.probe_ns = now_ns.saturating_add(PROBE_NS);
@@ -310,7 +392,15 @@ impl RdmaClient {
             return Ok(());
         }
         let (addr, rkey) = self.probe_at;
-        match self.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, WRITE) {
+        match self.qp.post(
+            &Write {
+                addr,
+                rkey,
+                payload: (),
+            },
+            Signal::Always,
+            WRITE,
+        ) {
             Ok(()) => self.qp.ring(),
             // The operations under way show the end of the connection as well.
             Err(error) if is_full(&error) => {}
@@ -352,11 +442,37 @@ fn post_receives(qp: &mut RcQp, count: u32) -> Result<(), SetupError> {
 #[inline(always)]
 fn post_op(qp: &mut RcQp, memory: &ClientMemory<Mr>, op: &ClientOp) -> Result<(), PostError> {
     match *op {
-        ClientOp::WriteRequest { addr, rkey, from, len } => {
-            post_write(qp, &memory.requests, from, len, Target { addr, rkey, wakes: false }, Signal::Reclaim, WRITE)
-        }
-        ClientOp::WriteEntry { addr, rkey, ref bytes, len } => {
-            qp.post(&Write { addr, rkey, payload: Inline(&bytes[..usize::from(len)]) }, Signal::Reclaim, WRITE)
-        }
+        ClientOp::WriteRequest {
+            addr,
+            rkey,
+            from,
+            len,
+        } => post_write(
+            qp,
+            &memory.requests,
+            from,
+            len,
+            Target {
+                addr,
+                rkey,
+                wakes: false,
+            },
+            Signal::Reclaim,
+            WRITE,
+        ),
+        ClientOp::WriteEntry {
+            addr,
+            rkey,
+            ref bytes,
+            len,
+        } => qp.post(
+            &Write {
+                addr,
+                rkey,
+                payload: Inline(&bytes[..usize::from(len)]),
+            },
+            Signal::Reclaim,
+            WRITE,
+        ),
     }
 }

@@ -1,6 +1,7 @@
-//! The records by which two ends connect: *hello* of the client, *offer* of the server, *accept* of the client, *admission* by the
-//! server. They can travel over any channel. Their sizes are fixed; all fields are little-endian and checked. An end that cannot go on
-//! sends a [`Refusal`] in the place of its record.
+//! The records by which two ends connect: *hello* of the client, *offer* of the server, *accept* of
+//! the client, *admission* by the server. They can travel over any channel. Their sizes are fixed;
+//! all fields are little-endian and checked. An end that cannot go on sends a [`Refusal`] in the
+//! place of its record.
 
 use std::io::{Read, Write};
 
@@ -35,7 +36,8 @@ pub struct Accept {
     pub address: QpAddress,
     /// The client's memory.
     pub regions: ClientRegions,
-    /// The client sleeps: responses and events are WRITEs with immediate, for each of which the client posts a receive.
+    /// The client sleeps: responses and events are WRITEs with immediate, for each of which the
+    /// client posts a receive.
     pub sleeps: bool,
 }
 
@@ -61,7 +63,11 @@ fn put_u64s<const N: usize>(bytes: &mut [u8], at: usize, numbers: [u64; N]) {
 impl Hello {
     /// Bytes of the record.
     pub const BYTES: usize = HEAD_BYTES;
-    const KIND: Kind = Kind { name: "scalerpc hello", magic: *b"scaleHEL", version: VERSION };
+    const KIND: Kind = Kind {
+        name: "scalerpc hello",
+        magic: *b"scaleHEL",
+        version: VERSION,
+    };
 
     /// Returns the record's bytes: the head alone.
     #[must_use]
@@ -81,15 +87,27 @@ impl Hello {
 impl Offer {
     /// Bytes of the record.
     pub const BYTES: usize = 72;
-    const KIND: Kind = Kind { name: "scalerpc offer", magic: *b"scaleOFR", version: VERSION };
+    const KIND: Kind = Kind {
+        name: "scalerpc offer",
+        magic: *b"scaleOFR",
+        version: VERSION,
+    };
 
-    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool (u32 each), 4 bytes of zeros, address of the
-    /// queue pair.
+    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool (u32 each), 4
+    /// bytes of zeros, address of the queue pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let Layout { depth, slot_bytes, zones } = self.layout;
+        let Layout {
+            depth,
+            slot_bytes,
+            zones,
+        } = self.layout;
         let mut bytes = Self::KIND.begin();
-        put_u32s(&mut bytes, HEAD_BYTES, [depth, slot_bytes, zones].map(|number| number as u32));
+        put_u32s(
+            &mut bytes,
+            HEAD_BYTES,
+            [depth, slot_bytes, zones].map(|number| number as u32),
+        );
         put(&mut bytes, 32, &self.address.to_bytes());
         bytes
     }
@@ -110,24 +128,50 @@ impl Offer {
             let value = u32_at(bytes, at);
             require(field, value, legal, is_legal).map(|()| value as usize)
         };
-        let depth = number(16, "depth", |depth| (1..=u64::from(MAX_DEPTH)).contains(&depth), "1..=64")?;
+        let depth = number(
+            16,
+            "depth",
+            |depth| (1..=u64::from(MAX_DEPTH)).contains(&depth),
+            "1..=64",
+        )?;
         let is_slot = |bytes: u64| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
         let slot_bytes = number(20, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
-        let zones = number(24, "zones", |zones| (1..=u64::from(MAX_ZONES)).contains(&zones), "1..=33792")?;
-        Ok(Self { address: address(bytes, 32)?, layout: Layout { depth, slot_bytes, zones } })
+        let zones = number(
+            24,
+            "zones",
+            |zones| (1..=u64::from(MAX_ZONES)).contains(&zones),
+            "1..=33792",
+        )?;
+        Ok(Self {
+            address: address(bytes, 32)?,
+            layout: Layout {
+                depth,
+                slot_bytes,
+                zones,
+            },
+        })
     }
 }
 
 impl Accept {
     /// Bytes of the record.
     pub const BYTES: usize = 88;
-    const KIND: Kind = Kind { name: "scalerpc accept", magic: *b"scaleACC", version: VERSION };
+    const KIND: Kind = Kind {
+        name: "scalerpc accept",
+        magic: *b"scaleACC",
+        version: VERSION,
+    };
 
-    /// Returns the record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue
-    /// pair, 1 if it sleeps (u32), 4 bytes of zeros.
+    /// Returns the record's bytes: head, addresses of requests and responses (u64 each), their keys
+    /// (u32 each), address of the queue pair, 1 if it sleeps (u32), 4 bytes of zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey } = self.regions;
+        let ClientRegions {
+            requests_addr,
+            requests_rkey,
+            responses_addr,
+            responses_rkey,
+        } = self.regions;
         let mut bytes = Self::KIND.begin();
         put_u64s(&mut bytes, 16, [requests_addr, responses_addr]);
         put_u32s(&mut bytes, 32, [requests_rkey, responses_rkey]);
@@ -136,7 +180,8 @@ impl Accept {
         bytes
     }
 
-    /// Reads a record. The addresses of the client's memory are not checked: a wrong address fails the client's own queue pair only.
+    /// Reads a record. The addresses of the client's memory are not checked: a wrong address fails
+    /// the client's own queue pair only.
     ///
     /// # Errors
     /// [`SetupError`]: the field that is wrong, or the client's refusal.
@@ -150,19 +195,34 @@ impl Accept {
         };
         let sleeps = u32_at(bytes, 80);
         require("sleeps", sleeps, "0 or 1", |sleeps| sleeps <= 1)?;
-        Ok(Self { address: address(bytes, 40)?, regions, sleeps: sleeps == 1 })
+        Ok(Self {
+            address: address(bytes, 40)?,
+            regions,
+            sleeps: sleeps == 1,
+        })
     }
 }
 
 impl Admission {
     /// Bytes of the record.
     pub const BYTES: usize = 48;
-    const KIND: Kind = Kind { name: "scalerpc admission", magic: *b"scaleADM", version: VERSION };
+    const KIND: Kind = Kind {
+        name: "scalerpc admission",
+        magic: *b"scaleADM",
+        version: VERSION,
+    };
 
-    /// Returns the record's bytes: head, addresses of pools and entry (u64 each), their keys, client (u32 each), 4 bytes of zeros.
+    /// Returns the record's bytes: head, addresses of pools and entry (u64 each), their keys,
+    /// client (u32 each), 4 bytes of zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey } = self.0;
+        let ServerRegions {
+            client,
+            pools_addr,
+            pools_rkey,
+            entry_addr,
+            entry_rkey,
+        } = self.0;
         let mut bytes = Self::KIND.begin();
         put_u64s(&mut bytes, 16, [pools_addr, entry_addr]);
         put_u32s(&mut bytes, 32, [pools_rkey, entry_rkey, client.0.into()]);
@@ -182,7 +242,9 @@ impl Admission {
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
         let client = u32_at(bytes, 40);
-        require("client", client, "0..=65535", |client| client <= u64::from(u16::MAX))?;
+        require("client", client, "0..=65535", |client| {
+            client <= u64::from(u16::MAX)
+        })?;
         Ok(Self(ServerRegions {
             client: ClientId(client as u16),
             pools_addr: u64_at(bytes, 16),
@@ -195,23 +257,36 @@ impl Admission {
 
 /// Returns the refusal for a peer to which no connection could be made.
 pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
-    if matches!(error, SetupError::Full { .. }) { Refusal::Full } else { Refusal::Failed }
+    if matches!(error, SetupError::Full { .. }) {
+        Refusal::Full
+    } else {
+        Refusal::Failed
+    }
 }
 
 impl RdmaServer {
-    /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Blocks as long as the channel's
-    /// reads do, and serves no client meanwhile. A server with other clients gives the channel a read timeout, or carries the records
-    /// itself between [`offer`](Self::offer) and [`admit`](Self::admit).
+    /// Admits the client at the other end of a byte channel, which calls
+    /// [`RdmaClient::connect_over`]. Blocks as long as the channel's reads do, and serves no client
+    /// meanwhile. A server with other clients gives the channel a read timeout, or carries the
+    /// records itself between [`offer`](Self::offer) and [`admit`](Self::admit).
     ///
     /// # Errors
     /// [`SetupError`]; the client was not admitted.
-    pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, SetupError> {
+    pub fn accept_over(
+        &mut self,
+        channel: &mut (impl Read + Write),
+    ) -> Result<ClientId, SetupError> {
         Hello::decode(&Hello::KIND.receive::<{ Hello::BYTES }, SetupError>(channel)?)?;
         // A client whose channel takes no refusal does not learn of it.
-        let pending = self.offer().inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;
+        let pending = self
+            .offer()
+            .inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;
         channel.write_all(&pending.record().encode())?;
-        let accept = Accept::decode(&Accept::KIND.receive::<{ Accept::BYTES }, SetupError>(channel)?)?;
-        let admission = self.admit(pending, &accept).inspect_err(|error| drop(channel.write_all(&Admission::refuse(refusal_of(error)))))?;
+        let accept =
+            Accept::decode(&Accept::KIND.receive::<{ Accept::BYTES }, SetupError>(channel)?)?;
+        let admission = self
+            .admit(pending, &accept)
+            .inspect_err(|error| drop(channel.write_all(&Admission::refuse(refusal_of(error)))))?;
         channel.write_all(&admission.encode())?;
         Ok(admission.0.client)
     }
@@ -222,21 +297,37 @@ impl RdmaClient {
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
-        Self::connect_on(&Device::open(device).map_err(SetupError::from)?, &RdmaOptions::default(), channel)
+    pub fn connect_over(
+        device: &mlx5::DeviceSpec,
+        channel: &mut (impl Read + Write),
+    ) -> Result<Self, SetupError> {
+        Self::connect_on(
+            &Device::open(device).map_err(SetupError::from)?,
+            &RdmaOptions::default(),
+            channel,
+        )
     }
 
-    /// Like [`connect_over`](Self::connect_over), with options, and on an open device, which many clients may share.
+    /// Like [`connect_over`](Self::connect_over), with options, and on an open device, which many
+    /// clients may share.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
+    pub fn connect_on(
+        device: &Device,
+        options: &RdmaOptions,
+        channel: &mut (impl Read + Write),
+    ) -> Result<Self, SetupError> {
         channel.write_all(&Hello.encode())?;
         let offer = Offer::decode(&Offer::KIND.receive::<{ Offer::BYTES }, SetupError>(channel)?)?;
-        let refuse = |error: &SetupError| drop(channel.write_all(&Accept::KIND.refuse::<{ Accept::BYTES }>(refusal_of(error))));
+        let refuse = |error: &SetupError| {
+            drop(channel.write_all(&Accept::KIND.refuse::<{ Accept::BYTES }>(refusal_of(error))))
+        };
         let pending = PendingClient::on(device, &offer, options).inspect_err(refuse)?;
         channel.write_all(&pending.record().encode())?;
-        Ok(pending.admitted(&Admission::decode(&Admission::KIND.receive::<{ Admission::BYTES }, SetupError>(channel)?)?))
+        Ok(pending.admitted(&Admission::decode(
+            &Admission::KIND.receive::<{ Admission::BYTES }, SetupError>(channel)?,
+        )?))
     }
 }
 
@@ -246,38 +337,94 @@ mod tests {
 
     #[test]
     fn records_survive_the_way_and_wrong_ones_are_refused_by_field() {
-        let layout = Layout { depth: 8, slot_bytes: 4096, zones: 64 };
-        let offer = Offer { address: QpAddress::soft(1, 2, 3), layout };
+        let layout = Layout {
+            depth: 8,
+            slot_bytes: 4096,
+            zones: 64,
+        };
+        let offer = Offer {
+            address: QpAddress::soft(1, 2, 3),
+            layout,
+        };
         let bytes = offer.encode();
         assert_eq!(Offer::decode(&bytes).unwrap(), offer);
         for (at, name) in [(16, "depth"), (20, "slot_bytes"), (25, "zones")] {
             let mut bad = bytes;
             bad[at] = 0xff;
             let refused = Offer::decode(&bad).unwrap_err();
-            assert!(matches!(refused, SetupError::Record(RecordError::Field { field, .. }) if field == name), "{name}");
+            assert!(
+                matches!(refused, SetupError::Record(RecordError::Field { field, .. }) if field == name),
+                "{name}"
+            );
         }
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 7, .. })));
+        assert!(matches!(
+            refused,
+            SetupError::Record(RecordError::Version {
+                version: 2,
+                known: 7,
+                ..
+            })
+        ));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
-        assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
+        assert!(matches!(
+            refused,
+            SetupError::Record(RecordError::Magic {
+                name: "scalerpc offer",
+                ..
+            })
+        ));
         let mut bad = bytes;
         bad[32] = 9;
         assert!(matches!(Offer::decode(&bad), Err(SetupError::Address)));
         let refused = Offer::decode(&Offer::refuse(Refusal::Full)).unwrap_err();
-        assert!(matches!(refused, SetupError::Record(RecordError::Refused(Refusal::Full))));
+        assert!(matches!(
+            refused,
+            SetupError::Record(RecordError::Refused(Refusal::Full))
+        ));
 
-        let regions = ClientRegions { requests_addr: 1, requests_rkey: 2, responses_addr: 3, responses_rkey: 4 };
-        let accept = Accept { address: QpAddress::soft(4, 5, 6), regions, sleeps: true };
+        let regions = ClientRegions {
+            requests_addr: 1,
+            requests_rkey: 2,
+            responses_addr: 3,
+            responses_rkey: 4,
+        };
+        let accept = Accept {
+            address: QpAddress::soft(4, 5, 6),
+            regions,
+            sleeps: true,
+        };
         assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
         let mut bad = accept.encode();
         bad[80] = 2;
-        assert!(matches!(Accept::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "sleeps", .. }))));
-        let regions = ServerRegions { client: ClientId(7), pools_addr: 1, pools_rkey: 2, entry_addr: 3, entry_rkey: 4 };
-        assert_eq!(Admission::decode(&Admission(regions).encode()).unwrap(), Admission(regions));
+        assert!(matches!(
+            Accept::decode(&bad),
+            Err(SetupError::Record(RecordError::Field {
+                field: "sleeps",
+                ..
+            }))
+        ));
+        let regions = ServerRegions {
+            client: ClientId(7),
+            pools_addr: 1,
+            pools_rkey: 2,
+            entry_addr: 3,
+            entry_rkey: 4,
+        };
+        assert_eq!(
+            Admission::decode(&Admission(regions).encode()).unwrap(),
+            Admission(regions)
+        );
         let mut bad = Admission(regions).encode();
         bad[42] = 1;
-        assert!(matches!(Admission::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "client", .. }))));
+        assert!(matches!(
+            Admission::decode(&bad),
+            Err(SetupError::Record(RecordError::Field {
+                field: "client",
+                ..
+            }))
+        ));
     }
 }

@@ -1,7 +1,8 @@
-//! The binding to `mlx5`: each client and server has a reliable-connected queue pair, to which the operations of the core are posted.
+//! The binding to `mlx5`: each client and server has a reliable-connected queue pair, to which the
+//! operations of the core are posted.
 //!
-//! [`exchange`] has the records by which two ends connect, `port` the part of a device that both ends need, `server` and `client` the
-//! ends.
+//! [`exchange`] has the records by which two ends connect, `port` the part of a device that both
+//! ends need, `server` and `client` the ends.
 
 mod client;
 pub mod exchange;
@@ -10,7 +11,10 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError, RegisterError};
+use mlx5::{
+    ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError,
+    RegisterError,
+};
 use rendezvous::record::RecordError;
 use shm::cache::copy;
 use thiserror::Error;
@@ -28,7 +32,8 @@ const COMPLETION_BATCH: usize = 32;
 /// Maximum bytes of a message that is carried in its WQE.
 const MAX_INLINE_BYTES: usize = 60;
 
-/// Interval in ns at which a server probes each client, and a client its server if it waits for a response (S20).
+/// Interval in ns at which a server probes each client, and a client its server if it waits for a
+/// response (S20).
 const PROBE_NS: u64 = 1_000_000_000;
 
 /// The reason why an end could not be created or connected.
@@ -54,7 +59,9 @@ pub enum SetupError {
     #[error("connecting: {0}")]
     Connect(#[from] ConnectError),
     /// Every endpoint entry of the server is in use. A client that leaves makes room.
-    #[error("all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave")]
+    #[error(
+        "all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave"
+    )]
     Full {
         /// Number of entries.
         max: u32,
@@ -78,22 +85,29 @@ pub struct RdmaOptions {
     pub connect: ConnectOptions,
     /// WQEBBs of each send queue, 16 to the device's maximum. Default 128.
     pub send_queue_size: u32,
-    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its operations under way. A client's completion
-    /// queue is as large as its send queue needs. Default 4096.
+    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its
+    /// operations under way. A client's completion queue is as large as its send queue needs.
+    /// Default 4096.
     pub cq_size: u32,
-    /// For a client: responses and events are WRITEs with immediate, for which the client posts receives. Their completions end the sleep
-    /// of [`RdmaClient::wait`]. Servers ignore this option. Default: no.
+    /// For a client: responses and events are WRITEs with immediate, for which the client posts
+    /// receives. Their completions end the sleep of [`RdmaClient::wait`]. Servers ignore this
+    /// option. Default: no.
     pub sleeps: bool,
 }
 
 impl Default for RdmaOptions {
     fn default() -> Self {
-        Self { connect: ConnectOptions::default(), send_queue_size: 128, cq_size: 4096, sleeps: false }
+        Self {
+            connect: ConnectOptions::default(),
+            send_queue_size: 128,
+            cq_size: 4096,
+            sleeps: false,
+        }
     }
 }
 
-/// Returns whether the error is a full send queue, which drains by itself: the operation is posted later. Any other refusal means that
-/// the queue pair is broken.
+/// Returns whether the error is a full send queue, which drains by itself: the operation is posted
+/// later. Any other refusal means that the queue pair is broken.
 const fn is_full(error: &PostError) -> bool {
     matches!(error, PostError::QueueFull { .. })
 }
@@ -111,21 +125,39 @@ impl Memory for Mr {
     #[inline(always)]
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         // A call costs as much as a short search.
-        if runs.len().wrapping_mul(count) <= 16 { find(self, runs, stride, count) } else { find_in_many(self, runs, stride, count) }
+        if runs.len().wrapping_mul(count) <= 16 {
+            find(self, runs, stride, count)
+        } else {
+            find_in_many(self, runs, stride, count)
+        }
     }
 
     #[inline(always)]
-    fn each(&self, first: usize, stride: usize, from: usize, count: usize, mut f: impl FnMut(usize, u64)) {
-        let last = count.wrapping_sub(1).checked_mul(stride).and_then(|bytes| bytes.checked_add(first));
-        let (Some(last), Some(end)) = (last, Self::len(self).checked_sub(8)) else { return };
+    fn each(
+        &self,
+        first: usize,
+        stride: usize,
+        from: usize,
+        count: usize,
+        mut f: impl FnMut(usize, u64),
+    ) {
+        let last = count
+            .wrapping_sub(1)
+            .checked_mul(stride)
+            .and_then(|bytes| bytes.checked_add(first));
+        let (Some(last), Some(end)) = (last, Self::len(self).checked_sub(8)) else {
+            return;
+        };
         if from >= count || first % 8 != 0 || stride % 8 != 0 || last > end {
             return;
         }
         let mut at = self.as_ptr().as_ptr().wrapping_add(first + from * stride);
         for nth in from..count {
-            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is aligned: `first` and `stride` are
-            // multiples of 8, and regions begin at a page. The rest is as in `word`.
-            let word = u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
+            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is
+            // aligned: `first` and `stride` are multiples of 8, and regions begin at a page. The
+            // rest is as in `word`.
+            let word =
+                u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
             if word != 0 {
                 f(nth, word);
             }
@@ -142,18 +174,35 @@ impl Memory for Mr {
 
     #[inline]
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool {
-        let exchange = |word: &AtomicU64| word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let exchange = |word: &AtomicU64| {
+            word.compare_exchange(
+                old.to_le(),
+                new.to_le(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
+        };
         word(self, offset).is_some_and(exchange)
     }
 
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) {
-        if Self::len(self).checked_sub(into.len()).is_none_or(|last| offset > last) {
+        if Self::len(self)
+            .checked_sub(into.len())
+            .is_none_or(|last| offset > last)
+        {
             return into.fill(0);
         }
-        // SAFETY: the bytes are inside the region. No Rust reference to the region's memory exists, so `into` does not lie in it. Peers may
-        // write them meanwhile, and they are any bytes.
-        unsafe { copy(into.as_mut_ptr(), self.as_ptr().as_ptr().add(offset), into.len()) };
+        // SAFETY: the bytes are inside the region. No Rust reference to the region's memory exists,
+        // so `into` does not lie in it. Peers may write them meanwhile, and they are any bytes.
+        unsafe {
+            copy(
+                into.as_mut_ptr(),
+                self.as_ptr().as_ptr().add(offset),
+                into.len(),
+            )
+        };
     }
 
     #[inline]
@@ -161,8 +210,15 @@ impl Memory for Mr {
         if offset > Self::len(self).checked_sub(HEADER_BYTES)? {
             return None;
         }
-        // SAFETY: the header is inside the region. Peers may write it meanwhile, and it is any bytes.
-        Some(unsafe { self.as_ptr().as_ptr().add(offset).cast::<[u8; HEADER_BYTES]>().read() })
+        // SAFETY: the header is inside the region. Peers may write it meanwhile, and it is any
+        // bytes.
+        Some(unsafe {
+            self.as_ptr()
+                .as_ptr()
+                .add(offset)
+                .cast::<[u8; HEADER_BYTES]>()
+                .read()
+        })
     }
 
     #[inline]
@@ -172,12 +228,23 @@ impl Memory for Mr {
     }
 
     #[inline]
-    fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
-        let Some(word) = word(self, trailer_at) else { return };
-        let Some(start) = trailer_at.checked_sub(HEADER_BYTES + payload.len()) else { return };
+    fn put_message(
+        &self,
+        trailer_at: usize,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        trailer: u64,
+    ) {
+        let Some(word) = word(self, trailer_at) else {
+            return;
+        };
+        let Some(start) = trailer_at.checked_sub(HEADER_BYTES + payload.len()) else {
+            return;
+        };
         let at = self.as_ptr().as_ptr().wrapping_add(start);
-        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as header and payload have. No Rust reference
-        // to the region's memory exists, so neither of them lies in it.
+        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as
+        // header and payload have. No Rust reference to the region's memory exists, so neither of
+        // them lies in it.
         unsafe {
             at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
             copy(at.add(HEADER_BYTES), payload.as_ptr(), payload.len());
@@ -188,7 +255,12 @@ impl Memory for Mr {
 
 /// [`Memory::find`] in a function of its own, so that its loop has all registers.
 #[inline(never)]
-fn find_in_many(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
+fn find_in_many(
+    region: &Mr,
+    runs: &[usize],
+    stride: usize,
+    count: usize,
+) -> Option<(usize, usize)> {
     find(region, runs, stride, count)
 }
 
@@ -203,8 +275,8 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
             continue;
         }
         let (mut left, mut at) = (count, region.as_ptr().as_ptr().wrapping_add(*first));
-        // SAFETY: the first word of the run is aligned and so far from the end that the last one is inside the region; the others are a
-        // multiple of 8 from it.
+        // SAFETY: the first word of the run is aligned and so far from the end that the last one is
+        // inside the region; the others are a multiple of 8 from it.
         unsafe {
             // Mostly there is nothing, so four are tested together.
             while left >= 4 && is_four_empty(at, stride) {
@@ -239,7 +311,10 @@ unsafe fn load(at: *mut u8) -> u64 {
 unsafe fn is_four_empty(at: *mut u8, stride: usize) -> bool {
     let third = at.wrapping_add(2 * stride);
     // SAFETY: guaranteed by the caller.
-    unsafe { load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) == 0 }
+    unsafe {
+        load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride))
+            == 0
+    }
 }
 
 /// Returns the word at `offset`, if there is one.
@@ -249,8 +324,9 @@ fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
     if offset % 8 != 0 || offset >= region.len() & !7 {
         return None;
     }
-    // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions begin at a page. The device and peers
-    // access it as shared memory; this process accesses it by atomics and copies only, and makes no other reference to it.
+    // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions
+    // begin at a page. The device and peers access it as shared memory; this process accesses it by
+    // atomics and copies only, and makes no other reference to it.
     Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
 }
 
@@ -262,9 +338,17 @@ mod tests {
 
     #[test]
     fn find_and_each_see_every_word_they_are_asked_for_and_none_outside_of_the_region() {
-        let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(LocalFabric::new()),
+            ..SoftOptions::default()
+        });
         let device = Device::open(device).unwrap();
-        let port = port::Port::on(&device, device.create_cq(16).unwrap(), &RdmaOptions::default()).unwrap();
+        let port = port::Port::on(
+            &device,
+            device.create_cq(16).unwrap(),
+            &RdmaOptions::default(),
+        )
+        .unwrap();
         let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
         let end = Mr::len(&region);
         assert_eq!(region.find(&[56], 64, 7), None);
@@ -272,20 +356,48 @@ mod tests {
             region.store(56 + 64 * nth, 1 << 63);
             assert_eq!(region.find(&[56], 64, 7), Some((0, nth)));
             assert_eq!(region.find(&[56], 64, nth), None, "the one behind the last");
-            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, nth)), "the run that has it");
+            assert_eq!(
+                region.find(&[0, 8, 56], 64, 7),
+                Some((2, nth)),
+                "the run that has it"
+            );
         }
         region.store(end - 8, 1);
-        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 1)), Some((0, 0))));
-        for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
-            assert_eq!(region.find(&[first], stride, count), None, "{first} {stride} {count}");
+        assert_eq!(
+            (
+                region.find(&[end - 72], 64, 2),
+                region.find(&[end - 8], 8, 1)
+            ),
+            (Some((0, 1)), Some((0, 0)))
+        );
+        for (first, stride, count) in [
+            (end - 8, 8, 2),
+            (end, 8, 1),
+            (end - 8, usize::MAX / 8 * 8, 2),
+            (end - 12, 8, 1),
+            (end - 16, 4, 3),
+        ] {
+            assert_eq!(
+                region.find(&[first], stride, count),
+                None,
+                "{first} {stride} {count}"
+            );
         }
         let each = |first, stride, from, count| {
             let mut seen = Vec::new();
-            region.each(first, stride, from, count, |nth, word| seen.push((nth, word)));
+            region.each(first, stride, from, count, |nth, word| {
+                seen.push((nth, word))
+            });
             seen
         };
-        assert_eq!(each(56, 64, 2, 5), [(2, 1 << 63), (3, 1 << 63), (4, 1 << 63)]);
-        assert_eq!((each(end - 72, 64, 0, 2), each(end - 8, 8, 0, 1)), (vec![(1, 1)], vec![(0, 1)]));
+        assert_eq!(
+            each(56, 64, 2, 5),
+            [(2, 1 << 63), (3, 1 << 63), (4, 1 << 63)]
+        );
+        assert_eq!(
+            (each(end - 72, 64, 0, 2), each(end - 8, 8, 0, 1)),
+            (vec![(1, 1)], vec![(0, 1)])
+        );
         for (first, stride, from, count) in [
             (end - 8, 8, 0, 2),
             (end, 8, 0, 1),
@@ -296,7 +408,11 @@ mod tests {
             (56, 64, 0, 0),
             (56, 64, 3, 3),
         ] {
-            assert_eq!(each(first, stride, from, count), [], "{first} {stride} {from} {count}");
+            assert_eq!(
+                each(first, stride, from, count),
+                [],
+                "{first} {stride} {from} {count}"
+            );
         }
     }
 }

@@ -1,17 +1,21 @@
-//! The part of a device that both ends need: the device, its protection domain, and the queue of their completions.
+//! The part of a device that both ends need: the device, its protection domain, and the queue of
+//! their completions.
 
 use core::borrow::Borrow;
 
 use mlx5::{
-    Access, AsyncEvent, Cq, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
+    Access, AsyncEvent, Cq, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp,
+    ReceiveSource, Signal, Write, WriteImm,
 };
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
-/// A device with its domain and queue, declared so that queues are dropped before the domain, and the domain before the device.
+/// A device with its domain and queue, declared so that queues are dropped before the domain, and
+/// the domain before the device.
 #[derive(Debug)]
 pub(super) struct Port<C> {
-    /// The completions: a [`Cq`](mlx5::Cq) where there is one queue pair, a [`MonoCq`](mlx5::MonoCq) where there are many.
+    /// The completions: a [`Cq`](mlx5::Cq) where there is one queue pair, a
+    /// [`MonoCq`](mlx5::MonoCq) where there are many.
     pub(super) cq: C,
     pd: Pd,
     device: Device,
@@ -20,7 +24,12 @@ pub(super) struct Port<C> {
 
 impl<C: Borrow<Cq>> Port<C> {
     pub(super) fn on(device: &Device, cq: C, options: &RdmaOptions) -> Result<Self, SetupError> {
-        Ok(Self { cq, pd: device.alloc_pd()?, device: device.clone(), options: options.clone() })
+        Ok(Self {
+            cq,
+            pd: device.alloc_pd()?,
+            device: device.clone(),
+            options: options.clone(),
+        })
     }
 
     pub(super) const fn device(&self) -> &Device {
@@ -48,7 +57,15 @@ impl<C: Borrow<Cq>> Port<C> {
             scatter_to_cqe: false,
             lane_slots: 16,
         };
-        Ok(self.pd.create_qp(self.cq.borrow(), self.cq.borrow(), ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
+        Ok(self.pd.create_qp(
+            self.cq.borrow(),
+            self.cq.borrow(),
+            ReceiveSource::Own {
+                depth: receives.max(1),
+                max_sge: 0,
+            },
+            &config,
+        )?)
     }
 
     pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
@@ -56,7 +73,8 @@ impl<C: Borrow<Cq>> Port<C> {
     }
 }
 
-/// Returns whether an event says that the device, or its completion queue of this number, broke down.
+/// Returns whether an event says that the device, or its completion queue of this number, broke
+/// down.
 pub(super) fn is_fatal(event: AsyncEvent, cqn: u32) -> bool {
     event == AsyncEvent::DeviceFatal || event == AsyncEvent::CqError { cqn }
 }
@@ -72,15 +90,39 @@ pub(super) struct Target {
 
 /// Posts a WRITE to a peer.
 #[inline(always)]
-pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal: Signal, user: u64) -> Result<(), PostError> {
+pub(super) fn post_to<P: Payload>(
+    qp: &mut RcQp,
+    to: Target,
+    payload: P,
+    signal: Signal,
+    user: u64,
+) -> Result<(), PostError> {
     let Target { addr, rkey, wakes } = to;
     if wakes {
-        return qp.post(&WriteImm { addr, rkey, imm: 0, payload }, signal, user);
+        return qp.post(
+            &WriteImm {
+                addr,
+                rkey,
+                imm: 0,
+                payload,
+            },
+            signal,
+            user,
+        );
     }
-    qp.post(&Write { addr, rkey, payload }, signal, user)
+    qp.post(
+        &Write {
+            addr,
+            rkey,
+            payload,
+        },
+        signal,
+        user,
+    )
 }
 
-/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes: within the WQE if they are few.
+/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes: within the WQE
+/// if they are few.
 #[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,
@@ -93,11 +135,18 @@ pub(super) fn post_write(
 ) -> Result<(), PostError> {
     if len as usize <= MAX_INLINE_BYTES {
         if let Ok(part) = region.sge(from, len) {
-            // SAFETY: the bytes are inside the region. No device writes them, and this thread, whose they are, does so after.
-            let bytes = unsafe { std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize) };
+            // SAFETY: the bytes are inside the region. No device writes them, and this thread,
+            // whose they are, does so after.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize)
+            };
             return post_to(qp, to, Inline(bytes), signal, user);
         }
     }
-    let payload = mlx5::Sge { addr: region.addr() + from as u64, len, lkey: region.lkey() };
+    let payload = mlx5::Sge {
+        addr: region.addr() + from as u64,
+        len,
+        lkey: region.lkey(),
+    };
     post_to(qp, to, payload, signal, user)
 }

@@ -2,17 +2,23 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{
+    Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge,
+    Signal, Write,
+};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
-use crate::protocol::{ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
+use crate::protocol::{
+    ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
+};
 
-/// Four counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
-/// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
-/// four differences, which are below 2^16: a send queue holds fewer operations.
+/// Four counts of the operations on a queue pair, in one word. That of the operations up to one
+/// comes back with its completion, which completes all before it. A sum carries into the next count
+/// and a difference borrows from it, so the difference of two words has the four differences, which
+/// are below 2^16: a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts(u64);
 
@@ -101,8 +107,8 @@ impl PendingPeer {
 struct Limits {
     /// Maximum: the entries of the completion queue.
     max: usize,
-    /// Up to so many, an operation asks for a completion only where its send queue needs one (S25). With more, each run of operations
-    /// asks for one.
+    /// Up to so many, an operation asks for a completion only where its send queue needs one (S25).
+    /// With more, each run of operations asks for one.
     quiet: usize,
 }
 
@@ -119,7 +125,8 @@ pub struct RdmaServer {
     ops: Vec<ServerOp>,
     /// Clients with operations in their backlog, or to be disconnected.
     unserved: Vec<ClientId>,
-    /// Operations under way, and operations of removed queue pairs whose completions may still be in the queue.
+    /// Operations under way, and operations of removed queue pairs whose completions may still be
+    /// in the queue.
     under_way: usize,
     orphaned: usize,
     limits: Limits,
@@ -143,7 +150,11 @@ impl RdmaServer {
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn on(device: &Device, config: &ServerConfig, options: &RdmaOptions) -> Result<Self, SetupError> {
+    pub fn on(
+        device: &Device,
+        config: &ServerConfig,
+        options: &RdmaOptions,
+    ) -> Result<Self, SetupError> {
         let layout = config.layout()?;
         let port = Port::on(device, device.create_mono_cq(options.cq_size)?, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -159,8 +170,23 @@ impl RdmaServer {
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
         // The other half is left to runs that ask.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
-        let limits = Limits { max: options.cq_size as usize, quiet: quiet as usize };
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, orphaned: 0, limits, departed: Vec::new(), probe: 0, probe_ns })
+        let limits = Limits {
+            max: options.cq_size as usize,
+            quiet: quiet as usize,
+        };
+        Ok(Self {
+            peers,
+            core,
+            port,
+            ops,
+            unserved,
+            under_way: 0,
+            orphaned: 0,
+            limits,
+            departed: Vec::new(),
+            probe: 0,
+            probe_ns,
+        })
     }
 
     /// Makes a queue pair for one more client.
@@ -172,19 +198,28 @@ impl RdmaServer {
             return Err(self.full());
         }
         let qp = self.port.create_qp(0)?;
-        let offer = Offer { address: qp.address(), layout: *self.core.layout() };
+        let offer = Offer {
+            address: qp.address(),
+            layout: *self.core.layout(),
+        };
         Ok(PendingPeer { qp, offer })
     }
 
     fn full(&self) -> SetupError {
-        SetupError::Full { max: self.peers.len() as u32 }
+        SetupError::Full {
+            max: self.peers.len() as u32,
+        }
     }
 
     /// Connects to a client that accepted, and admits it.
     ///
     /// # Errors
     /// [`SetupError`]; the client was not admitted.
-    pub fn admit(&mut self, pending: PendingPeer, accept: &Accept) -> Result<Admission, SetupError> {
+    pub fn admit(
+        &mut self,
+        pending: PendingPeer,
+        accept: &Accept,
+    ) -> Result<Admission, SetupError> {
         let mut qp = pending.qp;
         self.port.connect(&mut qp, &accept.address)?;
         let client = self.core.join(accept.regions).ok_or_else(|| self.full())?;
@@ -201,16 +236,26 @@ impl RdmaServer {
         let backlog = VecDeque::new();
         let posted = Counts::default();
         let completed = Counts::default();
-        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps: accept.sleeps, broken: None });
+        self.peers[client.index()] = Some(Peer {
+            qp,
+            backlog,
+            posted,
+            completed,
+            probe_at,
+            sleeps: accept.sleeps,
+            broken: None,
+        });
         Ok(Admission(regions))
     }
 
-    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and posts. Returns the number of completions
-    /// and requests; 0 means that nothing moved.
+    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and
+    /// posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take(now_ns);
-        let Self { core, port, ops, .. } = self;
+        let Self {
+            core, port, ops, ..
+        } = self;
         core.poll(now_ns, ops);
         let answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
         self.post();
@@ -223,9 +268,18 @@ impl RdmaServer {
     /// Takes completions. Returns their number.
     #[inline(always)]
     fn take(&mut self, now_ns: u64) -> usize {
-        let Self { port, peers, core, unserved, under_way, .. } = self;
+        let Self {
+            port,
+            peers,
+            core,
+            unserved,
+            under_way,
+            ..
+        } = self;
         let found = port.cq.progress();
-        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
+        let completions = found.map_or(0, |found| {
+            take_completions(found, now_ns, core, peers, unserved, under_way)
+        });
         if completions < COMPLETION_BATCH {
             // The queue is empty, so it holds nothing of the queue pairs that are gone.
             self.under_way -= std::mem::take(&mut self.orphaned);
@@ -233,24 +287,33 @@ impl RdmaServer {
         completions
     }
 
-    /// Begins the end: accepts the requests that have arrived, and none from now on. [`step_to_end`](Self::step_to_end) follows in place of
-    /// [`step`](Self::step).
+    /// Begins the end: accepts the requests that have arrived, and none from now on.
+    /// [`step_to_end`](Self::step_to_end) follows in place of [`step`](Self::step).
     pub fn close(&mut self) {
         self.core.close();
         self.settle();
     }
 
-    /// One bounded step after [`close`](Self::close): answers at most `budget` of the requests that were accepted, and tells each client whose
-    /// requests are all answered that the server goes. That client ends its other calls as [`CallFailure::NotSent`]: no handler got them
-    /// (S27). If the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted ones that no handler got as not sent.
-    /// Returns whether all clients were told, and all messages have arrived.
+    /// One bounded step after [`close`](Self::close): answers at most `budget` of the requests that
+    /// were accepted, and tells each client whose requests are all answered that the server goes.
+    /// That client ends its other calls as [`CallFailure::NotSent`]: no handler got them (S27). If
+    /// the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted ones that
+    /// no handler got as not sent. Returns whether all clients were told, and all messages have
+    /// arrived.
     ///
     /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
-    pub fn step_to_end(&mut self, handlers: &mut Handlers<'_>, budget: usize, gives_up: bool) -> bool {
+    pub fn step_to_end(
+        &mut self,
+        handlers: &mut Handlers<'_>,
+        budget: usize,
+        gives_up: bool,
+    ) -> bool {
         let now_ns = self.port.now_ns();
         self.take(now_ns);
-        let Self { core, port, ops, .. } = self;
+        let Self {
+            core, port, ops, ..
+        } = self;
         if gives_up {
             core.drop_queued();
             handlers.give_up(core, now_ns, ops);
@@ -262,13 +325,18 @@ impl RdmaServer {
         self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
     }
 
-    /// Takes an event of its [`device`](Self::device), which no completion reports: removes the client whose queue pair broke down. Returns
-    /// whether the device or its queue broke down, so that no client can be served any more. The owner of the device takes its events
+    /// Takes an event of its [`device`](Self::device), which no completion reports: removes the
+    /// client whose queue pair broke down. Returns whether the device or its queue broke down, so
+    /// that no client can be served any more. The owner of the device takes its events
     /// ([`Device::take_async_event`]) from time to time.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         if let AsyncEvent::QpFatal { qpn } = event {
-            let nth = self.peers.iter().position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
-            nth.into_iter().for_each(|nth| self.remove(ClientId(nth as u16), "its queue pair broke down"));
+            let nth = self
+                .peers
+                .iter()
+                .position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
+            nth.into_iter()
+                .for_each(|nth| self.remove(ClientId(nth as u16), "its queue pair broke down"));
         }
         is_fatal(event, self.port.cq.cqn())
     }
@@ -291,14 +359,15 @@ impl RdmaServer {
         self.core.groups().count()
     }
 
-    /// Returns the current length of a slice, in ns: the configured length, or a longer one; see [`ServerConfig::max_rotation_ns`].
+    /// Returns the current length of a slice, in ns: the configured length, or a longer one; see
+    /// [`ServerConfig::max_rotation_ns`].
     #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.core.scheduler().length_ns()
     }
 
-    /// Returns whether a sleep before the next step keeps no client waiting whose entry was not looked at; see
-    /// [`Server::has_checked_all`].
+    /// Returns whether a sleep before the next step keeps no client waiting whose entry was not
+    /// looked at; see [`Server::has_checked_all`].
     pub(crate) fn may_sleep(&self) -> bool {
         self.core.has_checked_all()
     }
@@ -310,25 +379,30 @@ impl RdmaServer {
         &self.core
     }
 
-    /// Makes slices end at multiples of their length in global time, which is the time of [`device`](Self::device) plus this offset.
-    /// `None` ends that.
+    /// Makes slices end at multiples of their length in global time, which is the time of
+    /// [`device`](Self::device) plus this offset. `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }
 
-    /// Returns the number of operations posted and not completed, as far as the steps so far have seen. Most do not ask for a completion:
-    /// they count until a later one completes, at latest after a second, or after [`settle`](Self::settle).
+    /// Returns the number of operations posted and not completed, as far as the steps so far have
+    /// seen. Most do not ask for a completion: they count until a later one completes, at latest
+    /// after a second, or after [`settle`](Self::settle).
     #[must_use]
     pub const fn under_way(&self) -> usize {
         self.under_way
     }
 
-    /// Asks for the completion of everything that is under way, and of everything that is posted from now on: for the end of a server,
-    /// which waits until nothing is [`under_way`](Self::under_way), so that its last responses arrive.
+    /// Asks for the completion of everything that is under way, and of everything that is posted
+    /// from now on: for the end of a server, which waits until nothing is
+    /// [`under_way`](Self::under_way), so that its last responses arrive.
     pub fn settle(&mut self) {
         self.limits.quiet = 0;
         for nth in 0..self.peers.len() {
-            if self.peers[nth].as_ref().is_some_and(|peer| peer.under_way() > 0) {
+            if self.peers[nth]
+                .as_ref()
+                .is_some_and(|peer| peer.under_way() > 0)
+            {
                 self.probe(nth);
             }
         }
@@ -340,7 +414,8 @@ impl RdmaServer {
         self.peers.iter().flatten().count()
     }
 
-    /// Returns the device in use. Slices are measured by its clock, so a simulation drives this end with its time.
+    /// Returns the device in use. Slices are measured by its clock, so a simulation drives this end
+    /// with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
@@ -359,7 +434,13 @@ impl RdmaServer {
         if !self.unserved.is_empty() {
             self.post_backlogs();
         }
-        let posted = post_ops(&mut self.peers, self.core.memory(), &self.ops, self.limits, &mut self.under_way);
+        let posted = post_ops(
+            &mut self.peers,
+            self.core.memory(),
+            &self.ops,
+            self.limits,
+            &mut self.under_way,
+        );
         if posted < self.ops.len() {
             self.defer(posted);
         }
@@ -370,7 +451,13 @@ impl RdmaServer {
     #[cold]
     #[inline(never)]
     fn post_late(&mut self, ops: &[ServerOp]) -> usize {
-        post_ops(&mut self.peers, self.core.memory(), ops, self.limits, &mut self.under_way)
+        post_ops(
+            &mut self.peers,
+            self.core.memory(),
+            ops,
+            self.limits,
+            &mut self.under_way,
+        )
     }
 
     #[cold]
@@ -378,14 +465,22 @@ impl RdmaServer {
         for nth in 0..self.unserved.len() {
             self.post_backlog(self.unserved[nth]);
         }
-        self.unserved.retain(|client| self.peers[client.index()].as_ref().is_some_and(|peer| !peer.backlog.is_empty()));
+        self.unserved.retain(|client| {
+            self.peers[client.index()]
+                .as_ref()
+                .is_some_and(|peer| !peer.backlog.is_empty())
+        });
     }
 
     fn post_backlog(&mut self, client: ClientId) {
-        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else {
+            return;
+        };
         let mut backlog = std::mem::take(&mut peer.backlog);
         let posted = self.post_late(backlog.make_contiguous());
-        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else {
+            return;
+        };
         backlog.drain(..posted);
         peer.backlog = backlog;
         if let Some(reason) = peer.broken {
@@ -393,8 +488,8 @@ impl RdmaServer {
         }
     }
 
-    /// Keeps the operations from `first` on that find no room, and posts those of other clients behind them. Removes clients that are
-    /// broken.
+    /// Keeps the operations from `first` on that find no room, and posts those of other clients
+    /// behind them. Removes clients that are broken.
     #[cold]
     fn defer(&mut self, mut first: usize) {
         let ops = std::mem::take(&mut self.ops);
@@ -408,8 +503,12 @@ impl RdmaServer {
 
     /// Keeps operations of a client that found no room. If the client is broken, removes it.
     fn keep(&mut self, ops: &[ServerOp]) {
-        let Some(client) = ops.first().map(ServerOp::client) else { return };
-        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let Some(client) = ops.first().map(ServerOp::client) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else {
+            return;
+        };
         if peer.backlog.is_empty() {
             self.unserved.push(client);
         }
@@ -436,12 +535,26 @@ impl RdmaServer {
         }
     }
 
-    /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the client is gone (S20).
+    /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the
+    /// client is gone (S20).
     fn probe(&mut self, nth: usize) {
-        let Some(peer) = self.peers[nth].as_mut().filter(|_| self.under_way < self.limits.max) else { return };
+        let Some(peer) = self.peers[nth]
+            .as_mut()
+            .filter(|_| self.under_way < self.limits.max)
+        else {
+            return;
+        };
         let (addr, rkey) = peer.probe_at;
         let posted = peer.posted.and(Counts::OTHER);
-        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, posted.0) {
+        match peer.qp.post(
+            &Write {
+                addr,
+                rkey,
+                payload: (),
+            },
+            Signal::Always,
+            posted.0,
+        ) {
             Ok(()) => {
                 peer.posted = posted;
                 self.under_way += 1;
@@ -469,8 +582,11 @@ impl RdmaServer {
     }
 
     fn remove(&mut self, client: ClientId, reason: &'static str) {
-        self.departed.extend(self.core.peer(client).map(|peer| (peer, reason)));
-        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
+        self.departed
+            .extend(self.core.peer(client).map(|peer| (peer, reason)));
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else {
+            return;
+        };
         self.port.cq.unregister(peer.qp.qpn());
         self.orphaned += peer.under_way();
         // From here on nothing of the client is under way.
@@ -490,13 +606,19 @@ fn take_completions(
     under_way: &mut usize,
 ) -> usize {
     found.take(COMPLETION_BATCH, |nth, cqe| {
-        let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
+        let Some((client, peer)) =
+            nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?)))
+        else {
+            return;
+        };
         if cqe.result().is_err() {
             peer.broken = Some(GONE);
             unserved.push(client);
             return;
         }
-        let Some(word) = peer.qp.complete(&cqe) else { return };
+        let Some(word) = peer.qp.complete(&cqe) else {
+            return;
+        };
         let completed = Counts(word);
         let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
         *under_way -= usize::from(ended.all());
@@ -507,7 +629,8 @@ fn take_completions(
     })
 }
 
-/// Passes the completions of READs to the core. A client has one announcement and one question under way.
+/// Passes the completions of READs to the core. A client has one announcement and one question
+/// under way.
 fn on_reads(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
     if ended.last_reads() > 0 {
         core.on_reads_done(client, now_ns);
@@ -522,13 +645,22 @@ const fn are_of_one(op: &ServerOp, other: &ServerOp) -> bool {
     op.client().0 == other.client().0
 }
 
-/// Posts operations in their order, up to the first that finds no room or whose client is broken. Returns their number, with those of
-/// clients that have left.
+/// Posts operations in their order, up to the first that finds no room or whose client is broken.
+/// Returns their number, with those of clients that have left.
 #[inline(always)]
-fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
+fn post_ops(
+    peers: &mut [Option<Peer>],
+    memory: &ServerMemory<Mr>,
+    ops: &[ServerOp],
+    limits: Limits,
+    under_way: &mut usize,
+) -> usize {
     let mut done = 0;
     for run in ops.chunk_by(are_of_one) {
-        let peer = run.first().and_then(|op| peers.get_mut(op.client().index())).and_then(Option::as_mut);
+        let peer = run
+            .first()
+            .and_then(|op| peers.get_mut(op.client().index()))
+            .and_then(Option::as_mut);
         let posted = match peer {
             // Behind the operations that wait.
             Some(peer) if !peer.backlog.is_empty() => return done,
@@ -543,23 +675,51 @@ fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[Server
     done
 }
 
-/// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
-/// evicted, or if its queue pair refuses an operation.
+/// Posts operations of one client in their order, as many as there is room for. Returns their
+/// number. The client is broken if it is to be evicted, or if its queue pair refuses an operation.
 #[inline(always)]
-fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
+fn post_all(
+    peer: &mut Peer,
+    memory: &ServerMemory<Mr>,
+    ops: &[ServerOp],
+    limits: Limits,
+    under_way: &mut usize,
+) -> usize {
     let fitting = ops.len().min(limits.max - *under_way);
     if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
-    // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
+    // The completion of the last operation implies all before it. Where the room ends, a completion
+    // is needed to go on.
     let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
     let mut posted = 0;
     for op in &ops[..quiet] {
         let is_posted = match *op {
             // Nearly every operation.
-            ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
-                let (to, after) = (Target { addr, rkey, wakes: peer.sleeps }, peer.posted.and(Counts::RESPONSE));
-                match post_write(&mut peer.qp, &memory.responses, from, len, to, Signal::Reclaim, after.0) {
+            ServerOp::WriteResponse {
+                addr,
+                rkey,
+                from,
+                len,
+                ..
+            } => {
+                let (to, after) = (
+                    Target {
+                        addr,
+                        rkey,
+                        wakes: peer.sleeps,
+                    },
+                    peer.posted.and(Counts::RESPONSE),
+                );
+                match post_write(
+                    &mut peer.qp,
+                    &memory.responses,
+                    from,
+                    len,
+                    to,
+                    Signal::Reclaim,
+                    after.0,
+                ) {
                     Ok(()) => {
                         peer.posted = after;
                         true
@@ -596,29 +756,88 @@ fn refused(peer: &mut Peer, error: &PostError) -> bool {
     false
 }
 
-/// Posts an operation. Returns whether it was: it finds no room, or its client is broken now. A function of its own, so that the loop over
-/// responses has the registers.
+/// Posts an operation. Returns whether it was: it finds no room, or its client is broken now. A
+/// function of its own, so that the loop over responses has the registers.
 #[inline(never)]
 fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> bool {
     let (qp, wakes) = (&mut peer.qp, peer.sleeps);
     let (count, done) = match *op {
-        ServerOp::Read { addr, rkey, into, len, is_last, .. } => {
-            let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
+        ServerOp::Read {
+            addr,
+            rkey,
+            into,
+            len,
+            is_last,
+            ..
+        } => {
+            let into = Sge {
+                addr: memory.pools.addr() + into as u64,
+                len,
+                lkey: memory.pools.lkey(),
+            };
             // The core gets the completion of the last one.
-            let (count, signal) = if is_last { (Counts::LAST_READ, Signal::Always) } else { (Counts::OTHER, signal) };
-            (count, qp.post(&Read { addr, rkey, into }, signal, peer.posted.and(count).0))
+            let (count, signal) = if is_last {
+                (Counts::LAST_READ, Signal::Always)
+            } else {
+                (Counts::OTHER, signal)
+            };
+            (
+                count,
+                qp.post(&Read { addr, rkey, into }, signal, peer.posted.and(count).0),
+            )
         }
-        ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
+        ServerOp::WriteResponse {
+            addr,
+            rkey,
+            from,
+            len,
+            ..
+        } => {
             let (count, to) = (Counts::RESPONSE, Target { addr, rkey, wakes });
-            (count, post_write(qp, &memory.responses, from, len, to, signal, peer.posted.and(count).0))
+            (
+                count,
+                post_write(
+                    qp,
+                    &memory.responses,
+                    from,
+                    len,
+                    to,
+                    signal,
+                    peer.posted.and(count).0,
+                ),
+            )
         }
-        ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
+        ServerOp::WriteEvent {
+            addr, rkey, bytes, ..
+        } => {
             let count = Counts::OTHER;
-            (count, post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, peer.posted.and(count).0))
+            (
+                count,
+                post_to(
+                    qp,
+                    Target { addr, rkey, wakes },
+                    Inline(&bytes),
+                    signal,
+                    peer.posted.and(count).0,
+                ),
+            )
         }
-        ServerOp::ReadRestWord { addr, rkey, into, .. } => {
-            let into = Sge { addr: memory.entries.addr() + into as u64, len: REST_WORD_BYTES as u32, lkey: memory.entries.lkey() };
-            (Counts::REST_WORD, qp.post(&Read { addr, rkey, into }, Signal::Always, peer.posted.and(Counts::REST_WORD).0))
+        ServerOp::ReadRestWord {
+            addr, rkey, into, ..
+        } => {
+            let into = Sge {
+                addr: memory.entries.addr() + into as u64,
+                len: REST_WORD_BYTES as u32,
+                lkey: memory.entries.lkey(),
+            };
+            (
+                Counts::REST_WORD,
+                qp.post(
+                    &Read { addr, rkey, into },
+                    Signal::Always,
+                    peer.posted.and(Counts::REST_WORD).0,
+                ),
+            )
         }
         ServerOp::Evict { .. } => {
             peer.broken = Some("it is alive, and did not release its zone in time: evicted");
@@ -639,13 +858,52 @@ mod tests {
     #[test]
     fn differences_of_counts_survive_the_wrap_of_each() {
         // Just before each count wraps, in a word that wraps too.
-        for start in [0, 0xfffe, 0xffff_fffe, 0xffff_0000_fffe, 0xffff_ffff_ffff, 0xffff_0000_0000_0000, u64::MAX - 1] {
+        for start in [
+            0,
+            0xfffe,
+            0xffff_fffe,
+            0xffff_0000_fffe,
+            0xffff_ffff_ffff,
+            0xffff_0000_0000_0000,
+            u64::MAX - 1,
+        ] {
             let before = Counts(start);
-            let operations = [Counts::OTHER, Counts::RESPONSE, Counts::LAST_READ, Counts::RESPONSE, Counts::RESPONSE, Counts::OTHER];
-            let ended = operations.into_iter().fold(before, Counts::and).since(before);
-            assert_eq!((ended.all(), ended.responses(), ended.last_reads(), ended.rest_words()), (6, 3, 1, 0), "{start:#x}");
-            let asked = before.and(Counts::REST_WORD).and(Counts::RESPONSE).since(before);
-            assert_eq!((asked.all(), asked.responses(), asked.last_reads(), asked.rest_words()), (2, 1, 0, 1), "{start:#x}");
+            let operations = [
+                Counts::OTHER,
+                Counts::RESPONSE,
+                Counts::LAST_READ,
+                Counts::RESPONSE,
+                Counts::RESPONSE,
+                Counts::OTHER,
+            ];
+            let ended = operations
+                .into_iter()
+                .fold(before, Counts::and)
+                .since(before);
+            assert_eq!(
+                (
+                    ended.all(),
+                    ended.responses(),
+                    ended.last_reads(),
+                    ended.rest_words()
+                ),
+                (6, 3, 1, 0),
+                "{start:#x}"
+            );
+            let asked = before
+                .and(Counts::REST_WORD)
+                .and(Counts::RESPONSE)
+                .since(before);
+            assert_eq!(
+                (
+                    asked.all(),
+                    asked.responses(),
+                    asked.last_reads(),
+                    asked.rest_words()
+                ),
+                (2, 1, 0, 1),
+                "{start:#x}"
+            );
         }
     }
 }

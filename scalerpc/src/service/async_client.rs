@@ -1,4 +1,5 @@
-//! The client whose calls are futures. A thread of its own has the connection, and sleeps while nothing arrives.
+//! The client whose calls are futures. A thread of its own has the connection, and sleeps while
+//! nothing arrives.
 
 use std::fmt;
 use std::io;
@@ -20,16 +21,18 @@ use crate::rdma::SyncCallError;
 /// The type of a request, and its bytes.
 type Request = (u16, Vec<u8>);
 
-/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
-/// connection, which is closed with the last clone. As many calls are under way as the server gives slots to a client; further calls wait
-/// for a slot in their order.
+/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from
+/// any thread. Clones share the connection, which is closed with the last clone. As many calls are
+/// under way as the server gives slots to a client; further calls wait for a slot in their order.
 ///
-/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot, the others wait; once one of
-/// those has waited for its whole time, it ends with [`ClientError::NoCredit`], and the client connects again for the rest.
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold
+/// every slot, the others wait; once one of those has waited for its whole time, it ends with
+/// [`ClientError::NoCredit`], and the client connects again for the rest.
 ///
-/// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do. Calls, responses and the
-/// server's events wake it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call after the end of the
-/// connection connects again; calls made meanwhile wait for the new connection.
+/// A thread of its own has the device. The thread sleeps on the completion channel while there is
+/// nothing to do. Calls, responses and the server's events wake it
+/// ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call after the end
+/// of the connection connects again; calls made meanwhile wait for the new connection.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), scalerpc::ClientError> {
@@ -58,17 +61,22 @@ struct Properties {
 
 impl fmt::Debug for AsyncClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncClient").field("device", &self.properties.device.name).finish_non_exhaustive()
+        f.debug_struct("AsyncClient")
+            .field("device", &self.properties.device.name)
+            .finish_non_exhaustive()
     }
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet. The client's thread resolves
-    /// the address, so a borrowed address has to be made owned: `address.to_owned()`.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not
+    /// there yet. The client's thread resolves the address, so a borrowed address has to be made
+    /// owned: `address.to_owned()`.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
-    pub async fn connect(address: impl ToSocketAddrs + fmt::Debug + Send + 'static) -> Result<Self, ClientError> {
+    pub async fn connect(
+        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
+    ) -> Result<Self, ClientError> {
         Self::with_options(address, &ClientOptions::default()).await
     }
 
@@ -82,13 +90,20 @@ impl AsyncClient {
     ) -> Result<Self, ClientError> {
         let mut options = options.clone();
         options.rdma.sleeps = true;
-        let connect = move |is_wanted: &dyn Fn() -> bool| Connection::open(address, options, is_wanted).map(AsyncConnection::new);
-        let (calls, properties) = Calls::start("scalerpc-client", ClientError::Thread, connect).await?;
-        Ok(Self { calls, properties: Arc::new(properties) })
+        let connect = move |is_wanted: &dyn Fn() -> bool| {
+            Connection::open(address, options, is_wanted).map(AsyncConnection::new)
+        };
+        let (calls, properties) =
+            Calls::start("scalerpc-client", ClientError::Thread, connect).await?;
+        Ok(Self {
+            calls,
+            properties: Arc::new(properties),
+        })
     }
 
-    /// Sends a request with the first poll of the future, and waits for its response, as long as the options allow. Dropping the future
-    /// gives the call up; its slot is free when the response has arrived. Calls of one client are sent in the order of their first polls.
+    /// Sends a request with the first poll of the future, and waits for its response, as long as
+    /// the options allow. Dropping the future gives the call up; its slot is free when the response
+    /// has arrived. Calls of one client are sent in the order of their first polls.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -96,7 +111,8 @@ impl AsyncClient {
         self.call_type(DEFAULT_TYPE, request)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
+    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first
+    /// poll, and includes a new connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -128,7 +144,8 @@ impl AsyncClient {
         &self.properties.device
     }
 
-    /// Returns the number of polls of the connection by the thread; it does not poll while it sleeps.
+    /// Returns the number of polls of the connection by the thread; it does not poll while it
+    /// sleeps.
     #[doc(hidden)]
     #[must_use]
     pub fn polls(&self) -> u64 {
@@ -143,7 +160,11 @@ impl methods::AsyncCaller for AsyncClient {
         Some(self.properties.timeout)
     }
 
-    fn call(&self, request: Vec<u8>, timeout: Option<Duration>) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
+    fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<u8>, ClientError>> + Send {
         self.calls.call((DEFAULT_TYPE, request), timeout)
     }
 }
@@ -175,8 +196,20 @@ impl AsyncConnection {
         let rdma = &connection.rdma;
         let timeout = connection.options.timeout;
         let polls = Arc::<AtomicU64>::default();
-        let properties = Properties { device: rdma.device().info(), max_payload: rdma.max_payload(), timeout, polls: Arc::clone(&polls) };
-        (Self { connection, under_way: Vec::new(), polls }, properties)
+        let properties = Properties {
+            device: rdma.device().info(),
+            max_payload: rdma.max_payload(),
+            timeout,
+            polls: Arc::clone(&polls),
+        };
+        (
+            Self {
+                connection,
+                under_way: Vec::new(),
+                polls,
+            },
+            properties,
+        )
     }
 }
 
@@ -187,11 +220,19 @@ impl futures::Connection for AsyncConnection {
     /// A call that is given up keeps its slot until its response has arrived.
     type Call = ();
 
-    fn call(&mut self, number: u64, (rpc_type, request): &Request, left: Option<Duration>) -> Result<(), Refusal<ClientError>> {
+    fn call(
+        &mut self,
+        number: u64,
+        (rpc_type, request): &Request,
+        left: Option<Duration>,
+    ) -> Result<(), Refusal<ClientError>> {
         if self.connection.is_stuck() {
             return Err(Refusal::Ended);
         }
-        match self.connection.call(*rpc_type, request, left.unwrap_or(Duration::MAX)) {
+        match self
+            .connection
+            .call(*rpc_type, request, left.unwrap_or(Duration::MAX))
+        {
             Ok(token) => {
                 self.under_way.push((token, number));
                 Ok(())
@@ -213,8 +254,16 @@ impl futures::Connection for AsyncConnection {
         let mut moved = false;
         while let Some(completion) = rdma.poll_completion(response) {
             moved = true;
-            let Some(at) = self.under_way.iter().position(|(token, _)| *token == completion.call) else { continue };
-            let reply = completion.outcome.map(|len| response.get(..len).unwrap_or_default().to_vec());
+            let Some(at) = self
+                .under_way
+                .iter()
+                .position(|(token, _)| *token == completion.call)
+            else {
+                continue;
+            };
+            let reply = completion
+                .outcome
+                .map(|len| response.get(..len).unwrap_or_default().to_vec());
             ended.push((self.under_way.swap_remove(at).1, reply.map_err(failed)));
         }
         moved
@@ -222,11 +271,17 @@ impl futures::Connection for AsyncConnection {
 
     /// The connection had ended, so the server has not seen the call.
     fn repeats(&self, error: &ClientError, _: bool) -> bool {
-        self.connection.is_closed() && matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::NotSent)))
+        self.connection.is_closed()
+            && matches!(
+                error,
+                ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))
+            )
     }
 
     fn late(&mut self) -> ClientError {
-        self.connection.starved().unwrap_or_else(futures::CallError::not_sent)
+        self.connection
+            .starved()
+            .unwrap_or_else(futures::CallError::not_sent)
     }
 
     fn cancel(&mut self, (): ()) {}
@@ -243,7 +298,11 @@ impl futures::Connection for AsyncConnection {
         self.connection.rdma.device().waker()
     }
 
-    fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), ClientError> {
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ClientError> {
         self.connection.reconnect(within, is_wanted)
     }
 
@@ -252,7 +311,10 @@ impl futures::Connection for AsyncConnection {
     }
 
     fn unreachable(&self, reason: &str) -> ClientError {
-        ClientError::Unreachable { address: self.connection.address.clone(), source: io::Error::other(reason) }
+        ClientError::Unreachable {
+            address: self.connection.address.clone(),
+            source: io::Error::other(reason),
+        }
     }
 }
 
@@ -274,17 +336,30 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let server = thread::spawn(move || {
             let mut server = Server::bind("127.0.0.1:0").unwrap();
-            tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
-            server.serve(|request| request.to_ascii_uppercase()).unwrap();
+            tell.send((server.local_addr().unwrap(), server.stop_handle()))
+                .unwrap();
+            server
+                .serve(|request| request.to_ascii_uppercase())
+                .unwrap();
         });
         let (address, stop) = told.recv_timeout(WATCHDOG).unwrap();
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let mut options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
+            let mut options = ClientOptions {
+                timeout: WATCHDOG,
+                ..ClientOptions::default()
+            };
             options.rdma.sleeps = true;
-            let (connection, properties) = AsyncConnection::new(Connection::open(address, options, || true).unwrap());
+            let (connection, properties) =
+                AsyncConnection::new(Connection::open(address, options, || true).unwrap());
             let properties = Arc::new(properties);
-            connection.connection.rdma.device().soft().unwrap().break_down();
+            connection
+                .connection
+                .rdma
+                .device()
+                .soft()
+                .unwrap()
+                .break_down();
             let (worker, calls) = Worker::new(connection);
             tell.send(AsyncClient { calls, properties }).unwrap();
             worker.serve();
@@ -293,7 +368,8 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let caller = thread::spawn(move || {
             for _ in 0..3 {
-                tell.send(shm_testing::executor::block_on(client.call(b"x"))).unwrap();
+                tell.send(shm_testing::executor::block_on(client.call(b"x")))
+                    .unwrap();
                 // The client's thread sleeps before the next call.
                 thread::sleep(Duration::from_millis(100));
             }
@@ -301,10 +377,18 @@ mod tests {
         // The thread may find out before it gets the first call, or that call finds out.
         if let Err(closed) = told.recv_timeout(WATCHDOG).unwrap() {
             let expected = SyncCallError::Failure(CallFailure::Closed(CloseReason::Device));
-            assert!(matches!(closed, ClientError::Call(error) if error == expected), "{closed}");
+            assert!(
+                matches!(closed, ClientError::Call(error) if error == expected),
+                "{closed}"
+            );
         }
         for _ in 0..2 {
-            assert_eq!(told.recv_timeout(WATCHDOG).expect("the thread is not woken").unwrap(), b"X");
+            assert_eq!(
+                told.recv_timeout(WATCHDOG)
+                    .expect("the thread is not woken")
+                    .unwrap(),
+                b"X"
+            );
         }
         caller.join().unwrap();
         thread.join().unwrap();

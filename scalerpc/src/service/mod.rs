@@ -1,5 +1,5 @@
-//! A server and its clients, each in two lines. They connect through a TCP address, which is used for that only; all messages go over the
-//! device.
+//! A server and its clients, each in two lines. They connect through a TCP address, which is used
+//! for that only; all messages go over the device.
 
 mod async_client;
 mod client;
@@ -25,12 +25,15 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
+/// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes
+/// it; else the software HCA.
 fn default_device() -> DeviceSpec {
-    std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
+    std::env::var(DEVICE_VARIABLE)
+        .map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
 }
 
-/// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each sleep twice as long.
+/// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each
+/// sleep twice as long.
 #[derive(Debug, Default)]
 struct Idle {
     idle_polls: u32,

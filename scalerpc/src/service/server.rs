@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
-use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret};
+use rendezvous::{
+    Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret,
+};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -35,8 +37,9 @@ const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a client that connects loses its place, if as many clients connect as may.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
-/// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually has. Other clients that die are found
-/// by the probe of each second (S20), and when a client that connects finds no room.
+/// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually
+/// has. Other clients that die are found by the probe of each second (S20), and when a client that
+/// connects finds no room.
 const LIFELINES: usize = 512;
 /// Minimum time between two probes of all clients without a socket.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
@@ -44,23 +47,27 @@ const FULL_INTERVAL: Duration = Duration::from_millis(100);
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the
-    /// software HCA.
+    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names
+    /// (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Numbers of clients and slots, groups and slices.
     pub config: ServerConfig,
     /// Options of its queues.
     pub rdma: RdmaOptions,
-    /// Maximum time for the end of a stopped server: until the requests that it took are answered, held ones too, and its messages have
-    /// arrived at all clients' devices. Held requests that are not answered by then end as [`CallFailure::Dropped`]. Time in which its thread
-    /// is suspended does not count. Default: 1 s.
+    /// Maximum time for the end of a stopped server: until the requests that it took are answered,
+    /// held ones too, and its messages have arrived at all clients' devices. Held requests that are
+    /// not answered by then end as [`CallFailure::Dropped`]. Time in which its thread is suspended
+    /// does not count. Default: 1 s.
     ///
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
     pub stop_timeout: Duration,
-    /// Hears of clients that connect, leave or are refused, in the server's thread. Default: nothing does.
+    /// Hears of clients that connect, leave or are refused, in the server's thread. Default:
+    /// nothing does.
     pub events: Events,
-    /// A secret that clients have to prove ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them, before
-    /// any key of memory is told. Messages are not encrypted. Default: none; every process that reaches the address may call.
+    /// A secret that clients have to prove
+    /// ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them,
+    /// before any key of memory is told. Messages are not encrypted. Default: none; every process
+    /// that reaches the address may call.
     pub secret: Option<Secret>,
 }
 
@@ -69,7 +76,14 @@ impl Default for ServerOptions {
         let device = default_device();
         let config = ServerConfig::default();
         let rdma = RdmaOptions::default();
-        Self { device, config, rdma, stop_timeout: STOP_TIMEOUT, events: Events::default(), secret: None }
+        Self {
+            device,
+            config,
+            rdma,
+            stop_timeout: STOP_TIMEOUT,
+            events: Events::default(),
+            secret: None,
+        }
     }
 }
 
@@ -80,7 +94,8 @@ pub enum ServerError {
     /// The device could not be opened, or its queues and memory could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The device or its queue broke down, and this server serves no client any more. Another one may work.
+    /// The device or its queue broke down, and this server serves no client any more. Another one
+    /// may work.
     #[error("this server serves no client any more: {0}")]
     Device(AsyncEvent),
     /// The server cannot listen at the address.
@@ -114,10 +129,11 @@ pub struct SharedAddress {
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call,
-/// unless there is a [secret](ServerOptions::secret). The socket over which a client connected stays open as long as the client lives, of 512 clients: its end
-/// makes the server probe the client at once, and free the place of a dead one. It is no more than a hint: a client whose socket is cut
-/// stays connected.
+/// A client that leaves, in any way, or takes its time to connect delays no other client. Any
+/// process that reaches the port can call, unless there is a [secret](ServerOptions::secret). The
+/// socket over which a client connected stays open as long as the client lives, of 512 clients: its
+/// end makes the server probe the client at once, and free the place of a dead one. It is no more
+/// than a hint: a client whose socket is cut stays connected.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -169,26 +185,54 @@ impl Connecting {
             if *offered >= MAX_OFFERED {
                 return Ok(None);
             }
-            let Some(hello) = hello.advance(stream)? else { return Ok(None) };
+            let Some(hello) = hello.advance(stream)? else {
+                return Ok(None);
+            };
             // A client that cannot take a refusal at once does not learn of it.
-            let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
+            let refuse =
+                |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
             Hello::decode(hello).inspect_err(|_| refuse(stream, Refusal::Failed))?;
-            let peer = server.offer().inspect_err(|error| refuse(stream, refusal_of(error)))?;
+            let peer = server
+                .offer()
+                .inspect_err(|error| refuse(stream, refusal_of(error)))?;
             *offered += 1;
             let (offer, accept) = (peer.record().encode().into(), Incoming::default());
-            *self = Self::Offered(Box::new(Offered { since: Instant::now(), peer: Some(peer), offer, accept }));
+            *self = Self::Offered(Box::new(Offered {
+                since: Instant::now(),
+                peer: Some(peer),
+                offer,
+                accept,
+            }));
         }
         if let Self::Offered(stage) = self {
-            let Offered { since, peer, offer, accept } = &mut **stage;
-            let accept = if offer.advance(stream)? { accept.advance(stream)? } else { None };
+            let Offered {
+                since,
+                peer,
+                offer,
+                accept,
+            } = &mut **stage;
+            let accept = if offer.advance(stream)? {
+                accept.advance(stream)?
+            } else {
+                None
+            };
             let Some(accept) = accept else {
                 let is_in_the_way = *offered >= MAX_OFFERED && since.elapsed() > SHORT_CONNECT_TIME;
-                return if is_in_the_way { Err(io::Error::from(ErrorKind::TimedOut).into()) } else { Ok(None) };
+                return if is_in_the_way {
+                    Err(io::Error::from(ErrorKind::TimedOut).into())
+                } else {
+                    Ok(None)
+                };
             };
-            let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Admission::refuse(refusal)));
+            let refuse =
+                |stream: &mut TcpStream, refusal| drop(stream.write(&Admission::refuse(refusal)));
             let accept = Accept::decode(accept).inspect_err(|_| refuse(stream, Refusal::Failed))?;
-            let Some(peer) = peer.take() else { return Ok(None) };
-            let admission = server.admit(peer, &accept).inspect_err(|error| refuse(stream, refusal_of(error)))?;
+            let Some(peer) = peer.take() else {
+                return Ok(None);
+            };
+            let admission = server
+                .admit(peer, &accept)
+                .inspect_err(|error| refuse(stream, refusal_of(error)))?;
             server.set_peer(admission.0.client, peer_of);
             *self = Self::Admitted(admission.encode().into());
         }
@@ -201,7 +245,10 @@ impl Connecting {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("gate", &self.gate).field("clients", &self.clients()).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("gate", &self.gate)
+            .field("clients", &self.clients())
+            .finish_non_exhaustive()
     }
 }
 
@@ -218,29 +265,57 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(&address, gate_options(options))
-            .map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
+    pub fn with_options(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: &ServerOptions,
+    ) -> Result<Self, ServerError> {
+        let gate =
+            Gate::bind(&address, gate_options(options)).map_err(|source| ServerError::Listen {
+                address: rendezvous::name_of(&address),
+                source,
+            })?;
         Self::at(gate, options.clone(), StopHandle::default())
     }
 
-    /// Makes one more server at the address of another one, for another thread: clients are distributed among them. Each has a device and
-    /// memory of its own, and the slices of all end at the same times.
+    /// Makes one more server at the address of another one, for another thread: clients are
+    /// distributed among them. Each has a device and memory of its own, and the slices of all end
+    /// at the same times.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
-        let SharedAddress { listener, options, stop } = other;
+        let SharedAddress {
+            listener,
+            options,
+            stop,
+        } = other;
         let mut server = Self::at(Gate::over(listener, gate_options(&options)), options, stop)?;
-        server.gate.iter_mut().for_each(|gate| gate.accept_at_most(SHARED_PEERS_PER_CHECK));
+        server
+            .gate
+            .iter_mut()
+            .for_each(|gate| gate.accept_at_most(SHARED_PEERS_PER_CHECK));
         server.rdma.synchronise(SAME_CLOCK);
         Ok(server)
     }
 
-    fn at(gate: Gate<Connecting>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
-        let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
-        let lifelines = Lifelines::new(LIFELINES).map_err(|source| ServerError::Listen { address: address(), source })?;
-        let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
+    fn at(
+        gate: Gate<Connecting>,
+        options: ServerOptions,
+        stop: StopHandle,
+    ) -> Result<Self, ServerError> {
+        let address = || {
+            gate.local_addr()
+                .map_or_else(|_| String::new(), |address| address.to_string())
+        };
+        let lifelines = Lifelines::new(LIFELINES).map_err(|source| ServerError::Listen {
+            address: address(),
+            source,
+        })?;
+        let rdma = RdmaServer::on(
+            &Device::open(&options.device).map_err(SetupError::from)?,
+            &options.config,
+            &options.rdma,
+        )?;
         Ok(Self {
             rdma,
             gate: Some(gate),
@@ -254,7 +329,8 @@ impl Server {
         })
     }
 
-    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
+    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
+    /// servers at the address.
     ///
     /// # Errors
     /// No descriptor is free, or the server was closed.
@@ -263,7 +339,11 @@ impl Server {
         let listener = gate.listener()?;
         gate.accept_at_most(SHARED_PEERS_PER_CHECK);
         self.rdma.synchronise(SAME_CLOCK);
-        Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
+        Ok(SharedAddress {
+            listener,
+            options: self.options.clone(),
+            stop: self.stop.clone(),
+        })
     }
 
     /// Returns the address at which it listens.
@@ -304,13 +384,17 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Answers each request with the return value of `handler`, until the server is stopped. A response longer than
-    /// [`max_payload`](Self::max_payload) becomes a failure at the caller. For more than one type of request, and handlers that answer
-    /// later, see [`serve_types`](Self::serve_types).
+    /// Answers each request with the return value of `handler`, until the server is stopped. A
+    /// response longer than [`max_payload`](Self::max_payload) becomes a failure at the caller. For
+    /// more than one type of request, and handlers that answer later, see
+    /// [`serve_types`](Self::serve_types).
     ///
     /// # Errors
     /// [`ServerError::Device`].
-    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> Result<(), ServerError> {
+    pub fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        mut handler: impl FnMut(&[u8]) -> R,
+    ) -> Result<(), ServerError> {
         let mut handlers = Handlers::new(self.max_payload());
         handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
             let response = handler(request);
@@ -324,8 +408,9 @@ impl Server {
         self.serve_types(&mut handlers)
     }
 
-    /// Answers each request with the handler of its type, until the server is stopped. A handler that takes long delays the calls of all
-    /// clients, and those that connect, whatever it takes; it costs none its connection. [`Handlers::insert_held`] lets it answer later.
+    /// Answers each request with the handler of its type, until the server is stopped. A handler
+    /// that takes long delays the calls of all clients, and those that connect, whatever it takes;
+    /// it costs none its connection. [`Handlers::insert_held`] lets it answer later.
     ///
     /// # Errors
     /// [`ServerError::Device`].
@@ -337,11 +422,13 @@ impl Server {
         Ok(())
     }
 
-    /// Takes no more clients and no more requests, answers those that have arrived, and tells each client to go when its requests are
-    /// answered. Waits for that, held requests included, at most for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any other
-    /// request: a `Client` makes that call again at the next server of its addresses, or ends it as
-    /// [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable. [`serve`](Self::serve) closes the server at its end; call
-    /// this after a loop of your own, and then drop the server.
+    /// Takes no more clients and no more requests, answers those that have arrived, and tells each
+    /// client to go when its requests are answered. Waits for that, held requests included, at most
+    /// for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any other request: a
+    /// `Client` makes that call again at the next server of its addresses, or ends it as
+    /// [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable.
+    /// [`serve`](Self::serve) closes the server at its end; call this after a loop of your own, and
+    /// then drop the server.
     pub fn close(&mut self, handlers: &mut Handlers<'_>) {
         if self.gate.take().is_none() {
             return;
@@ -349,14 +436,16 @@ impl Server {
         self.rdma.close();
         for (time, gives_up) in [(self.options.stop_timeout, false), (LINGER, true)] {
             let (mut grace, mut idle) = (GracePeriod::new(time, Instant::now()), Idle::default());
-            while !self.rdma.step_to_end(handlers, BUDGET, gives_up) && !grace.is_over(Instant::now()) {
+            while !self.rdma.step_to_end(handlers, BUDGET, gives_up)
+                && !grace.is_over(Instant::now())
+            {
                 idle.pass();
             }
         }
     }
 
-    /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond if there was nothing to do for a while.
-    /// Returns whether anything moved.
+    /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond
+    /// if there was nothing to do for a while. Returns whether anything moved.
     ///
     /// # Errors
     /// [`ServerError::Device`].
@@ -395,14 +484,23 @@ impl Server {
                 self.breakdown = Some(event);
             }
         }
-        self.breakdown.map_or(Ok(()), |event| Err(ServerError::Device(event)))
+        self.breakdown
+            .map_or(Ok(()), |event| Err(ServerError::Device(event)))
     }
 
     fn check_sockets(&mut self) {
         self.tell_departed();
-        let Self { rdma, gate, lifelines, .. } = self;
+        let Self {
+            rdma,
+            gate,
+            lifelines,
+            ..
+        } = self;
         let Some(gate) = gate else { return };
-        let mut offered = gate.connecting().filter(|connecting| matches!(connecting, Connecting::Offered(_))).count();
+        let mut offered = gate
+            .connecting()
+            .filter(|connecting| matches!(connecting, Connecting::Offered(_)))
+            .count();
         let mut is_full = false;
         gate.poll(
             || Connecting::Silent(Incoming::default()),
@@ -416,7 +514,11 @@ impl Server {
         for number in lifelines.ended() {
             rdma.probe_those(|peer| peer.number == number);
         }
-        if is_full && self.probed.is_none_or(|probed| probed.elapsed() >= FULL_INTERVAL) {
+        if is_full
+            && self
+                .probed
+                .is_none_or(|probed| probed.elapsed() >= FULL_INTERVAL)
+        {
             self.probed = Some(Instant::now());
             rdma.probe_those(|peer| !lifelines.has(peer));
         }
@@ -427,7 +529,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.tell_departed();
-        self.rdma.peers().for_each(|peer| self.options.events.tell(Event::Disconnected(peer, "the server stopped")));
+        self.rdma.peers().for_each(|peer| {
+            self.options
+                .events
+                .tell(Event::Disconnected(peer, "the server stopped"))
+        });
     }
 }
 
@@ -435,7 +541,12 @@ fn gate_options(options: &ServerOptions) -> GateOptions {
     let events = options.events.clone();
     let secret = options.secret.clone();
     let refusal = Offer::refuse(Refusal::Secret).to_vec();
-    GateOptions { patience: CONNECT_TIME, events, secret, refusal }
+    GateOptions {
+        patience: CONNECT_TIME,
+        events,
+        secret,
+        refusal,
+    }
 }
 
 fn closed() -> io::Error {
@@ -452,13 +563,23 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// A step checks 64 entries beside those of two groups. A server that slept after each step would find a waiting client after many
-    /// sleeps.
+    /// A step checks 64 entries beside those of two groups. A server that slept after each step
+    /// would find a waiting client after many sleeps.
     #[test]
     fn a_server_looks_at_all_entries_between_two_sleeps() {
         let (start, (quit, over)) = (Instant::now(), mpsc::channel::<()>());
-        let config = ServerConfig { max_clients: 1024, ..ServerConfig::default() };
-        let mut server = Server::with_options("127.0.0.1:0", &ServerOptions { config, ..ServerOptions::default() }).unwrap();
+        let config = ServerConfig {
+            max_clients: 1024,
+            ..ServerConfig::default()
+        };
+        let mut server = Server::with_options(
+            "127.0.0.1:0",
+            &ServerOptions {
+                config,
+                ..ServerOptions::default()
+            },
+        )
+        .unwrap();
         let address = server.local_addr().unwrap();
         // Without a client that is idle no entry needs a check.
         let client = thread::spawn(move || {
@@ -478,7 +599,11 @@ mod tests {
             let before = server.idle.idle_polls;
             // A probe moves something once in a second.
             if (0..8 * 1024 / 64).all(|_| !step(&mut server)) {
-                assert_eq!(server.idle.idle_polls - before, 8, "one sleep in each round");
+                assert_eq!(
+                    server.idle.idle_polls - before,
+                    8,
+                    "one sleep in each round"
+                );
                 break;
             }
         }

@@ -1,4 +1,5 @@
-//! A process of many clients. Each makes some thousand calls and leaves, and another one joins in its place.
+//! A process of many clients. Each makes some thousand calls and leaves, and another one joins in
+//! its place.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,23 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Rounds without work before the process yields its core.
 const SPINS: u32 = 8;
 
-/// Runs `size` clients, each on a device of its own or all on one, until the test hangs up. Then all leave.
+/// Runs `size` clients, each on a device of its own or all on one, until the test hangs up. Then
+/// all leave.
 pub(crate) fn run(size: usize, shares_device: bool) {
-    let (device, socket) = (device_in(if shares_device { LARGE_ARENA } else { SMALL_ARENA }), socket_in());
+    let (device, socket) = (
+        device_in(if shares_device {
+            LARGE_ARENA
+        } else {
+            SMALL_ARENA
+        }),
+        socket_in(),
+    );
     let shared = shares_device.then(|| Device::open(&device).unwrap());
-    let open = || shared.clone().unwrap_or_else(|| Device::open(&device).unwrap());
+    let open = || {
+        shared
+            .clone()
+            .unwrap_or_else(|| Device::open(&device).unwrap())
+    };
     let mut places: Vec<Option<(Guest, u64)>> = (0..size).map(|_| None).collect();
     let mut rng = fastrand::Rng::new();
     let mut ends = false;
@@ -34,13 +47,18 @@ pub(crate) fn run(size: usize, shares_device: bool) {
                 Some((Guest { caller, .. }, quota)) => {
                     moved += caller.step(if ends { 0 } else { *quota });
                     if caller.outstanding() == 0 && (ends || caller.made() >= *quota) {
-                        place.take().into_iter().for_each(|(guest, _)| guest.say_farewell());
+                        place
+                            .take()
+                            .into_iter()
+                            .for_each(|(guest, _)| guest.say_farewell());
                     }
                 }
-                None if !ends && Instant::now() >= next_attempt => match Guest::connect(&open(), &socket) {
-                    Some(guest) => *place = Some((guest, rng.u64(QUOTA))),
-                    None => next_attempt = Instant::now() + PAUSE,
-                },
+                None if !ends && Instant::now() >= next_attempt => {
+                    match Guest::connect(&open(), &socket) {
+                        Some(guest) => *place = Some((guest, rng.u64(QUOTA))),
+                        None => next_attempt = Instant::now() + PAUSE,
+                    }
+                }
                 None => {}
             }
         }

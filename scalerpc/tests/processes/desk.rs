@@ -41,9 +41,20 @@ fn scratch() -> PathBuf {
 }
 
 fn device(scratch: &Path, arena_bytes: usize) -> DeviceSpec {
-    let fabric = FabricSpec::Shared { dir: Some(scratch.join("fabric")) };
-    let timing = if mode() == Mode::Delay { Net::new().options().timing } else { Timing::Immediate };
-    DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes, ..SoftOptions::default() })
+    let fabric = FabricSpec::Shared {
+        dir: Some(scratch.join("fabric")),
+    };
+    let timing = if mode() == Mode::Delay {
+        Net::new().options().timing
+    } else {
+        Timing::Immediate
+    };
+    DeviceSpec::Soft(SoftOptions {
+        fabric,
+        timing,
+        arena_bytes,
+        ..SoftOptions::default()
+    })
 }
 
 /// A client that is connected, or was when its channel was last read.
@@ -63,7 +74,8 @@ pub(crate) struct Desk {
     steps: u64,
     /// The client whose channel is read next.
     next: usize,
-    /// Number of clients that left when all their calls had been answered, and number of these calls.
+    /// Number of clients that left when all their calls had been answered, and number of these
+    /// calls.
     pub(crate) farewells: u64,
     pub(crate) answered: u64,
     /// Number of clients that were refused, or were gone before they were admitted.
@@ -73,14 +85,30 @@ pub(crate) struct Desk {
 impl Desk {
     pub(crate) fn new(scratch: &Scratch, config: &ServerConfig) -> Self {
         assert_eq!(config.slot_bytes, SLOT_BYTES);
-        std::fs::DirBuilder::new().mode(0o700).create(scratch.path().join("fabric")).unwrap();
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(scratch.path().join("fabric"))
+            .unwrap();
         let listener = UnixListener::bind(scratch.path().join("server")).unwrap();
         listener.set_nonblocking(true).unwrap();
         let device = device(scratch.path(), LARGE_ARENA);
         let server = RdmaServer::new(&device, config).unwrap();
         let (handlers, books) = handlers(&server);
         let guests = Vec::new();
-        Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, next: 0, farewells: 0, answered: 0, refused: 0 }
+        Self {
+            server,
+            handlers,
+            books,
+            device,
+            listener,
+            guests,
+            named: 0,
+            steps: 0,
+            next: 0,
+            farewells: 0,
+            answered: 0,
+            refused: 0,
+        }
     }
 
     /// Makes a client in this process.
@@ -114,7 +142,8 @@ impl Desk {
     fn admit(&mut self, mut channel: UnixStream) {
         match self.server.accept_over(&mut channel) {
             Ok(_) => {
-                // A failure means that the client is gone, which the next read of its channel shows.
+                // A failure means that the client is gone, which the next read of its channel
+                // shows.
                 let _sent = channel.write_all(&(self.named + 1).to_le_bytes());
                 self.add(channel);
             }
@@ -127,7 +156,10 @@ impl Desk {
     fn add(&mut self, channel: UnixStream) -> u64 {
         channel.set_nonblocking(true).unwrap();
         self.named += 1;
-        self.guests.push(Present { channel, name: self.named });
+        self.guests.push(Present {
+            channel,
+            name: self.named,
+        });
         self.named
     }
 
@@ -136,13 +168,17 @@ impl Desk {
         match self.guests[nth].channel.read(&mut made) {
             Ok(8) => {
                 let guest = self.guests.swap_remove(nth);
-                self.books.borrow_mut().close(guest.name, u64::from_le_bytes(made));
+                self.books
+                    .borrow_mut()
+                    .close(guest.name, u64::from_le_bytes(made));
                 self.farewells += 1;
                 self.answered += u64::from_le_bytes(made);
             }
             Ok(0) => drop(self.guests.swap_remove(nth)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => drop(self.guests.swap_remove(nth)),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                drop(self.guests.swap_remove(nth))
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -162,13 +198,26 @@ impl Desk {
         self.guests.len()
     }
 
-    /// Asserts, after all clients have left or died, that all their resources are free, and that everything that arrived was a request.
+    /// Asserts, after all clients have left or died, that all their resources are free, and that
+    /// everything that arrived was a request.
     pub(crate) fn close(self, scratch: &Scratch) {
         let Self { server, device, .. } = self;
         let (core, layout) = (server.core(), *server.core().layout());
-        assert_eq!((server.clients(), core.queued(), core.quarantined(), core.stats().garbage), (0, 0, 0, 0));
+        assert_eq!(
+            (
+                server.clients(),
+                core.queued(),
+                core.quarantined(),
+                core.stats().garbage
+            ),
+            (0, 0, 0, 0)
+        );
         assert_eq!(core.free_zones(), 2 * layout.zones, "zones");
-        assert_eq!(core.free_buffers(), ServerConfig::default().response_buffers as usize, "response buffers");
+        assert_eq!(
+            core.free_buffers(),
+            ServerConfig::default().response_buffers as usize,
+            "response buffers"
+        );
         drop(server);
         // The next test finds and leaves a clean directory.
         drop(Device::open(&device).unwrap());

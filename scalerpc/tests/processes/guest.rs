@@ -21,13 +21,16 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Connects to the server behind a socket, which gives the client its name. Returns `None` if the server is full now.
+    /// Connects to the server behind a socket, which gives the client its name. Returns `None` if
+    /// the server is full now.
     pub(crate) fn connect(device: &Device, socket: &Path) -> Option<Self> {
         let mut channel = UnixStream::connect(socket).unwrap();
         let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {
             Ok(client) => client,
             // The server refused, or hung up.
-            Err(SetupError::Channel(_) | SetupError::Record(RecordError::Refused(_))) => return None,
+            Err(SetupError::Channel(_) | SetupError::Record(RecordError::Refused(_))) => {
+                return None;
+            }
             Err(error) => panic!("{error}"),
         };
         let mut name = [0; 8];
@@ -37,24 +40,47 @@ impl Guest {
 
     pub(crate) fn new(mut client: RdmaClient, channel: UnixStream, name: u64) -> Self {
         client.set_timeout_ns(TIMEOUT_NS);
-        Self { caller: Caller::new(client, name), channel }
+        Self {
+            caller: Caller::new(client, name),
+            channel,
+        }
     }
 
     /// Returns whether the server has ended the connection. If so, all calls have ended with it.
     pub(crate) fn was_evicted(&mut self) -> bool {
-        let State::Closed(reason) = self.caller.state() else { return false };
+        let State::Closed(reason) = self.caller.state() else {
+            return false;
+        };
         self.caller.poll();
-        assert_eq!((reason, self.caller.outstanding()), (CloseReason::Disconnected, 0));
-        let is_typed = |failure: &CallFailure| [CallFailure::Closed(reason), CallFailure::NotSent].contains(failure);
-        assert!(self.caller.failures.iter().all(is_typed), "{:?}", self.caller.failures);
+        assert_eq!(
+            (reason, self.caller.outstanding()),
+            (CloseReason::Disconnected, 0)
+        );
+        let is_typed = |failure: &CallFailure| {
+            [CallFailure::Closed(reason), CallFailure::NotSent].contains(failure)
+        };
+        assert!(
+            self.caller.failures.iter().all(is_typed),
+            "{:?}",
+            self.caller.failures
+        );
         true
     }
 
     /// Says that the client leaves. Every call that was made has been answered.
     pub(crate) fn say_farewell(mut self) {
         let Caller { name, failures, .. } = &self.caller;
-        assert!(self.caller.outstanding() == 0 && failures.is_empty(), "client {name}: {failures:?}");
-        assert!(!matches!(self.caller.state(), State::Closed(_)), "client {name}: {:?}", self.caller.state());
-        self.channel.write_all(&self.caller.made().to_le_bytes()).unwrap();
+        assert!(
+            self.caller.outstanding() == 0 && failures.is_empty(),
+            "client {name}: {failures:?}"
+        );
+        assert!(
+            !matches!(self.caller.state(), State::Closed(_)),
+            "client {name}: {:?}",
+            self.caller.state()
+        );
+        self.channel
+            .write_all(&self.caller.made().to_le_bytes())
+            .unwrap();
     }
 }

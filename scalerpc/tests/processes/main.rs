@@ -1,7 +1,9 @@
-//! Clients in processes of their own: hundreds at once, which join, leave, are stopped and are killed.
+//! Clients in processes of their own: hundreds at once, which join, leave, are stopped and are
+//! killed.
 //!
-//! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`] of clients, as one client that stops
-//! or dies in a [state](states) of its own choice, or as a server that is killed and [returns].
+//! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`]
+//! of clients, as one client that stops or dies in a [state](states) of its own choice, or as a
+//! server that is killed and [returns].
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -25,7 +27,9 @@ mod time;
 /// Runs the helper processes of the other tests. It is not a test of its own.
 #[test]
 fn helper_process() {
-    let Ok(role) = std::env::var("SHM_TEST_ROLE") else { return };
+    let Ok(role) = std::env::var("SHM_TEST_ROLE") else {
+        return;
+    };
     // Sets the watchdog.
     let _dir = shm_testing::helpers::role();
     match role.split(' ').collect::<Vec<_>>()[..] {

@@ -1,4 +1,5 @@
-//! A server that is killed while it has kept every slot of its clients, and the next server at its address.
+//! A server that is killed while it has kept every slot of its clients, and the next server at its
+//! address.
 
 use std::time::{Duration, Instant};
 
@@ -35,10 +36,15 @@ fn start(address: &str, scratch: &Scratch) -> (Helper, String) {
 }
 
 fn options() -> ClientOptions {
-    ClientOptions { timeout: SHORT, connect_timeout: PATIENCE, ..ClientOptions::default() }
+    ClientOptions {
+        timeout: SHORT,
+        connect_timeout: PATIENCE,
+        ..ClientOptions::default()
+    }
 }
 
-/// S20: all that such a client waits for are late responses, and it has no slot to post a request from.
+/// S20: all that such a client waits for are late responses, and it has no slot to post a request
+/// from.
 #[test]
 fn a_client_all_of_whose_calls_ran_out_of_time_learns_that_its_server_was_killed() {
     limited(|| {
@@ -71,14 +77,20 @@ fn an_async_client_all_of_whose_calls_ran_out_of_time_goes_on_with_the_next_serv
         let scratch = Scratch::new("async-returns");
         let (mut server, address) = start(&any_port(), &scratch);
         block_on(async {
-            let client = AsyncClient::with_options(address.clone(), &options()).await.unwrap();
+            let client = AsyncClient::with_options(address.clone(), &options())
+                .await
+                .unwrap();
             for _ in 0..SLOTS {
                 client.call_type(KEPT, b"kept").await.unwrap_err();
             }
             server.kill();
             let (_server, _) = start(&address, &scratch);
             let began = Instant::now();
-            while client.call_within(b"again", Duration::from_millis(500)).await.is_err() {
+            while client
+                .call_within(b"again", Duration::from_millis(500))
+                .await
+                .is_err()
+            {
                 assert!(began.elapsed() < PATIENCE, "no call gets through");
             }
         });

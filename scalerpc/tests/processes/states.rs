@@ -17,11 +17,13 @@ const NEVER_NS: u64 = 100_000_000_000;
 /// Number of slices for which the others are watched.
 const WATCHED: u64 = 300;
 
-/// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes more calls, and reports the outcome. Both
-/// processes yield after each poll: otherwise each would see, on a machine with one core, many slices of the other at once, and a client
-/// would be in the state that it waits for between two polls.
+/// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes
+/// more calls, and reports the outcome. Both processes yield after each poll: otherwise each would
+/// see, on a machine with one core, many slices of the other at once, and a client would be in the
+/// state that it waits for between two polls.
 pub(crate) fn run(deed: &str, state: &str) {
-    let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in()).expect("there is room");
+    let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in())
+        .expect("there is room");
     let caller = &mut guest.caller;
     match state {
         // Back in the state, after a slice of its own.
@@ -54,12 +56,18 @@ pub(crate) fn run(deed: &str, state: &str) {
         }
         _ => panic!("no state is called {state}"),
     }
-    let signal = if deed == "dies" { libc::SIGKILL } else { libc::SIGSTOP };
+    let signal = if deed == "dies" {
+        libc::SIGKILL
+    } else {
+        libc::SIGSTOP
+    };
     // SAFETY: no pointers are involved.
     unsafe { libc::raise(signal) };
 
     let quota = caller.made() + 50;
-    while !matches!(caller.state(), State::Closed(_)) && (caller.made() < quota || caller.outstanding() > 0) {
+    while !matches!(caller.state(), State::Closed(_))
+        && (caller.made() < quota || caller.outstanding() > 0)
+    {
         caller.step(quota);
         std::thread::yield_now();
     }
@@ -101,8 +109,18 @@ impl Room {
             ..ServerConfig::default()
         };
         let mut desk = Desk::new(&scratch, &config);
-        let locals = (0..OTHERS).map(|_| Local { guest: desk.join_here(), since: 0 }).collect();
-        Self { scratch, desk, locals, farthest: 0 }
+        let locals = (0..OTHERS)
+            .map(|_| Local {
+                guest: desk.join_here(),
+                since: 0,
+            })
+            .collect();
+        Self {
+            scratch,
+            desk,
+            locals,
+            farthest: 0,
+        }
     }
 
     fn slices(&self) -> u64 {
@@ -112,7 +130,11 @@ impl Room {
     fn step(&mut self) {
         self.desk.step();
         let now = self.slices();
-        for Local { guest: Guest { caller, .. }, since } in &mut self.locals {
+        for Local {
+            guest: Guest { caller, .. },
+            since,
+        } in &mut self.locals
+        {
             if caller.outstanding() == 0 {
                 caller.call();
                 *since = now;
@@ -134,17 +156,32 @@ impl Room {
     fn watch(&mut self) {
         let (slices, made) = (self.slices(), self.made());
         self.farthest = 0;
-        // No process is waited for. With a yield after each poll, a poll might be all that there is in a slice.
+        // No process is waited for. With a yield after each poll, a poll might be all that there is
+        // in a slice.
         while self.slices() <= slices + WATCHED {
             self.step();
         }
-        assert!(self.made().iter().zip(made).all(|(now, before)| *now > before + WATCHED / 10), "{:?}", self.made());
+        assert!(
+            self.made()
+                .iter()
+                .zip(made)
+                .all(|(now, before)| *now > before + WATCHED / 10),
+            "{:?}",
+            self.made()
+        );
         let groups = self.desk.server.groups() as u64;
-        assert!(self.farthest <= 2 * groups + 1, "{} slices with {groups} groups", self.farthest);
+        assert!(
+            self.farthest <= 2 * groups + 1,
+            "{} slices with {groups} groups",
+            self.farthest
+        );
     }
 
     fn made(&self) -> Vec<u64> {
-        self.locals.iter().map(|local| local.guest.caller.made()).collect()
+        self.locals
+            .iter()
+            .map(|local| local.guest.caller.made())
+            .collect()
     }
 
     /// Lets the others leave too.
@@ -164,7 +201,8 @@ impl Room {
 }
 
 #[test]
-fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes_on_when_it_is_continued() {
+fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes_on_when_it_is_continued()
+ {
     limited(|| {
         let mut room = Room::new("scalerpc-stops", NEVER_NS);
         for state in STATES.repeat(scale() as usize) {
@@ -182,14 +220,18 @@ fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes
     });
 }
 
-/// In WARMUP a client has a zone as soon as the server has taken its announcement. In delayed time the announcement may not be sent when
-/// the client stops.
+/// In WARMUP a client has a zone as soon as the server has taken its announcement. In delayed time
+/// the announcement may not be sent when the client stops.
 #[test]
 fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     limited(|| {
         // Longer than a busy machine may keep the helper from running before it stops by itself.
         let mut room = Room::new("scalerpc-evicted", 500_000_000);
-        let states: &[_] = if mode() == Mode::Delay { &["process"] } else { &["warmup", "process"] };
+        let states: &[_] = if mode() == Mode::Delay {
+            &["process"]
+        } else {
+            &["warmup", "process"]
+        };
         for (round, state) in states.repeat(scale() as usize).into_iter().enumerate() {
             let mut helper = Helper::start(&format!("stops {state}"), &room.scratch);
             room.step_until(|_| helper.is_stopped());
@@ -206,7 +248,8 @@ fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     });
 }
 
-/// The next client joins with the resources of this one: there is one entry more than there are others.
+/// The next client joins with the resources of this one: there is one entry more than there are
+/// others.
 #[test]
 fn what_a_client_had_that_dies_in_whatever_state_is_its_successors() {
     limited(|| {

@@ -15,7 +15,13 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn new(client: RdmaClient, name: u64) -> Self {
-        Self { client, name, made: 0, outstanding: Vec::new(), failures: Vec::new() }
+        Self {
+            client,
+            name,
+            made: 0,
+            outstanding: Vec::new(),
+            failures: Vec::new(),
+        }
     }
 
     /// Makes one call, if there is a slot and a connection.
@@ -29,8 +35,8 @@ impl Caller {
         true
     }
 
-    /// Calls as often as the depth permits until it has made `quota` calls, then takes responses. Returns the number of calls made plus
-    /// the number ended.
+    /// Calls as often as the depth permits until it has made `quota` calls, then takes responses.
+    /// Returns the number of calls made plus the number ended.
     pub(crate) fn step(&mut self, quota: u64) -> usize {
         let mut made = 0;
         while self.made < quota && self.call() {
@@ -44,10 +50,18 @@ impl Caller {
         self.client.poll();
         let (mut bytes, mut ended) = ([0; SLOT_BYTES as usize], 0);
         while let Some(completion) = self.client.poll_completion(&mut bytes) {
-            let at = self.outstanding.iter().position(|(token, _)| *token == completion.call).expect("ended twice");
+            let at = self
+                .outstanding
+                .iter()
+                .position(|(token, _)| *token == completion.call)
+                .expect("ended twice");
             let (_, number) = self.outstanding.swap_remove(at);
             match completion.outcome {
-                Ok(len) => assert!(bytes[..len] == response(self.name, number), "response to call {number} of client {}", self.name),
+                Ok(len) => assert!(
+                    bytes[..len] == response(self.name, number),
+                    "response to call {number} of client {}",
+                    self.name
+                ),
                 Err(failure) => self.failures.push(failure),
             }
             ended += 1;

@@ -1,6 +1,6 @@
-//! Helpers of the binding's tests: a client that is connected by hand, and calls of which both ends check every byte. The bytes of a
-//! request and its response are a function of its client and its number ([`plan`]). The server records the requests that it ran for
-//! ([`books`]).
+//! Helpers of the binding's tests: a client that is connected by hand, and calls of which both ends
+//! check every byte. The bytes of a request and its response are a function of its client and its
+//! number ([`plan`]). The server records the requests that it ran for ([`books`]).
 #![allow(dead_code, reason = "each test uses what it needs")]
 #![allow(
     clippy::unwrap_used,

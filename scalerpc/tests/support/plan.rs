@@ -1,4 +1,5 @@
-//! The bytes of each request and its response: a function of the client's name and the request's number.
+//! The bytes of each request and its response: a function of the client's name and the request's
+//! number.
 
 use std::ops::Range;
 
@@ -27,10 +28,15 @@ pub(crate) fn name_and_number(request: &[u8]) -> Option<(u64, u64)> {
     Some((word(0..8)?, word(8..16)?))
 }
 
-/// Returns the bytes of a message: mostly some tens, in the WQE and beside it; in one of sixteen messages any number that fits.
+/// Returns the bytes of a message: mostly some tens, in the WQE and beside it; in one of sixteen
+/// messages any number that fits.
 fn message(name: u64, number: u64, seed: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(name.rotate_left(32) ^ number ^ seed);
-    let len = if rng.u8(..16) == 0 { rng.usize(16..=MAX_PAYLOAD) } else { rng.usize(16..80) };
+    let len = if rng.u8(..16) == 0 {
+        rng.usize(16..=MAX_PAYLOAD)
+    } else {
+        rng.usize(16..80)
+    };
     let mut bytes = vec![0; len];
     rng.fill(&mut bytes);
     bytes[..8].copy_from_slice(&name.to_le_bytes());
@@ -40,5 +46,7 @@ fn message(name: u64, number: u64, seed: u64) -> Vec<u8> {
 
 /// Returns the FNV-1a hash.
 fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }

@@ -1,5 +1,5 @@
-//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state that its threads share until each has
-//! opened its part.
+//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state
+//! that its threads share until each has opened its part.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -27,18 +27,26 @@ impl Composed {
     /// [`BackendError::Setup`] with the cause.
     pub fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let nodes = shards::mesh(site.dir.clock(), job.topology.daemons, &job.sizes)?;
-        Ok(Self { plan: RankPlan::new(job, site)?, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+        Ok(Self {
+            plan: RankPlan::new(job, site)?,
+            nodes: Mutex::new(nodes.into_iter().map(Some).collect()),
+        })
     }
 
-    /// Like [`open_daemon`](Workers::open_daemon), with its endpoints on `device`, which the workers of one rank can share if they are
-    /// not threads. `None`: on a device of its own.
+    /// Like [`open_daemon`](Workers::open_daemon), with its endpoints on `device`, which the
+    /// workers of one rank can share if they are not threads. `None`: on a device of its own.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
-    pub fn open_daemon_on(&self, daemon: usize, device: Option<&Device>) -> Result<KvDaemon, BackendError> {
+    pub fn open_daemon_on(
+        &self,
+        daemon: usize,
+        device: Option<&Device>,
+    ) -> Result<KvDaemon, BackendError> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let node = nodes.get_mut(daemon).and_then(Option::take);
-        let node = node.ok_or_else(|| BackendError::setup(format!("daemon {daemon}"), "it is open already"))?;
+        let node = node
+            .ok_or_else(|| BackendError::setup(format!("daemon {daemon}"), "it is open already"))?;
         drop(nodes);
         KvDaemon::open(&self.plan, daemon, node, device)
     }
@@ -47,7 +55,11 @@ impl Composed {
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
-    pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
+    pub fn open_client_on(
+        &self,
+        client: usize,
+        device: Option<&Device>,
+    ) -> Result<ClientPaths, BackendError> {
         ClientPaths::open(&self.plan, client, device)
     }
 }

@@ -1,7 +1,8 @@
 //! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
 //!
-//! No phase waits for another: a request that cannot go on now joins a queue before its path, and the next steps try again. Answers are
-//! never delayed for lack of room, because every transport keeps room for them; a [`Policy`] may hold them for a time.
+//! No phase waits for another: a request that cannot go on now joins a queue before its path, and
+//! the next steps try again. Answers are never delayed for lack of room, because every transport
+//! keeps room for them; a [`Policy`] may hold them for a time.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -73,7 +74,8 @@ pub struct KvDaemon {
     /// Answers of other ranks that the policy holds.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
-    /// Requests of other ranks for this shard wait, because a policy refused them: later ones must not overtake them.
+    /// Requests of other ranks for this shard wait, because a policy refused them: later ones must
+    /// not overtake them.
     own_wait: bool,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
@@ -81,14 +83,35 @@ pub struct KvDaemon {
 }
 
 impl KvDaemon {
-    pub(super) fn open(plan: &RankPlan, daemon: usize, node: ShardNode, device: Option<&Device>) -> Result<Self, BackendError> {
+    pub(super) fn open(
+        plan: &RankPlan,
+        daemon: usize,
+        node: ShardNode,
+        device: Option<&Device>,
+    ) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
-        let clients = LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
-            .map_err(|e| BackendError::setup(format!("the local server of daemon {daemon}"), e))?;
-        let mut store = Shard::with_tails(daemon, topology.daemons, plan.store_keys, plan.values.tail_bytes());
-        store.fill(plan.preloaded_keys, |key| first_value(plan.rank as u16, key), fill_tail);
-        let ring = if daemon < topology.rings() { Some(open_ring(plan, daemon)?) } else { None };
+        let clients =
+            LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
+                .map_err(|e| {
+                    BackendError::setup(format!("the local server of daemon {daemon}"), e)
+                })?;
+        let mut store = Shard::with_tails(
+            daemon,
+            topology.daemons,
+            plan.store_keys,
+            plan.values.tail_bytes(),
+        );
+        store.fill(
+            plan.preloaded_keys,
+            |key| first_value(plan.rank as u16, key),
+            fill_tail,
+        );
+        let ring = if daemon < topology.rings() {
+            Some(open_ring(plan, daemon)?)
+        } else {
+            None
+        };
         Ok(Self {
             daemon,
             store,
@@ -97,7 +120,11 @@ impl KvDaemon {
             shards: Shards::new(node, topology.daemons),
             remote: Remote::open(plan, Worker::Daemon(daemon), device)?,
             tail: vec![0; plan.values.tail_bytes()],
-            places: if topology.passing_daemons() > 0 { plan.values.places().of_daemon(daemon).collect() } else { Vec::new() },
+            places: if topology.passing_daemons() > 0 {
+                plan.values.places().of_daemon(daemon).collect()
+            } else {
+                Vec::new()
+            },
             held: Vec::new(),
             policy: Policy::new(&plan.policies, topology.ranks),
             own_wait: false,
@@ -107,7 +134,8 @@ impl KvDaemon {
         })
     }
 
-    /// Lets the policies of this daemon and the windows of its connections act, as they do at first, or rest.
+    /// Lets the policies of this daemon and the windows of its connections act, as they do at
+    /// first, or rest.
     pub fn act_on_policies(&mut self, acts: bool) {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
@@ -119,9 +147,17 @@ impl KvDaemon {
 
     /// Passes on the answers that are held. Returns their number.
     fn pass_held(&mut self) -> usize {
-        let Self { held, clients, ring, shards, .. } = self;
+        let Self {
+            held,
+            clients,
+            ring,
+            shards,
+            ..
+        } = self;
         let passed = held.len();
-        held.drain(..).for_each(|(whom, response)| answer_caller(whom, response, clients, ring.as_mut(), shards));
+        held.drain(..).for_each(|(whom, response)| {
+            answer_caller(whom, response, clients, ring.as_mut(), shards)
+        });
         passed
     }
 
@@ -135,12 +171,16 @@ impl KvDaemon {
     #[inline(never)]
     fn begin(&mut self, now_ns: u64) {
         let Self { policy, remote, .. } = self;
-        let round = RoundState { now_ns, ..RoundState::default() };
+        let round = RoundState {
+            now_ns,
+            ..RoundState::default()
+        };
         let open = policy.begin(remote.as_ref().map_or(round, |remote| remote.state(round)));
         remote.iter_mut().for_each(|remote| remote.open_links(open));
     }
 
-    /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds nothing.
+    /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds
+    /// nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
         if round.is_part {
@@ -167,10 +207,24 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for this shard as they arrive, in rounds that
-    /// take requests.
+    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for
+    /// this shard as they arrive, in rounds that take requests.
     fn take_messages(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, own_wait, polls, .. } = self else {
+        let Self {
+            remote: Some(remote),
+            daemon,
+            store,
+            plan,
+            clients,
+            ring,
+            shards,
+            held,
+            policy,
+            own_wait,
+            polls,
+            ..
+        } = self
+        else {
             return Ok(Round::default());
         };
         let mut round = Round::default();
@@ -180,7 +234,8 @@ impl KvDaemon {
         let mut room_to_hold = permitted.most_held.saturating_sub(held.len());
         let serves = permitted.takes_requests && !*own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
-            let is_here = request.rank() as usize == plan.rank && owner_of(request.key(), plan.topology.daemons) == *daemon;
+            let is_here = request.rank() as usize == plan.rank
+                && owner_of(request.key(), plan.topology.daemons) == *daemon;
             *own_wait |= is_here && !serves;
             (serves && is_here).then(|| {
                 served += 1;
@@ -202,10 +257,18 @@ impl KvDaemon {
         let polled = remote.poll(answer, serve)?;
         *polls += 1;
         if polled.cqes == 0 && *polls <= permitted.extra_polls {
-            return Ok(Round { is_part: true, ..round });
+            return Ok(Round {
+                is_part: true,
+                ..round
+            });
         }
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
-        let found = Found { polls: std::mem::take(polls), cqes: round.cqes, passed, held: held.len() };
+        let found = Found {
+            polls: std::mem::take(polls),
+            cqes: round.cqes,
+            passed,
+            held: held.len(),
+        };
         if policy.releases(found) {
             // The answers that made a hold full passed before it.
             round.moved += passed + self.pass_held();
@@ -218,7 +281,15 @@ impl KvDaemon {
         let mut served = 0;
         // A request that is passed on needs a place, which others free without this daemon's help.
         while served < BUDGET && !self.lacks_places() {
-            let Self { remote: Some(remote), tail, own_wait, .. } = self else { break };
+            let Self {
+                remote: Some(remote),
+                tail,
+                own_wait,
+                ..
+            } = self
+            else {
+                break;
+            };
             let Some((request, incoming)) = remote.recv(tail) else {
                 *own_wait = false;
                 break;
@@ -234,8 +305,14 @@ impl KvDaemon {
         self.places.is_empty() && !self.tail.is_empty() && self.plan.topology.passing_daemons() > 0
     }
 
-    fn serve_request_of_rank(&mut self, request: Request, incoming: Incoming<Caller>) -> Result<(), BackendError> {
-        let Some(remote) = &mut self.remote else { return Ok(()) };
+    fn serve_request_of_rank(
+        &mut self,
+        request: Request,
+        incoming: Incoming<Caller>,
+    ) -> Result<(), BackendError> {
+        let Some(remote) = &mut self.remote else {
+            return Ok(());
+        };
         // These are bytes of a peer: anything but a request for this rank is refused.
         if request.rank() as usize != self.plan.rank {
             remote.answer(incoming, None, &[]);
@@ -243,7 +320,9 @@ impl KvDaemon {
         }
         let owner = owner_of(request.key(), self.plan.topology.daemons);
         if owner == self.daemon {
-            let response = self.store.apply_with(&request, || Tail::Bytes(&mut self.tail));
+            let response = self
+                .store
+                .apply_with(&request, || Tail::Bytes(&mut self.tail));
             remote.answer(incoming, Some(response), &self.tail);
             return Ok(());
         }
@@ -251,20 +330,34 @@ impl KvDaemon {
         if request.bytes_behind(self.tail.len()) > 0 {
             self.plan.values.write(place, &self.tail);
         }
-        self.shards.call(owner, request.at(place), Waiting::Remote(incoming, place))
+        self.shards
+            .call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
     /// Serves remote requests of the clients' shared ring.
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
-        let Self { ring: Some(ring), remote, .. } = self else { return Ok(0) };
+        let Self {
+            ring: Some(ring),
+            remote,
+            ..
+        } = self
+        else {
+            return Ok(0);
+        };
         ring.poll();
         let mut served = 0;
         while served < BUDGET {
-            let Some((token, request)) = ring.recv() else { break };
+            let Some((token, request)) = ring.recv() else {
+                break;
+            };
             served += 1;
-            let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote)));
+            let link = remote
+                .as_mut()
+                .and_then(|remote| Some((remote.link_for(&request)?, remote)));
             match link {
-                Some((link, remote)) => remote.call(link, request, Caller::Ring(token, request.place()))?,
+                Some((link, remote)) => {
+                    remote.call(link, request, Caller::Ring(token, request.place()))?
+                }
                 // The client may be gone; then no one waits.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
@@ -272,16 +365,24 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other ranks.
+    /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other
+    /// ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
         if !self.plan.topology.daemons_pass_on() {
-            let Self { plan, clients, store, .. } = self;
+            let Self {
+                plan,
+                clients,
+                store,
+                ..
+            } = self;
             return Ok(clients.step(|request| serve(store, plan, request)));
         }
         self.clients.poll();
         let mut served = 0;
         while served < BUDGET {
-            let Some((token, request)) = self.clients.recv() else { break };
+            let Some((token, request)) = self.clients.recv() else {
+                break;
+            };
             served += 1;
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
@@ -291,17 +392,33 @@ impl KvDaemon {
             }
             let gateway = self.plan.topology.gateway_of(rank);
             match (self.link_for(&request), gateway) {
-                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(token, request.place()))?,
+                (Some((link, remote)), _) => {
+                    remote.call(link, request, Caller::Ipc(token, request.place()))?
+                }
                 (None, Some(gateway)) => self.shards.call(gateway, request, Waiting::Ipc(token))?,
-                (None, None) => answer_client(&mut self.clients, token, Some(Response::new(Outcome::Refused))),
+                (None, None) => answer_client(
+                    &mut self.clients,
+                    token,
+                    Some(Response::new(Outcome::Refused)),
+                ),
             }
         }
         Ok(served)
     }
 
-    /// Passes on answers of the rank's other daemons to their callers, then serves the requests of these daemons.
+    /// Passes on answers of the rank's other daemons to their callers, then serves the requests of
+    /// these daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let Self { plan, store, clients, shards, remote, tail, places, .. } = self;
+        let Self {
+            plan,
+            store,
+            clients,
+            shards,
+            remote,
+            tail,
+            places,
+            ..
+        } = self;
         let answer = |waiting, response| match (waiting, remote.as_mut()) {
             (Waiting::Ipc(token), _) => answer_client(clients, token, response),
             (Waiting::Remote(incoming, place), Some(remote)) => {
@@ -319,15 +436,23 @@ impl KvDaemon {
         let taken = shards.poll(answer);
         let mut served = 0;
         while served < BUDGET {
-            let Some((_, token, hop)) = self.shards.node.recv() else { break };
+            let Some((_, token, hop)) = self.shards.node.recv() else {
+                break;
+            };
             served += 1;
             let Hop::Request(request) = hop else {
                 answer_daemon(&mut self.shards, token, Hop::Failed);
                 continue;
             };
             match self.link_for(&request) {
-                Some((link, remote)) => remote.call(link, request, Caller::Daemon(token, request.place()))?,
-                None => answer_daemon(&mut self.shards, token, Hop::Response(serve(&mut self.store, &self.plan, &request))),
+                Some((link, remote)) => {
+                    remote.call(link, request, Caller::Daemon(token, request.place()))?
+                }
+                None => answer_daemon(
+                    &mut self.shards,
+                    token,
+                    Hop::Response(serve(&mut self.store, &self.plan, &request)),
+                ),
             }
         }
         Ok(taken + served)
@@ -358,7 +483,8 @@ impl KvDaemon {
     }
 }
 
-/// Executes a request whose value's tail is in its place. Refuses one for another rank, and a key that the store does not own.
+/// Executes a request whose value's tail is in its place. Refuses one for another rank, and a key
+/// that the store does not own.
 #[inline]
 fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
     if request.rank() as usize != plan.rank {
@@ -369,8 +495,15 @@ fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
 
 fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError> {
     let name = plan.server_name(&format!("ring{daemon}"));
-    RingServer::bind_with(&plan.dir, &name, plan.ring_slots, plan.topology.clients, plan.depth, TYPE_TAG)
-        .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
+    RingServer::bind_with(
+        &plan.dir,
+        &name,
+        plan.ring_slots,
+        plan.topology.clients,
+        plan.depth,
+        TYPE_TAG,
+    )
+    .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
 }
 
 /// Passes an answer of another rank to its caller. `None`: the call failed.
@@ -384,15 +517,22 @@ fn answer_caller(
 ) {
     match (whom, ring) {
         (Caller::Ipc(token, _), _) => answer_client(clients, token, response),
-        (Caller::Daemon(token, _), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
+        (Caller::Daemon(token, _), _) => {
+            answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response))
+        }
         (Caller::Ring(token, _), Some(ring)) => answer_client(ring, token, response),
         (Caller::Ring(..), None) => {}
     }
 }
 
-/// Answers a client that called this server, with an error if there is no response. A client that is gone needs no answer.
+/// Answers a client that called this server, with an error if there is no response. A client that
+/// is gone needs no answer.
 #[inline(always)]
-fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W>, token: ipc::Token, response: Option<Response>) {
+fn answer_client<W: ipc::Announce>(
+    server: &mut ipc::Server<Request, Response, W>,
+    token: ipc::Token,
+    response: Option<Response>,
+) {
     match response {
         Some(response) => drop(server.reply(token, response)),
         None => drop(server.refuse(token)),
@@ -406,24 +546,36 @@ fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
 
 impl Endpoints for KvDaemon {
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
-        self.remote.as_mut().map(|remote| remote as &mut dyn Endpoints)
+        self.remote
+            .as_mut()
+            .map(|remote| remote as &mut dyn Endpoints)
     }
 
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
         let report = self.remote.as_mut()?.transport()?;
-        Some(TransportReport { backlog_peak: report.backlog_peak.max(backlog_peak), ..report })
+        Some(TransportReport {
+            backlog_peak: report.backlog_peak.max(backlog_peak),
+            ..report
+        })
     }
 }
 
 impl Sleeper for KvDaemon {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Only steps make room for requests that wait for it. Held answers are due sooner than a timer would wake.
+        // Only steps make room for requests that wait for it. Held answers are due sooner than a
+        // timer would wake.
         if self.backlogged() > 0 || !self.held.is_empty() {
             return then(&mut Due::now());
         }
-        let Self { clients, ring, shards, remote, .. } = self;
+        let Self {
+            clients,
+            ring,
+            shards,
+            remote,
+            ..
+        } = self;
         let own = [clients as &mut dyn Sleeper, &mut shards.node];
         let ring = ring.as_mut().map(|ring| ring as &mut dyn Sleeper);
         let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
@@ -436,10 +588,18 @@ impl Restful for KvDaemon {
         if self.backlogged() > 0 || !self.held.is_empty() || self.polls > 0 {
             return None;
         }
-        let Self { clients, ring, shards, remote, .. } = self;
+        let Self {
+            clients,
+            ring,
+            shards,
+            remote,
+            ..
+        } = self;
         let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
         let own = [clients as &mut dyn Sleeper, &mut shards.node];
-        let parts = own.into_iter().chain(ring.as_mut().map(|ring| ring as &mut dyn Sleeper));
+        let parts = own
+            .into_iter()
+            .chain(ring.as_mut().map(|ring| ring as &mut dyn Sleeper));
         Some(remote.min(sleep::rest(parts, waker)?))
     }
 }
@@ -456,13 +616,34 @@ impl Daemon for KvDaemon {
         let outstanding = self.outstanding() as u64;
         let backlog = self.backlogged() as u64;
         let held = self.held.len() as u64;
-        let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
-        let Sample { messages, writes, window_stalls, .. } = counters;
-        Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }
+        let counters = self
+            .remote
+            .as_ref()
+            .map_or_else(Sample::default, Remote::counters);
+        let Sample {
+            messages,
+            writes,
+            window_stalls,
+            ..
+        } = counters;
+        Sample {
+            messages,
+            writes,
+            window_stalls,
+            outstanding,
+            backlog,
+            held,
+            ..self.policy.gauges()
+        }
     }
 
     fn by_endpoint(&self, values: &mut Vec<u32>) {
-        values.extend(self.remote.iter().flat_map(Remote::by_endpoint).map(|missing| missing as u32));
+        values.extend(
+            self.remote
+                .iter()
+                .flat_map(Remote::by_endpoint)
+                .map(|missing| missing as u32),
+        );
     }
 
     fn policy(&self) -> Option<PolicyReport> {

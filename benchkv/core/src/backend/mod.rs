@@ -1,10 +1,12 @@
 //! The workers of a rank: daemons that are stepped, and the paths of a client's requests to them.
 //!
-//! A driver owns the threads, the order of the run and the measurement; [`Workers`] own the transports.
+//! A driver owns the threads, the order of the run and the measurement; [`Workers`] own the
+//! transports.
 //!
-//! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
-//! topologies of [`topology`](crate::topology). Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks:
-//! copyrpc, SENDs, UCX), `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
+//! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks,
+//! combined to one of the topologies of [`topology`](crate::topology). Its parts: `daemon` (a
+//! daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
+//! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
 pub mod composed;
 pub mod daemon;
@@ -36,15 +38,16 @@ pub trait Workers: Sync {
     /// A client's paths to the daemons, made and polled on the client's thread.
     type Paths: Paths;
 
-    /// Makes daemon `daemon` of this rank: its servers, so that clients can connect, and its endpoints, not yet connected. Called once per
-    /// daemon, on the daemon's thread.
+    /// Makes daemon `daemon` of this rank: its servers, so that clients can connect, and its
+    /// endpoints, not yet connected. Called once per daemon, on the daemon's thread.
     ///
     /// # Errors
     /// Why the transports could not be made: space, permission, device.
     fn open_daemon(&self, daemon: usize) -> Result<Self::Daemon, BackendError>;
 
-    /// Connects client `client` of this rank to the daemons of this rank, and makes its endpoints, not yet connected. Called once per client,
-    /// on the client's thread, after every daemon of the rank is open.
+    /// Connects client `client` of this rank to the daemons of this rank, and makes its endpoints,
+    /// not yet connected. Called once per client, on the client's thread, after every daemon of the
+    /// rank is open.
     ///
     /// # Errors
     /// Why a daemon could not be reached, or an endpoint could not be made.
@@ -54,7 +57,8 @@ pub trait Workers: Sync {
 /// Connection records, each with the thread at the other end.
 pub type Records = Vec<(Peer, Vec<u8>)>;
 
-/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of [`remote`](Self::remote).
+/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of
+/// [`remote`](Self::remote).
 pub trait Endpoints {
     /// Returns the endpoints as a part of their owner; `None` if it has none.
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
@@ -63,20 +67,22 @@ pub trait Endpoints {
 
     /// Returns the connection records of the endpoints, each with its addressee.
     fn records(&mut self) -> Records {
-        self.remote().map_or_else(Vec::new, |remote| remote.records())
+        self.remote()
+            .map_or_else(Vec::new, |remote| remote.records())
     }
 
-    /// Connects the endpoints with the records that the other ends made for them, one for each of [`records`](Self::records). The bytes
-    /// are a peer's, and untrusted.
+    /// Connects the endpoints with the records that the other ends made for them, one for each of
+    /// [`records`](Self::records). The bytes are a peer's, and untrusted.
     ///
     /// # Errors
     /// [`BackendError::Setup`] when a record does not fit.
     fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        self.remote().map_or(Ok(()), |remote| remote.connect(records))
+        self.remote()
+            .map_or(Ok(()), |remote| remote.connect(records))
     }
 
-    /// Makes progress, without waiting, with connections for which connecting both ends is not enough. Returns whether all are
-    /// established. Called until then, before anything is sent.
+    /// Makes progress, without waiting, with connections for which connecting both ends is not
+    /// enough. Returns whether all are established. Called until then, before anything is sent.
     ///
     /// # Errors
     /// A connection cannot be established.
@@ -84,15 +90,17 @@ pub trait Endpoints {
         self.remote().map_or(Ok(true), |remote| remote.settle())
     }
 
-    /// Returns the activity of its connections to other ranks; `None` if it has none. `backlog_peak` is that since the last call.
+    /// Returns the activity of its connections to other ranks; `None` if it has none.
+    /// `backlog_peak` is that since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote()?.transport()
     }
 
-    /// Returns, for each connection with credit, the bytes that calls of this end have paid for, and the bytes that its answers have
-    /// given back.
+    /// Returns, for each connection with credit, the bytes that calls of this end have paid for,
+    /// and the bytes that its answers have given back.
     fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
-        self.remote().map_or_else(Vec::new, |remote| remote.credit_used())
+        self.remote()
+            .map_or_else(Vec::new, |remote| remote.credit_used())
     }
 
     /// Returns whether the device has a completion for it. Called while it rests.
@@ -100,19 +108,22 @@ pub trait Endpoints {
         self.remote().is_some_and(|remote| remote.has_news())
     }
 
-    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for that.
+    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for
+    /// that.
     fn abort(&mut self) {
         self.remote().into_iter().for_each(|remote| remote.abort());
     }
 }
 
-/// A daemon: owner of a shard, and carrier of remote requests in topologies that have them there. A sleep on it ends when a step has
-/// something to do.
+/// A daemon: owner of a shard, and carrier of remote requests in topologies that have them there. A
+/// sleep on it ends when a step has something to do.
 pub trait Daemon: Endpoints + Sleeper {
-    /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose policies need it.
+    /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose
+    /// policies need it.
     ///
     /// # Errors
-    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
+    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an
+    /// error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
     /// Returns its state for a time series: all but time, run and the counters of rounds.
@@ -120,7 +131,8 @@ pub trait Daemon: Endpoints + Sleeper {
         Sample::default()
     }
 
-    /// Appends the requests sent through each of its endpoints and not answered yet, in the order of [`Topology::asks`](crate::topology::Topology::asks).
+    /// Appends the requests sent through each of its endpoints and not answered yet, in the order
+    /// of [`Topology::asks`](crate::topology::Topology::asks).
     fn by_endpoint(&self, _values: &mut Vec<u32>) {}
 
     /// Returns the effects of its policies; `None` if it has none.
@@ -129,25 +141,32 @@ pub trait Daemon: Endpoints + Sleeper {
     }
 }
 
-/// A question of a driver that runs many threads' work in one thread, after a step that found nothing to do.
+/// A question of a driver that runs many threads' work in one thread, after a step that found
+/// nothing to do.
 pub trait Restful: Endpoints {
-    /// Returns for how long there is nothing to do unless `waker` is called, by a neighbour of the rank in one of its own steps, or a
-    /// device of this thread gets a completion. `None`: there is work now.
+    /// Returns for how long there is nothing to do unless `waker` is called, by a neighbour of the
+    /// rank in one of its own steps, or a device of this thread gets a completion. `None`: there is
+    /// work now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 }
 
-/// The paths of a client's requests to a store. They have the only book of outstanding operations. A sleep on them ends when a poll has
-/// something to do.
+/// The paths of a client's requests to a store. They have the only book of outstanding operations.
+/// A sleep on them ends when a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
-    /// Offers a request, and keeps the note that `note` makes until its end, which [`poll`](Self::poll) reports. Nothing is kept of a refused
-    /// request. Requests for one key are executed in the order in which they were accepted.
+    /// Offers a request, and keeps the note that `note` makes until its end, which
+    /// [`poll`](Self::poll) reports. Nothing is kept of a refused request. Requests for one key are
+    /// executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
-    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError>;
+    fn issue(
+        &mut self,
+        request: Request,
+        note: impl FnOnce() -> Operation,
+    ) -> Result<(), IssueError>;
 
-    /// Reports every operation that has ended since the last call, each exactly once, in any order, with the answer of the store; `None`:
-    /// the transport failed it with an error.
+    /// Reports every operation that has ended since the last call, each exactly once, in any order,
+    /// with the answer of the store; `None`: the transport failed it with an error.
     ///
     /// # Errors
     /// A daemon is lost; outstanding operations will not end.
@@ -209,16 +228,31 @@ pub enum BackendError {
 
 impl BackendError {
     /// [`Setup`](Self::Setup) for this reason.
-    pub fn setup(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Setup { what: what.into(), source: source.into() }
+    pub fn setup(
+        what: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Setup {
+            what: what.into(),
+            source: source.into(),
+        }
     }
 
     fn gone(peer: &Peer, how: impl ToString) -> Self {
-        Self::PeerGone { rank: peer.rank, how: how.to_string() }
+        Self::PeerGone {
+            rank: peer.rank,
+            how: how.to_string(),
+        }
     }
 
-    fn transport(what: &'static str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Transport { what, source: source.into() }
+    fn transport(
+        what: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Transport {
+            what,
+            source: source.into(),
+        }
     }
 }
 

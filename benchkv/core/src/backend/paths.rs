@@ -29,11 +29,16 @@ pub struct ClientPaths {
 }
 
 impl ClientPaths {
-    pub(super) fn open(plan: &RankPlan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
+    pub(super) fn open(
+        plan: &RankPlan,
+        client: usize,
+        device: Option<&Device>,
+    ) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
-            ipc::Client::connect_in(&plan.dir, &name, TYPE_TAG).map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
+            ipc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
+                .map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
         };
         let ring = |daemon| {
             let name = plan.server_name(&format!("ring{daemon}"));
@@ -45,22 +50,35 @@ impl ClientPaths {
             shards: (0..topology.daemons).map(shard).collect::<Result<_, _>>()?,
             rings: (0..topology.rings()).map(ring).collect::<Result<_, _>>()?,
             remote: Remote::open(plan, Worker::Client(client), device)?,
-            values: ClientValues { values: plan.values.clone(), first: plan.values.places().first_of_client(client) },
+            values: ClientValues {
+                values: plan.values.clone(),
+                first: plan.values.places().first_of_client(client),
+            },
         })
     }
 }
 
 impl Endpoints for ClientPaths {
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
-        self.remote.as_mut().map(|remote| remote as &mut dyn Endpoints)
+        self.remote
+            .as_mut()
+            .map(|remote| remote as &mut dyn Endpoints)
     }
 }
 
 impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        let Self { shards, rings, remote, .. } = self;
+        let Self {
+            shards,
+            rings,
+            remote,
+            ..
+        } = self;
         // Only polls make room for requests that wait for it.
-        if remote.as_ref().is_some_and(|remote| remote.backlogged() > 0) {
+        if remote
+            .as_ref()
+            .is_some_and(|remote| remote.backlogged() > 0)
+        {
             return then(&mut Due::now());
         }
         let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
@@ -74,14 +92,27 @@ impl ClientPaths {
     /// Offers a request for another rank to the path that leads there.
     #[inline(always)]
     fn issue_far(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
-        if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote))) {
+        if let Some((link, remote)) = self
+            .remote
+            .as_mut()
+            .and_then(|remote| Some((remote.link_for(&request)?, remote)))
+        {
             // A request that finds no room waits there; the queue depth bounds their number.
-            return remote.call(link, request, (note, request.place())).map_err(|error| IssueError::Down(Box::new(error)));
+            return remote
+                .call(link, request, (note, request.place()))
+                .map_err(|error| IssueError::Down(Box::new(error)));
         }
         // The only ring takes all keys, and one of several the keys that its daemon owns.
-        let ring = if self.rings.len() > 1 { owner_of(request.key(), self.rings.len()) } else { 0 };
+        let ring = if self.rings.len() > 1 {
+            owner_of(request.key(), self.rings.len())
+        } else {
+            0
+        };
         if let Some(ring) = self.rings.get_mut(ring) {
-            return ring.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
+            return ring
+                .call(request, note)
+                .map(|_| ())
+                .map_err(|error| refused("the path to a daemon's ring", &error));
         }
         self.issue_here(request, note)
     }
@@ -90,14 +121,24 @@ impl ClientPaths {
     #[inline(always)]
     fn issue_here(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let owner = owner_of(request.key(), self.shards.len());
-        let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
-        shard.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
+        let Some(shard) = self.shards.get_mut(owner) else {
+            return Err(IssueError::Full);
+        };
+        shard
+            .call(request, note)
+            .map(|_| ())
+            .map_err(|error| refused("the path to a daemon", &error))
     }
 }
 
 impl Restful for ClientPaths {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
-        let Self { shards, rings, remote, .. } = self;
+        let Self {
+            shards,
+            rings,
+            remote,
+            ..
+        } = self;
         let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
         let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
         let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
@@ -123,12 +164,23 @@ impl Paths for ClientPaths {
     }
 
     #[inline(always)]
-    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError> {
-        if request.rank() as usize == self.rank { self.issue_here(request, note()) } else { self.issue_far(request, note()) }
+    fn issue(
+        &mut self,
+        request: Request,
+        note: impl FnOnce() -> Operation,
+    ) -> Result<(), IssueError> {
+        if request.rank() as usize == self.rank {
+            self.issue_here(request, note())
+        } else {
+            self.issue_far(request, note())
+        }
     }
 
     #[inline(always)]
-    fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
+    fn poll(
+        &mut self,
+        mut ended: impl FnMut(Operation, Option<Response>),
+    ) -> Result<(), BackendError> {
         for shard in &mut self.shards {
             let polled = shard.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon", end))?;
@@ -137,7 +189,14 @@ impl Paths for ClientPaths {
             let polled = ring.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
-        let Self { remote: Some(remote), values, .. } = self else { return Ok(()) };
+        let Self {
+            remote: Some(remote),
+            values,
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
         let answer = |(operation, place), response, tail: &[u8]| {
             if !tail.is_empty() {
                 values.values.write(place, tail);

@@ -11,7 +11,8 @@ use crate::topology::{Topology, Worker};
 use crate::ucx::PeerErrors;
 use crate::values::Values;
 
-/// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
+/// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and
+/// [`Response`](crate::message::Response).
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
 
 /// The place of a rank, and the resources it opens.
@@ -21,7 +22,8 @@ pub struct Site {
     pub rank: usize,
     /// The directory of its shared memory.
     pub dir: Dir,
-    /// The devices of its threads with connections, at least one: that of daemon and client number k is k modulo their number.
+    /// The devices of its threads with connections, at least one: that of daemon and client number
+    /// k is k modulo their number.
     pub devices: Vec<DeviceSpec>,
 }
 
@@ -40,7 +42,8 @@ pub(super) struct RankPlan {
     /// The tails of values under way within the rank.
     pub(super) values: Values,
     pub(super) policies: PolicyOptions,
-    /// Maximum number of requests, and of answers, of each end under way on a connection that sends each separately.
+    /// Maximum number of requests, and of answers, of each end under way on a connection that sends
+    /// each separately.
     pub(super) window: usize,
     /// Features of mlx5 devices that are on.
     features: Vec<Feature>,
@@ -53,7 +56,8 @@ pub(super) struct RankPlan {
 impl RankPlan {
     /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let values = Values::new(job.places()).map_err(|e| BackendError::setup("the memory of values under way", e))?;
+        let values = Values::new(job.places())
+            .map_err(|e| BackendError::setup("the memory of values under way", e))?;
         let Site { rank, dir, devices } = site;
         Ok(Self {
             values,
@@ -63,7 +67,11 @@ impl RankPlan {
             ring_slots: job.sizes.ring_slots,
             ring_bytes: job.sizes.ring_bytes,
             store_keys: job.workload.store_keys(),
-            preloaded_keys: if job.workload.empty { 0 } else { job.workload.key_range },
+            preloaded_keys: if job.workload.empty {
+                0
+            } else {
+                job.workload.key_range
+            },
             policies: job.policies.clone(),
             window: job.sizes.window,
             features: job.features.clone(),
@@ -78,15 +86,22 @@ impl RankPlan {
     }
 
     /// Returns the device that a thread with connections may open. `shared` is open already.
-    pub(super) fn device<'a>(&'a self, worker: Worker, shared: Option<&'a Device>) -> Result<ThreadDevice<'a>, BackendError> {
+    pub(super) fn device<'a>(
+        &'a self,
+        worker: Worker,
+        shared: Option<&'a Device>,
+    ) -> Result<ThreadDevice<'a>, BackendError> {
         let (Worker::Daemon(number) | Worker::Client(number)) = worker;
         let none = || BackendError::setup("the RDMA device", "there is none");
-        let spec = number.checked_rem(self.devices.len()).and_then(|number| self.devices.get(number)).ok_or_else(none)?;
+        let spec = number
+            .checked_rem(self.devices.len())
+            .and_then(|number| self.devices.get(number))
+            .ok_or_else(none)?;
         Ok(ThreadDevice { spec, shared })
     }
 
-    /// Returns the name of a server. The process id distinguishes jobs, the rank distinguishes ranks in one process. A name left by a dead
-    /// process is replaced.
+    /// Returns the name of a server. The process id distinguishes jobs, the rank distinguishes
+    /// ranks in one process. A name left by a dead process is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
         format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
@@ -102,7 +117,8 @@ pub(super) struct ThreadDevice<'a> {
 impl ThreadDevice<'_> {
     /// Opens the device, unless it is shared.
     pub(super) fn open(&self) -> Result<Device, BackendError> {
-        let open = || Device::open(self.spec).map_err(|e| BackendError::setup("the RDMA device", e));
+        let open =
+            || Device::open(self.spec).map_err(|e| BackendError::setup("the RDMA device", e));
         self.shared.map_or_else(open, |device| Ok(device.clone()))
     }
 }

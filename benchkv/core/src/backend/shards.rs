@@ -26,9 +26,17 @@ pub(super) enum Hop {
 pub(super) type ShardNode = Node<Hop, Infallible>;
 
 /// Makes the ends for all daemons of a rank.
-pub(super) fn mesh(clock: &Clock, daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
-    let config = Config { capacity: sizes.flux_capacity, in_flight: sizes.flux_in_flight };
-    flux::network_by(clock, daemons, config).map_err(|e| BackendError::setup("the channel between daemons", e))
+pub(super) fn mesh(
+    clock: &Clock,
+    daemons: usize,
+    sizes: &Sizes,
+) -> Result<Vec<ShardNode>, BackendError> {
+    let config = Config {
+        capacity: sizes.flux_capacity,
+        in_flight: sizes.flux_in_flight,
+    };
+    flux::network_by(clock, daemons, config)
+        .map_err(|e| BackendError::setup("the channel between daemons", e))
 }
 
 /// A daemon's end with the calls it has made. `W` is the caller to answer.
@@ -43,7 +51,11 @@ pub(super) struct Shards<W> {
 impl<W> Shards<W> {
     pub(super) fn new(node: ShardNode, daemons: usize) -> Self {
         let node = node.map(|never| match never {});
-        Self { node, backlog: (0..daemons).map(|_| VecDeque::new()).collect(), backlogged: 0 }
+        Self {
+            node,
+            backlog: (0..daemons).map(|_| VecDeque::new()).collect(),
+            backlogged: 0,
+        }
     }
 
     /// Returns the number of requests that wait for room.
@@ -52,15 +64,28 @@ impl<W> Shards<W> {
     }
 
     /// Sends a request to another daemon, after those that wait for room.
-    pub(super) fn call(&mut self, daemon: usize, request: Request, mut whom: W) -> Result<(), BackendError> {
+    pub(super) fn call(
+        &mut self,
+        daemon: usize,
+        request: Request,
+        mut whom: W,
+    ) -> Result<(), BackendError> {
         let Some(queue) = self.backlog.get_mut(daemon) else {
-            return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
+            return Err(BackendError::transport(
+                "the channel between daemons",
+                format!("there is no daemon {daemon}"),
+            ));
         };
         if queue.is_empty() {
             whom = match self.node.call(daemon, Hop::Request(request), whom) {
                 Ok(_) => return Ok(()),
                 Err(CallError::Full { user_data, .. }) => user_data,
-                Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
+                Err(error) => {
+                    return Err(BackendError::transport(
+                        "the channel between daemons",
+                        error.to_string(),
+                    ));
+                }
             }
         }
         queue.push_back((request, whom));
@@ -70,7 +95,9 @@ impl<W> Shards<W> {
 
     /// Sends as much of a daemon's queue as there is room for.
     fn send(&mut self, daemon: usize) -> Result<(), BackendError> {
-        let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
+        let Some(queue) = self.backlog.get_mut(daemon) else {
+            return Ok(());
+        };
         while let Some((request, whom)) = queue.pop_front() {
             match self.node.call(daemon, Hop::Request(request), whom) {
                 Ok(_) => self.backlogged -= 1,
@@ -78,7 +105,12 @@ impl<W> Shards<W> {
                     queue.push_front((request, user_data));
                     break;
                 }
-                Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
+                Err(error) => {
+                    return Err(BackendError::transport(
+                        "the channel between daemons",
+                        error.to_string(),
+                    ));
+                }
             }
         }
         Ok(())
@@ -95,16 +127,21 @@ impl<W> Shards<W> {
         Ok(before - self.backlogged)
     }
 
-    /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number of answers; requests are counted
-    /// where they are taken from the node.
+    /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number
+    /// of answers; requests are counted where they are taken from the node.
     pub(super) fn poll(&mut self, answer: impl FnMut(W, Option<Response>)) -> usize {
         let mut answers = 0;
         self.node.poll(ending(&mut answers, answer));
         answers
     }
 
-    /// Does the same, and answers requests at once, with the result of `serve`. Returns the number of answers and requests.
-    pub(super) fn step(&mut self, answer: impl FnMut(W, Option<Response>), mut serve: impl FnMut(&Request) -> Response) -> usize {
+    /// Does the same, and answers requests at once, with the result of `serve`. Returns the number
+    /// of answers and requests.
+    pub(super) fn step(
+        &mut self,
+        answer: impl FnMut(W, Option<Response>),
+        mut serve: impl FnMut(&Request) -> Response,
+    ) -> usize {
         let (mut answers, mut served) = (0, 0);
         self.node.step(ending(&mut answers, answer), |_, hop| {
             served += 1;
@@ -117,8 +154,12 @@ impl<W> Shards<W> {
     }
 }
 
-/// Returns the function that ends the calls of a node: counts each, and gives it to `answer` with its caller.
-fn ending<W>(answers: &mut usize, mut answer: impl FnMut(W, Option<Response>)) -> impl FnMut(W, Result<Hop, CallFailed>) {
+/// Returns the function that ends the calls of a node: counts each, and gives it to `answer` with
+/// its caller.
+fn ending<W>(
+    answers: &mut usize,
+    mut answer: impl FnMut(W, Option<Response>),
+) -> impl FnMut(W, Result<Hop, CallFailed>) {
     move |whom, outcome| {
         *answers += 1;
         let response = match outcome {
@@ -136,23 +177,36 @@ mod tests {
 
     #[test]
     fn requests_between_daemons_keep_their_order_also_where_some_wait_for_room() {
-        let mut nodes = flux::network(2, Config { capacity: 8, in_flight: 2 }).unwrap();
-        let (mut answering, asking): (ShardNode, ShardNode) = (nodes.pop().unwrap(), nodes.pop().unwrap());
+        let mut nodes = flux::network(
+            2,
+            Config {
+                capacity: 8,
+                in_flight: 2,
+            },
+        )
+        .unwrap();
+        let (mut answering, asking): (ShardNode, ShardNode) =
+            (nodes.pop().unwrap(), nodes.pop().unwrap());
         let mut asking = Shards::new(asking, 2);
         let (mut arrived, mut answered) = (Vec::new(), Vec::new());
         let mut serve = |asking: &mut Shards<u64>| {
             answering.poll(|_, _| ());
             while let Some((_, token, hop)) = answering.recv() {
-                let Hop::Request(request) = hop else { panic!("{hop:?}") };
+                let Hop::Request(request) = hop else {
+                    panic!("{hop:?}")
+                };
                 arrived.push(request.key());
-                answering.reply(token, Hop::Response(Response::new(Outcome::PutOk))).unwrap();
+                answering
+                    .reply(token, Hop::Response(Response::new(Outcome::PutOk)))
+                    .unwrap();
             }
             asking.poll(|key, response| {
                 assert!(response.is_some());
                 answered.push(key);
             });
         };
-        let call = |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
+        let call =
+            |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
         (0..5).for_each(|key| call(&mut asking, key));
         assert_eq!(asking.backlogged(), 3);
         // There is room now, but not for a request that comes later.

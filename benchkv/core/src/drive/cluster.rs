@@ -54,11 +54,15 @@ impl Moved {
 }
 
 impl Cluster {
-    /// Opens and connects every daemon and client of `job`; `site` returns the site of a rank. Each thread with connections has its own device.
+    /// Opens and connects every daemon and client of `job`; `site` returns the site of a rank. Each
+    /// thread with connections has its own device.
     ///
     /// # Errors
     /// The failure of making or connecting a rank.
-    pub fn new(job: &Job, site: impl Fn(usize) -> Result<Site, BackendError>) -> Result<Self, BackendError> {
+    pub fn new(
+        job: &Job,
+        site: impl Fn(usize) -> Result<Site, BackendError>,
+    ) -> Result<Self, BackendError> {
         Self::on(job, |rank| Ok((site(rank)?, None)))
     }
 
@@ -66,12 +70,17 @@ impl Cluster {
     ///
     /// # Errors
     /// Likewise.
-    pub fn on(job: &Job, mut site: impl FnMut(usize) -> Result<(Site, Option<Device>), BackendError>) -> Result<Self, BackendError> {
+    pub fn on(
+        job: &Job,
+        mut site: impl FnMut(usize) -> Result<(Site, Option<Device>), BackendError>,
+    ) -> Result<Self, BackendError> {
         let mut open = |rank| {
             let (site, device) = site(rank)?;
             Rank::open(job, rank, site, device.as_ref())
         };
-        let ranks = (0..job.topology.ranks).map(&mut open).collect::<Result<_, BackendError>>()?;
+        let ranks = (0..job.topology.ranks)
+            .map(&mut open)
+            .collect::<Result<_, BackendError>>()?;
         let mut cluster = Self { ranks };
         cluster.connect()?;
         Ok(cluster)
@@ -96,20 +105,36 @@ impl Cluster {
     ///
     /// # Errors
     /// The first of `visit`.
-    pub fn endpoints(&mut self, mut visit: impl FnMut(Peer, &mut dyn Endpoints) -> Result<(), BackendError>) -> Result<(), BackendError> {
+    pub fn endpoints(
+        &mut self,
+        mut visit: impl FnMut(Peer, &mut dyn Endpoints) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
         for (rank, Rank { daemons, clients }) in self.ranks.iter_mut().enumerate() {
             for (number, daemon) in daemons.iter_mut().enumerate() {
-                visit(Peer { rank, worker: Worker::Daemon(number) }, daemon)?;
+                visit(
+                    Peer {
+                        rank,
+                        worker: Worker::Daemon(number),
+                    },
+                    daemon,
+                )?;
             }
             for (number, client) in clients.iter_mut().enumerate() {
-                visit(Peer { rank, worker: Worker::Client(number) }, client.paths_mut())?;
+                visit(
+                    Peer {
+                        rank,
+                        worker: Worker::Client(number),
+                    },
+                    client.paths_mut(),
+                )?;
             }
         }
         Ok(())
     }
 
-    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until no
-    /// operation is outstanding. Nothing waits, so every run does the same.
+    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` operations
+    /// were issued or ended; then until no operation is outstanding. Nothing waits, so every run
+    /// does the same.
     ///
     /// # Errors
     /// The first of a daemon or client.
@@ -118,7 +143,11 @@ impl Cluster {
         let clients: usize = self.ranks.iter().map(|rank| rank.clients.len()).sum();
         while drained < clients {
             drained = 0;
-            let phase = if moved.by_clients < moves { Phase::Window(0) } else { Phase::Drain };
+            let phase = if moved.by_clients < moves {
+                Phase::Window(0)
+            } else {
+                Phase::Drain
+            };
             for Rank { daemons, clients } in &mut self.ranks {
                 for client in clients {
                     match client.step(phase, &now_ns)? {
@@ -137,10 +166,27 @@ impl Cluster {
 }
 
 impl Rank {
-    fn open(job: &Job, rank: usize, site: Site, device: Option<&Device>) -> Result<Self, BackendError> {
+    fn open(
+        job: &Job,
+        rank: usize,
+        site: Site,
+        device: Option<&Device>,
+    ) -> Result<Self, BackendError> {
         let backend = Composed::new(job, site)?;
-        let daemons = (0..job.topology.daemons).map(|daemon| backend.open_daemon_on(daemon, device)).collect::<Result<_, _>>()?;
-        let client = |number| Ok(Client::new(job.client(rank, number), backend.open_client_on(number, device)?));
-        Ok(Self { daemons, clients: (0..job.topology.clients).map(client).collect::<Result<_, BackendError>>()? })
+        let daemons = (0..job.topology.daemons)
+            .map(|daemon| backend.open_daemon_on(daemon, device))
+            .collect::<Result<_, _>>()?;
+        let client = |number| {
+            Ok(Client::new(
+                job.client(rank, number),
+                backend.open_client_on(number, device)?,
+            ))
+        };
+        Ok(Self {
+            daemons,
+            clients: (0..job.topology.clients)
+                .map(client)
+                .collect::<Result<_, BackendError>>()?,
+        })
     }
 }

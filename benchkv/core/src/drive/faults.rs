@@ -2,7 +2,8 @@
 
 use mlx5::Syndrome;
 
-/// Faults of a simulated job, at the times and places that are named here, or by one seed; the default has none.
+/// Faults of a simulated job, at the times and places that are named here, or by one seed; the
+/// default has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random faults: the same seed gives the same faults.
@@ -52,11 +53,15 @@ impl Faults {
     /// Returns the time for which the threads of a rank stand still at `now_ns`.
     pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
         let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
-        (at_ns..at_ns.saturating_add(ns)).contains(&now_ns).then(|| at_ns.saturating_add(ns) - now_ns)
+        (at_ns..at_ns.saturating_add(ns))
+            .contains(&now_ns)
+            .then(|| at_ns.saturating_add(ns) - now_ns)
     }
 
     /// Returns the factor by which the threads of a rank are slower.
     pub(super) fn slowness(&self, rank: usize) -> u64 {
-        self.slow.filter(|(slow, _)| *slow == rank).map_or(1, |(_, times)| times)
+        self.slow
+            .filter(|(slow, _)| *slow == rank)
+            .map_or(1, |(_, times)| times)
     }
 }

@@ -1,4 +1,5 @@
-//! Drivers that step all ranks of a job in one thread. `benchkv` itself drives the threads of jobs in real time.
+//! Drivers that step all ranks of a job in one thread. `benchkv` itself drives the threads of jobs
+//! in real time.
 //!
 //! - [`cluster`]: all ranks of a job in one process, connected, and stepped in turn (lockstep).
 //! - [`simulated`]: the same in virtual time.

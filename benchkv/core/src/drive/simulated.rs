@@ -1,9 +1,10 @@
 //! [`Simulated`]: the ranks of a job in virtual time, on the simulation of the software HCA and a model of their CPUs.
 //!
-//! Daemons, clients and everything below them are the real code; each is an actor of an [`mlx5::Simulation`]. A turn of an actor is one step of a
-//! daemon or client. It takes the time that [`Cpu`] gives for its work, and its messages leave at the beginning of that time. An actor without
-//! work rests until a neighbour or its device has work for it. It notices the work at the time at which a polling loop would notice it; a
-//! rest counts as the empty rounds of that loop.
+//! Daemons, clients and everything below them are the real code; each is an actor of an
+//! [`mlx5::Simulation`]. A turn of an actor is one step of a daemon or client. It takes the time
+//! that [`Cpu`] gives for its work, and its messages leave at the beginning of that time. An actor
+//! without work rests until a neighbour or its device has work for it. It notices the work at the
+//! time at which a polling loop would notice it; a rest counts as the empty rounds of that loop.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -35,8 +36,9 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// Maximum time of a drain without an operation that begins or ends, although some are due; after it, outstanding operations are given up. No
-/// policy holds a message longer, and no device waits longer for a dead peer.
+/// Maximum time of a drain without an operation that begins or ends, although some are due; after
+/// it, outstanding operations are given up. No policy holds a message longer, and no device waits
+/// longer for a dead peer.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Interval at which a drain is checked.
 const LOOK: Duration = Duration::from_micros(100);
@@ -82,7 +84,10 @@ struct Threads {
 
 impl std::fmt::Debug for Simulated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Simulated").field("simulation", &self.simulation).field("ranks", &self.ranks.len()).finish_non_exhaustive()
+        f.debug_struct("Simulated")
+            .field("simulation", &self.simulation)
+            .field("ranks", &self.ranks.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -93,14 +98,30 @@ impl Simulated {
     /// [`SimulationError::Setup`].
     pub fn new(job: &Job, world: &World) -> Result<Self, SimulationError> {
         let mut simulation = Simulation::new(world.nic);
-        let options = SoftOptions { arena_bytes: ARENA_BYTES, strict: world.strict, trace: world.strict, ..simulation.options() };
+        let options = SoftOptions {
+            arena_bytes: ARENA_BYTES,
+            strict: world.strict,
+            trace: world.strict,
+            ..simulation.options()
+        };
         let dir = Dir::in_memory(Clock::by_hand(simulation.hands()));
         let mut devices = Vec::with_capacity(job.topology.ranks);
         let open = |rank| {
-            let spec = DeviceSpec::Soft(SoftOptions { faults: world.faults.of_device(rank), ..options.clone() });
-            let device = Device::open(&spec).map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
+            let spec = DeviceSpec::Soft(SoftOptions {
+                faults: world.faults.of_device(rank),
+                ..options.clone()
+            });
+            let device = Device::open(&spec)
+                .map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
             devices.push(device.clone());
-            Ok((Site { rank, dir: dir.clone(), devices: vec![spec] }, Some(device)))
+            Ok((
+                Site {
+                    rank,
+                    dir: dir.clone(),
+                    devices: vec![spec],
+                },
+                Some(device),
+            ))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
         let shared = Rc::new(Shared::new(world));
@@ -118,37 +139,80 @@ impl Simulated {
                 wakers: &mut wakers,
             };
             let series = |daemon| {
-                world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy, job.topology.asks(number, daemon)))
+                world.trace_interval.map(|interval| {
+                    Recorder::new(
+                        interval,
+                        WaitStrategy::Busy,
+                        job.topology.asks(number, daemon),
+                    )
+                })
             };
             let daemons = daemons
                 .into_iter()
                 .enumerate()
                 .map(|(number, daemon)| spawner.spawn(number, daemon, series(number)))
                 .collect::<Result<_, _>>()?;
-            let clients =
-                clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;
+            let clients = clients
+                .into_iter()
+                .enumerate()
+                .map(|(number, client)| spawner.spawn(number, client, None))
+                .collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
-        let killed = world.faults.killed.map(|at| Event { at_ns: at.at_ns, change: Change::Kill(at.rank) });
-        let mut events: Vec<Event> = killed.into_iter().chain(world.events.iter().copied()).collect();
+        let killed = world.faults.killed.map(|at| Event {
+            at_ns: at.at_ns,
+            change: Change::Kill(at.rank),
+        });
+        let mut events: Vec<Event> = killed
+            .into_iter()
+            .chain(world.events.iter().copied())
+            .collect();
         events.sort_by_key(|event| std::cmp::Reverse(event.at_ns));
         let is_dead = vec![false; devices.len()];
-        let ops_pause = job.ops.and_then(|_| (0..job.topology.ranks).map(|rank| job.longest_pause(rank)).max());
-        Ok(Self { simulation, shared, ranks, wakers, devices, ops_pause, events, is_dead, is_strict_about_failures: true })
+        let ops_pause = job.ops.and_then(|_| {
+            (0..job.topology.ranks)
+                .map(|rank| job.longest_pause(rank))
+                .max()
+        });
+        Ok(Self {
+            simulation,
+            shared,
+            ranks,
+            wakers,
+            devices,
+            ops_pause,
+            events,
+            is_dead,
+            is_strict_about_failures: true,
+        })
     }
 
-    /// Runs the warm-up, then `runs` windows of `window`, then a drain. Returns the reports of the ranks. A job with a number of operations has
-    /// no warm-up and one window, until they have ended, and at most `window`.
+    /// Runs the warm-up, then `runs` windows of `window`, then a drain. Returns the reports of the
+    /// ranks. A job with a number of operations has no warm-up and one window, until they have
+    /// ended, and at most `window`.
     ///
     /// # Errors
     /// The first failure of a daemon or client.
-    pub fn run(mut self, warmup: Duration, window: Duration, runs: usize) -> Result<(Vec<RankOutcome>, Summary), SimulationError> {
+    pub fn run(
+        mut self,
+        warmup: Duration,
+        window: Duration,
+        runs: usize,
+    ) -> Result<(Vec<RankOutcome>, Summary), SimulationError> {
         self.is_strict_about_failures = true;
-        let Ended { ranks, summary, failures } = self.run_through(warmup, window, runs);
-        failures.into_iter().next().map_or(Ok((ranks, summary)), Err)
+        let Ended {
+            ranks,
+            summary,
+            failures,
+        } = self.run_through(warmup, window, runs);
+        failures
+            .into_iter()
+            .next()
+            .map_or(Ok((ranks, summary)), Err)
     }
 
-    /// Runs the same to the end, despite failures: a rank dies with its first thread that fails, as a process would.
+    /// Runs the same to the end, despite failures: a rank dies with its first thread that fails, as
+    /// a process would.
     #[must_use]
     pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         self.is_strict_about_failures = false;
@@ -167,16 +231,41 @@ impl Simulated {
         self.pass(Phase::GiveUp, LOOK);
         self.abort();
         let now_ns = self.simulation.now_ns();
-        let broken = |device: &Device| device.soft().map_or_else(Vec::new, |hca| hca.take_violations());
-        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why it may.
-        let broken = self.devices.iter().flat_map(broken).filter(|violation| violation.rule != Rule::SourceChanged);
-        let violations = broken.map(|violation| violation.to_string()).chain(left).collect();
-        let summary =
-            Summary { ended_ns: now_ns, turns: self.simulation.actor_steps(), trace_hash: self.simulation.trace_hash(), violations };
+        let broken = |device: &Device| {
+            device
+                .soft()
+                .map_or_else(Vec::new, |hca| hca.take_violations())
+        };
+        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why
+        // it may.
+        let broken = self
+            .devices
+            .iter()
+            .flat_map(broken)
+            .filter(|violation| violation.rule != Rule::SourceChanged);
+        let violations = broken
+            .map(|violation| violation.to_string())
+            .chain(left)
+            .collect();
+        let summary = Summary {
+            ended_ns: now_ns,
+            turns: self.simulation.actor_steps(),
+            trace_hash: self.simulation.trace_hash(),
+            violations,
+        };
         // The actors have the other handles.
         drop(self.simulation);
-        let ranks = self.ranks.into_iter().zip(self.is_dead).map(|(threads, is_dead)| threads.outcome(now_ns, is_dead)).collect();
-        Ended { ranks, summary, failures: self.shared.failures.take() }
+        let ranks = self
+            .ranks
+            .into_iter()
+            .zip(self.is_dead)
+            .map(|(threads, is_dead)| threads.outcome(now_ns, is_dead))
+            .collect();
+        Ended {
+            ranks,
+            summary,
+            failures: self.shared.failures.take(),
+        }
     }
 
     /// Returns the outcomes of the ranks.
@@ -201,9 +290,15 @@ impl Simulated {
             return;
         }
         let until_ns = self.simulation.now_ns().saturating_add(ns);
-        while let Some(Event { at_ns, change }) = self.events.last().copied().filter(|event| event.at_ns <= until_ns) {
+        while let Some(Event { at_ns, change }) = self
+            .events
+            .last()
+            .copied()
+            .filter(|event| event.at_ns <= until_ns)
+        {
             self.events.pop();
-            // A change of this very moment comes before the turns that are due: at time 0 the job begins with it.
+            // A change of this very moment comes before the turns that are due: at time 0 the job
+            // begins with it.
             if at_ns > self.simulation.now_ns() {
                 self.simulation.run(at_ns);
             }
@@ -215,23 +310,45 @@ impl Simulated {
         }
     }
 
-    /// Enters a phase, and lets time pass until all clients have drained, no message moves any more, or `longest` is over. Clients have
-    /// nothing due for at most `pause`.
+    /// Enters a phase, and lets time pass until all clients have drained, no message moves any
+    /// more, or `longest` is over. Clients have nothing due for at most `pause`.
     fn finish(&mut self, phase: Phase, pause: Duration, longest: Duration) {
         self.enter(phase);
         let (mut moved, mut quiet) = (0, Duration::ZERO);
-        let end_ns = u64::try_from(longest.as_nanos()).map_or(u64::MAX, |ns| self.simulation.now_ns().saturating_add(ns));
-        while quiet < DRAIN + pause && self.simulation.now_ns() < end_ns && !self.has_drained() && !self.has_failed() {
+        let end_ns = u64::try_from(longest.as_nanos())
+            .map_or(u64::MAX, |ns| self.simulation.now_ns().saturating_add(ns));
+        while quiet < DRAIN + pause
+            && self.simulation.now_ns() < end_ns
+            && !self.has_drained()
+            && !self.has_failed()
+        {
             self.let_pass(LOOK.as_nanos() as u64);
-            let now = self.ranks.iter().flat_map(|rank| &rank.clients).map(|client| client.borrow().log.moved()).sum();
-            quiet = if now == moved { quiet + LOOK } else { Duration::ZERO };
+            let now = self
+                .ranks
+                .iter()
+                .flat_map(|rank| &rank.clients)
+                .map(|client| client.borrow().log.moved())
+                .sum();
+            quiet = if now == moved {
+                quiet + LOOK
+            } else {
+                Duration::ZERO
+            };
             moved = now;
         }
     }
 
     fn has_drained(&self) -> bool {
-        let mut alive = self.ranks.iter().zip(&self.is_dead).filter(|(_, is_dead)| !**is_dead);
-        alive.all(|(rank, _)| rank.clients.iter().all(|client| client.borrow().has_drained))
+        let mut alive = self
+            .ranks
+            .iter()
+            .zip(&self.is_dead)
+            .filter(|(_, is_dead)| !**is_dead);
+        alive.all(|(rank, _)| {
+            rank.clients
+                .iter()
+                .all(|client| client.borrow().has_drained)
+        })
     }
 
     fn change(&mut self, change: Change) {
@@ -242,8 +359,15 @@ impl Simulated {
                 daemons.for_each(|daemon| daemon.borrow_mut().worker.act_on_policies(act));
             }
             Change::Load { clients, depth } => {
-                for (number, client) in self.ranks.iter().flat_map(|rank| rank.clients.iter().enumerate()) {
-                    client.borrow_mut().worker.set_queue_depth(if number < clients { depth } else { 0 });
+                for (number, client) in self
+                    .ranks
+                    .iter()
+                    .flat_map(|rank| rank.clients.iter().enumerate())
+                {
+                    client
+                        .borrow_mut()
+                        .worker
+                        .set_queue_depth(if number < clients { depth } else { 0 });
                 }
             }
         }
@@ -252,8 +376,11 @@ impl Simulated {
 
     /// Cuts the power of the host of a rank.
     fn kill(&mut self, rank: usize) {
-        let (Some(threads), Some(device), Some(is_dead)) = (self.ranks.get(rank), self.devices.get(rank), self.is_dead.get_mut(rank))
-        else {
+        let (Some(threads), Some(device), Some(is_dead)) = (
+            self.ranks.get(rank),
+            self.devices.get(rank),
+            self.is_dead.get_mut(rank),
+        ) else {
             return;
         };
         *is_dead = true;
@@ -267,7 +394,13 @@ impl Simulated {
             SimulationError::Failed { rank, .. } => Some(*rank),
             SimulationError::Setup(_) => None,
         };
-        let failed: Vec<usize> = self.shared.failures.borrow().iter().filter_map(failed).collect();
+        let failed: Vec<usize> = self
+            .shared
+            .failures
+            .borrow()
+            .iter()
+            .filter_map(failed)
+            .collect();
         for rank in failed {
             if !self.is_dead[rank] {
                 self.kill(rank);
@@ -279,7 +412,12 @@ impl Simulated {
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
-        let well = self.ranks.iter().zip(&self.is_dead).enumerate().filter(|(_, (_, is_dead))| !**is_dead);
+        let well = self
+            .ranks
+            .iter()
+            .zip(&self.is_dead)
+            .enumerate()
+            .filter(|(_, (_, is_dead))| !**is_dead);
         for (rank, (Threads { daemons, clients }, _)) in well {
             let mut note = |worker, credit: Vec<(Peer, [u64; 2])>| {
                 let own = Peer { rank, worker };
@@ -288,20 +426,32 @@ impl Simulated {
             for (number, daemon) in daemons.iter().enumerate() {
                 let daemon = &mut daemon.borrow_mut().worker;
                 note(Worker::Daemon(number), daemon.credit_used());
-                let Sample { outstanding, backlog, held, .. } = daemon.gauges();
+                let Sample {
+                    outstanding,
+                    backlog,
+                    held,
+                    ..
+                } = daemon.gauges();
                 if outstanding + backlog + held > 0 {
                     left.push(format!(
                         "daemon {number} of rank {rank} ended with {outstanding} requests outstanding, {backlog} in backlogs and {held} answers held"
                     ));
                 }
             }
-            let paths = |client: &Rc<RefCell<Thread<Client<ClientPaths>>>>| client.borrow_mut().worker.paths_mut().credit_used();
-            clients.iter().enumerate().for_each(|(number, client)| note(Worker::Client(number), paths(client)));
+            let paths = |client: &Rc<RefCell<Thread<Client<ClientPaths>>>>| {
+                client.borrow_mut().worker.paths_mut().credit_used()
+            };
+            clients
+                .iter()
+                .enumerate()
+                .for_each(|(number, client)| note(Worker::Client(number), paths(client)));
         }
         // Where both ends live: one end has paid as much credit as the other gave back.
         let lost = used.iter().filter_map(|((from, to), [paid, _])| {
             let [_, given_back] = used.get(&(*to, *from))?;
-            (paid != given_back).then(|| format!("{from} paid {paid} bytes of credit to {to}, which gave {given_back} back"))
+            (paid != given_back).then(|| {
+                format!("{from} paid {paid} bytes of credit to {to}, which gave {given_back} back")
+            })
         });
         let mut lost: Vec<String> = lost.collect();
         lost.sort_unstable();
@@ -311,8 +461,12 @@ impl Simulated {
 
     fn abort(&self) {
         for Threads { daemons, clients } in &self.ranks {
-            daemons.iter().for_each(|daemon| daemon.borrow_mut().worker.abort());
-            clients.iter().for_each(|client| client.borrow_mut().worker.paths_mut().abort());
+            daemons
+                .iter()
+                .for_each(|daemon| daemon.borrow_mut().worker.abort());
+            clients
+                .iter()
+                .for_each(|client| client.borrow_mut().worker.paths_mut().abort());
         }
     }
 }
@@ -335,10 +489,11 @@ pub struct Summary {
     pub ended_ns: u64,
     /// Turns of all daemons and clients.
     pub turns: u64,
-    /// Hash of the run: of times and turns, and with [`World::strict`] of all actions of the devices.
+    /// Hash of the run: of times and turns, and with [`World::strict`] of all actions of the
+    /// devices.
     pub trace_hash: u64,
-    /// Requests, answers and credit that threads still held at the end; with [`World::strict`] also violations of rules that a NIC does not
-    /// check.
+    /// Requests, answers and credit that threads still held at the end; with [`World::strict`] also
+    /// violations of rules that a NIC does not check.
     pub violations: Vec<String>,
 }
 
@@ -353,15 +508,33 @@ struct Spawner<'a> {
 }
 
 impl Spawner<'_> {
-    fn spawn<W>(&mut self, number: usize, worker: W, series: Option<Recorder>) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
+    fn spawn<W>(
+        &mut self,
+        number: usize,
+        worker: W,
+        series: Option<Recorder>,
+    ) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
     where
         W: Turns + 'static,
     {
-        let mut thread = Thread::new(worker, self.device.soft(), self.shared, self.runs, (self.rank, number), series);
-        let devices: &[&dyn mlx5::Simulated] = if thread.worker.restful().remote().is_some() { &[self.device] } else { &[] };
+        let mut thread = Thread::new(
+            worker,
+            self.device.soft(),
+            self.shared,
+            self.runs,
+            (self.rank, number),
+            series,
+        );
+        let devices: &[&dyn mlx5::Simulated] = if thread.worker.restful().remote().is_some() {
+            &[self.device]
+        } else {
+            &[]
+        };
         let thread = Rc::new(RefCell::new(thread));
         let actor = self.simulation.spawn(devices, Handle(Rc::clone(&thread)));
-        let actor = actor.map_err(|e| SimulationError::Setup(BackendError::setup("an actor of the simulation", e)))?;
+        let actor = actor.map_err(|e| {
+            SimulationError::Setup(BackendError::setup("an actor of the simulation", e))
+        })?;
         let waker = self.bell.waker(actor);
         thread.borrow_mut().waker = waker.clone();
         self.wakers.push(waker);
@@ -372,28 +545,49 @@ impl Spawner<'_> {
 impl Threads {
     /// Takes the threads apart; none of them takes another turn.
     fn end(&self) {
-        self.daemons.iter().for_each(|daemon| daemon.borrow_mut().is_over = true);
-        self.clients.iter().for_each(|client| client.borrow_mut().is_over = true);
+        self.daemons
+            .iter()
+            .for_each(|daemon| daemon.borrow_mut().is_over = true);
+        self.clients
+            .iter()
+            .for_each(|client| client.borrow_mut().is_over = true);
     }
 
     fn outcome(self, now_ns: u64, is_dead: bool) -> RankOutcome {
         let (mut series, mut stores) = (Vec::new(), Vec::new());
         let daemon = |thread: Rc<RefCell<Thread<KvDaemon>>>| {
-            let Thread { mut worker, log, series: recorder, .. } = Rc::into_inner(thread)?.into_inner();
+            let Thread {
+                mut worker,
+                log,
+                series: recorder,
+                ..
+            } = Rc::into_inner(thread)?.into_inner();
             let report = log.report(now_ns, &mut worker);
             let trace = recorder.as_ref().map(Recorder::report);
             series.extend(recorder);
-            let report = WorkerReport { policy: worker.policy(), trace, ..report };
+            let report = WorkerReport {
+                policy: worker.policy(),
+                trace,
+                ..report
+            };
             stores.push(worker.into_store());
             Some(report)
         };
         let daemons = self.daemons.into_iter().filter_map(daemon).collect();
         let client = |thread: Rc<RefCell<Thread<Client<ClientPaths>>>>| {
-            let Thread { mut worker, log, .. } = Rc::into_inner(thread)?.into_inner();
+            let Thread {
+                mut worker, log, ..
+            } = Rc::into_inner(thread)?.into_inner();
             let report = log.report(now_ns, worker.paths_mut());
             Some(worker.report(report))
         };
         let clients = self.clients.into_iter().filter_map(client).collect();
-        RankOutcome { clients, daemons, series, stores, is_dead }
+        RankOutcome {
+            clients,
+            daemons,
+            series,
+            stores,
+            is_dead,
+        }
     }
 }

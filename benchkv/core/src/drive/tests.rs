@@ -13,19 +13,34 @@ use crate::workload::Workload;
 mod swarm;
 
 fn world() -> World {
-    World { cpu: Cpu::default(), nic: mlx5::NicParameters::default(), strict: true, ..World::default() }
+    World {
+        cpu: Cpu::default(),
+        nic: mlx5::NicParameters::default(),
+        strict: true,
+        ..World::default()
+    }
 }
 
 fn job(backend: Backend, carrier: Carrier, ranks: usize, clients: usize, depth: usize) -> Job {
     let topology = topology(backend, carrier, ranks, 1, clients);
     let job = testing::job(topology);
-    let workload = Workload { accesses: 1024, ..job.workload };
-    Job { workload, queue_depth: depth, sizes: Sizes::compute(None, &topology, depth, 8), ..job }
+    let workload = Workload {
+        accesses: 1024,
+        ..job.workload
+    };
+    Job {
+        workload,
+        queue_depth: depth,
+        sizes: Sizes::compute(None, &topology, depth, 8),
+        ..job
+    }
 }
 
 fn run(job: &Job, world: &World) -> (u64, Summary) {
     let simulated = Simulated::new(job, world).unwrap();
-    let (ranks, summary) = simulated.run(Duration::from_micros(100), Duration::from_micros(500), 1).unwrap();
+    let (ranks, summary) = simulated
+        .run(Duration::from_micros(100), Duration::from_micros(500), 1)
+        .unwrap();
     let clients = ranks.iter().flat_map(|rank| &rank.clients);
     let mut completed = 0;
     for client in clients {
@@ -39,39 +54,91 @@ fn run(job: &Job, world: &World) -> (u64, Summary) {
 
 #[test]
 fn every_topology_runs_in_virtual_time_and_the_same_seed_gives_the_same_run() {
-    let all = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct].map(|backend| (backend, Carrier::Copyrpc));
-    for (backend, carrier) in all.into_iter().chain([(Backend::Delegation, Carrier::RcSend)]) {
+    let all = [
+        Backend::Meta,
+        Backend::Delegation,
+        Backend::Sharded,
+        Backend::Direct,
+    ]
+    .map(|backend| (backend, Carrier::Copyrpc));
+    for (backend, carrier) in all
+        .into_iter()
+        .chain([(Backend::Delegation, Carrier::RcSend)])
+    {
         let job = job(backend, carrier, 3, 4, 2);
         let first = run(&job, &world());
         assert!(first.0 > 500, "{backend:?}: {} operations", first.0);
         assert_eq!(run(&job, &world()), first, "{backend:?}, {carrier:?}");
-        let other = Job { workload: Workload { seed: 2, ..job.workload }, ..job };
+        let other = Job {
+            workload: Workload {
+                seed: 2,
+                ..job.workload
+            },
+            ..job
+        };
         assert_ne!(run(&other, &world()).1.trace_hash, first.1.trace_hash);
     }
 }
 
-/// Runs verified jobs of values of several sizes on two ranks of several daemons, and sees that values were read.
+/// Runs verified jobs of values of several sizes on two ranks of several daemons, and sees that
+/// values were read.
 fn values_arrive(carrier: Carrier) {
-    let ways = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct];
-    let jobs = ways.into_iter().flat_map(|backend| [(backend, 9, 300), (backend, 1000, 300)]);
+    let ways = [
+        Backend::Meta,
+        Backend::Delegation,
+        Backend::Sharded,
+        Backend::Direct,
+    ];
+    let jobs = ways
+        .into_iter()
+        .flat_map(|backend| [(backend, 9, 300), (backend, 1000, 300)]);
     // With meta every request takes every kind of way.
     for (backend, value_bytes, ops) in jobs.chain([(Backend::Meta, 65_536, 40)]) {
         let scratch = Scratch::new();
         let topology = topology(backend, carrier, 2, 3, 2);
         let base = testing::job(topology);
-        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, empty: ops >= 300, ..base.workload };
-        let (sizes, ucx_errors) = (Sizes::compute(None, &topology, 4, value_bytes), Some(crate::ucx::PeerErrors::None));
-        let job = Job { workload, queue_depth: 4, ops: Some(ops), sizes, ucx_errors, ..base };
+        let workload = Workload {
+            accesses: 1024,
+            key_range: 60,
+            value_bytes,
+            empty: ops >= 300,
+            ..base.workload
+        };
+        let (sizes, ucx_errors) = (
+            Sizes::compute(None, &topology, 4, value_bytes),
+            Some(crate::ucx::PeerErrors::None),
+        );
+        let job = Job {
+            workload,
+            queue_depth: 4,
+            ops: Some(ops),
+            sizes,
+            ucx_errors,
+            ..base
+        };
         let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
         cluster.run(u64::MAX, || 0).unwrap();
-        let counts = cluster.ranks.into_iter().flat_map(|rank| rank.clients).map(|client| {
-            let report = client.report(crate::activity::WorkerReport::default());
-            let verdict = report.verdict.unwrap();
-            assert_eq!((verdict.failures, verdict.first), (0, None), "{backend}, {carrier}, {value_bytes} bytes");
-            report.counts
+        let counts = cluster
+            .ranks
+            .into_iter()
+            .flat_map(|rank| rank.clients)
+            .map(|client| {
+                let report = client.report(crate::activity::WorkerReport::default());
+                let verdict = report.verdict.unwrap();
+                assert_eq!(
+                    (verdict.failures, verdict.first),
+                    (0, None),
+                    "{backend}, {carrier}, {value_bytes} bytes"
+                );
+                report.counts
+            });
+        let (completed, not_found) = counts.fold((0, 0), |(ended, missed), counts| {
+            (ended + counts.completed, missed + counts.not_found)
         });
-        let (completed, not_found) = counts.fold((0, 0), |(ended, missed), counts| (ended + counts.completed, missed + counts.not_found));
-        assert!(completed == 4 * ops && not_found < ops, "{backend}, {carrier}, {value_bytes} bytes: {not_found} not found");
+        assert!(
+            completed == 4 * ops && not_found < ops,
+            "{backend}, {carrier}, {value_bytes} bytes: {not_found} not found"
+        );
     }
 }
 
@@ -91,10 +158,22 @@ fn values_of_any_size_arrive_whole_through_ucx() {
 
 #[test]
 fn values_of_any_size_arrive_whole_in_virtual_time() {
-    for (backend, value_bytes) in [(Backend::Delegation, 9), (Backend::Sharded, 1000), (Backend::Direct, 65_536)] {
+    for (backend, value_bytes) in [
+        (Backend::Delegation, 9),
+        (Backend::Sharded, 1000),
+        (Backend::Direct, 65_536),
+    ] {
         let base = job(backend, Carrier::Copyrpc, 3, 2, 2);
-        let workload = Workload { value_bytes, key_range: 100, ..base.workload };
-        let job = Job { workload, sizes: Sizes::compute(None, &base.topology, 2, value_bytes), ..base };
+        let workload = Workload {
+            value_bytes,
+            key_range: 100,
+            ..base.workload
+        };
+        let job = Job {
+            workload,
+            sizes: Sizes::compute(None, &base.topology, 2, value_bytes),
+            ..base
+        };
         assert!(run(&job, &world()).0 > 100, "{backend}, {value_bytes}");
     }
 }
@@ -103,16 +182,42 @@ fn values_of_any_size_arrive_whole_in_virtual_time() {
 #[test]
 fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
     for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
-        let (scratch, topology) = (Scratch::new(), topology(Backend::Delegation, carrier, 2, 2, 1));
+        let (scratch, topology) = (
+            Scratch::new(),
+            topology(Backend::Delegation, carrier, 2, 2, 1),
+        );
         let base = testing::job(topology);
-        let workload = Workload { value_bytes: 1001, ..base.workload };
+        let workload = Workload {
+            value_bytes: 1001,
+            ..base.workload
+        };
         let sizes = Sizes::compute(None, &topology, 4, 1001);
-        let job = Job { workload, queue_depth: 4, ops: Some(600), sizes, corrupts_value: true, ..base };
+        let job = Job {
+            workload,
+            queue_depth: 4,
+            ops: Some(600),
+            sizes,
+            corrupts_value: true,
+            ..base
+        };
         let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
         cluster.run(u64::MAX, || 0).unwrap();
         let clients = cluster.ranks.into_iter().flat_map(|rank| rank.clients);
-        let verdicts = clients.filter_map(|client| client.report(crate::activity::WorkerReport::default()).verdict);
-        let first: Vec<_> = verdicts.map(|verdict| (verdict.failures, verdict.first)).filter(|(failures, _)| *failures > 0).collect();
-        assert!(matches!(first[..], [(1, Some(VerifyFailure::WrongByte { at: 1000, .. }))]), "{first:?}");
+        let verdicts = clients.filter_map(|client| {
+            client
+                .report(crate::activity::WorkerReport::default())
+                .verdict
+        });
+        let first: Vec<_> = verdicts
+            .map(|verdict| (verdict.failures, verdict.first))
+            .filter(|(failures, _)| *failures > 0)
+            .collect();
+        assert!(
+            matches!(
+                first[..],
+                [(1, Some(VerifyFailure::WrongByte { at: 1000, .. }))]
+            ),
+            "{first:?}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes as long as the model of its CPU says.
+//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes as long
+//! as the model of its CPU says.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,8 +33,19 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(world: &World) -> Self {
-        let World { cpu, faults, on_turn, .. } = world.clone();
-        Self { phase: Cell::new(Phase::Ready), failures: RefCell::default(), cpu, faults, on_turn }
+        let World {
+            cpu,
+            faults,
+            on_turn,
+            ..
+        } = world.clone();
+        Self {
+            phase: Cell::new(Phase::Ready),
+            failures: RefCell::default(),
+            cpu,
+            faults,
+            on_turn,
+        }
     }
 }
 
@@ -54,7 +66,8 @@ pub(super) struct Thread<W> {
     rests_since_ns: Option<u64>,
     /// The device of its rank, if it is simulated.
     hca: Option<Rc<Hca>>,
-    /// WRITEs and SENDs that a daemon posted when its rest began; the next round also takes their time.
+    /// WRITEs and SENDs that a daemon posted when its rest began; the next round also takes their
+    /// time.
     writes: u64,
     /// Result of the last turn.
     moved: usize,
@@ -108,12 +121,14 @@ impl<W> Thread<W> {
         }
     }
 
-    /// Returns the number of messages that all threads of its rank have sent. The difference over a turn is the number of that turn.
+    /// Returns the number of messages that all threads of its rank have sent. The difference over a
+    /// turn is the number of that turn.
     fn sends(&self) -> u64 {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }
 
-    /// Returns the number of rounds of a rest, and its end: it lasts whole rounds, like a loop that polls every `round_ns`.
+    /// Returns the number of rounds of a rest, and its end: it lasts whole rounds, like a loop that
+    /// polls every `round_ns`.
     fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
         let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);
@@ -130,12 +145,24 @@ impl<W> Thread<W> {
     }
 
     /// Notes a step that found nothing to do, and took `round_ns`.
-    fn rest(&mut self, rest: Option<Duration>, longest: Duration, now_ns: u64, round_ns: u64) -> Did {
-        let longest = if self.shared.faults.lost_permille > 0 { longest.min(DAEMON_SLEEP) } else { longest };
+    fn rest(
+        &mut self,
+        rest: Option<Duration>,
+        longest: Duration,
+        now_ns: u64,
+        round_ns: u64,
+    ) -> Did {
+        let longest = if self.shared.faults.lost_permille > 0 {
+            longest.min(DAEMON_SLEEP)
+        } else {
+            longest
+        };
         match rest.map(|rest| rest.min(longest)) {
             Some(rest) if rest.as_nanos() > u128::from(round_ns) => {
                 self.rests_since_ns = Some(now_ns);
-                let until_ns = u64::try_from(rest.as_nanos()).ok().and_then(|ns| now_ns.checked_add(ns));
+                let until_ns = u64::try_from(rest.as_nanos())
+                    .ok()
+                    .and_then(|ns| now_ns.checked_add(ns));
                 Did::IdleUntil(until_ns)
             }
             _ => Did::Cost(round_ns),
@@ -157,7 +184,12 @@ impl<W: Turns> Thread<W> {
         }
         W::turn(self, now_ns).unwrap_or_else(|source| {
             self.is_over = true;
-            let failed = SimulationError::Failed { who: format!("{} {}", W::NAME, self.number), rank: self.rank, at_ns: now_ns, source };
+            let failed = SimulationError::Failed {
+                who: format!("{} {}", W::NAME, self.number),
+                rank: self.rank,
+                at_ns: now_ns,
+                source,
+            };
             self.shared.failures.borrow_mut().push(failed);
             Did::IdleUntil(None)
         })
@@ -169,21 +201,39 @@ impl<W: Turns> Actor for Handle<W> {
         let thread = &mut *self.0.borrow_mut();
         let did = thread.turn(now_ns);
         if let Some(tell) = thread.shared.on_turn {
-            tell(&Turn { at_ns: now_ns, rank: thread.rank, who: W::NAME, number: thread.number, moved: thread.moved, did });
+            tell(&Turn {
+                at_ns: now_ns,
+                rank: thread.rank,
+                who: W::NAME,
+                number: thread.number,
+                moved: thread.moved,
+                did,
+            });
         }
         did
     }
 
     fn has_news(&mut self) -> bool {
-        let Thread { worker, shared, lost, .. } = &mut *self.0.borrow_mut();
+        let Thread {
+            worker,
+            shared,
+            lost,
+            ..
+        } = &mut *self.0.borrow_mut();
         let permille = shared.faults.lost_permille;
         worker.restful().has_news() && !(permille > 0 && lost.u16(..1000) < permille)
     }
 
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
         let thread = self.0.borrow();
-        let now_ns = if is_rung { now_ns.saturating_add(thread.cpu.line_ns) } else { now_ns };
-        thread.end_of_rest(now_ns, W::round_ns(&thread.cpu)).map_or(now_ns, |(_, end_ns)| end_ns)
+        let now_ns = if is_rung {
+            now_ns.saturating_add(thread.cpu.line_ns)
+        } else {
+            now_ns
+        };
+        thread
+            .end_of_rest(now_ns, W::round_ns(&thread.cpu))
+            .map_or(now_ns, |(_, end_ns)| end_ns)
     }
 }
 
@@ -215,7 +265,11 @@ impl Turns for KvDaemon {
         let now = thread.sends();
         let writes = now - before + std::mem::take(&mut thread.writes);
         if round.moved + round.cqes > 0 || writes > 0 {
-            let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
+            let ns = [
+                round.moved as u64 * cpu.message_ns,
+                round.cqes as u64 * cpu.completion_ns,
+                writes * cpu.write_ns,
+            ];
             let stall_ns = if round.moved > 0 { cpu.stall_ns } else { 0 };
             return Ok(Did::Cost(cpu.round_ns + stall_ns + ns.iter().sum::<u64>()));
         }
@@ -243,12 +297,16 @@ impl Turns for Client<ClientPaths> {
         }
         let is_given_up = phase == Phase::GiveUp;
         let phase = if is_given_up { Phase::Drain } else { phase };
-        thread.log.enter(phase, || now_ns, thread.worker.paths_mut());
+        thread
+            .log
+            .enter(phase, || now_ns, thread.worker.paths_mut());
         let ended = thread.worker.step(phase, || now_ns)?;
         if let Step::Busy(operations) = ended {
             thread.moved = operations;
             thread.log.note(operations);
-            return Ok(Did::Cost(cpu.client_ns + cpu.stall_ns + operations as u64 * cpu.operation_ns));
+            return Ok(Did::Cost(
+                cpu.client_ns + cpu.stall_ns + operations as u64 * cpu.operation_ns,
+            ));
         }
         thread.log.note(0);
         thread.has_drained |= is_given_up || ended == Step::Drained;

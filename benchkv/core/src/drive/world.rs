@@ -29,8 +29,8 @@ pub struct Cpu {
 }
 
 impl Default for Cpu {
-    /// Returns assumed costs: an operation takes about as many instructions in all its threads as `scripts/instructions` counts, at 3 per
-    /// nanosecond; their distribution is a guess.
+    /// Returns assumed costs: an operation takes about as many instructions in all its threads as
+    /// `scripts/instructions` counts, at 3 per nanosecond; their distribution is a guess.
     fn default() -> Self {
         Self {
             round_ns: 60,
@@ -47,9 +47,20 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// Returns the costs with their names on a command line. The last two are those of memory, and not of a core.
+    /// Returns the costs with their names on a command line. The last two are those of memory, and
+    /// not of a core.
     pub const fn named(&mut self) -> [(&'static str, &mut u64); 9] {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
+        let Self {
+            round_ns,
+            poll_ns,
+            message_ns,
+            completion_ns,
+            write_ns,
+            client_ns,
+            operation_ns,
+            line_ns,
+            stall_ns,
+        } = self;
         [
             ("round", round_ns),
             ("poll", poll_ns),
@@ -65,7 +76,10 @@ impl Cpu {
 
     /// Returns the costs of a slower CPU, by `factor`.
     pub(super) fn times(mut self, factor: u64) -> Self {
-        self.named().into_iter().take(7).for_each(|(_, ns)| *ns = ns.saturating_mul(factor));
+        self.named()
+            .into_iter()
+            .take(7)
+            .for_each(|(_, ns)| *ns = ns.saturating_mul(factor));
         self
     }
 }
@@ -77,7 +91,8 @@ pub struct World {
     pub cpu: Cpu,
     /// The network and its NICs, one per rank.
     pub nic: NicParameters,
-    /// Whether the devices check rules that a NIC does not check, and hash their actions: for tests; it takes most of the time.
+    /// Whether the devices check rules that a NIC does not check, and hash their actions: for
+    /// tests; it takes most of the time.
     pub strict: bool,
     /// Rounds between the samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,

@@ -1,15 +1,17 @@
-//! Adaptive poll budget: a controller that adds polls to rounds without completions, so that a round takes as long as the round trip to
-//! other ranks.
+//! Adaptive poll budget: a controller that adds polls to rounds without completions, so that a
+//! round takes as long as the round trip to other ranks.
 //!
-//! The idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds
-//! many, which makes it long. The controller watches the ratio rho of the two times and the share of empty rounds, and adds polls when the
-//! daemon is about to fall into the first state. `docs/study.md` judges the idea.
+//! The idea: a round that is much shorter than a round trip finds one completion or none, does
+//! little, and so stays short; a longer one finds many, which makes it long. The controller watches
+//! the ratio rho of the two times and the share of empty rounds, and adds polls when the daemon is
+//! about to fall into the first state. `docs/study.md` judges the idea.
 
 use super::ewma::Ewma;
 
 /// Weight of the newest round in the means of batch, emptiness and length.
 const ROUND_ALPHA: f64 = 0.05;
-/// A daemon has collapsed if its mean batch is below, and its share of empty rounds is above these values.
+/// A daemon has collapsed if its mean batch is below, and its share of empty rounds is above these
+/// values.
 const COLLAPSED_BATCH: f64 = 1.0;
 const COLLAPSED_EMPTY: f64 = 0.9;
 /// Range of the upper limit of the budget.
@@ -18,7 +20,8 @@ const MAX_POLLS: std::ops::RangeInclusive<f64> = 8.0..=64.0;
 const MIN_RTT_NS: f64 = 500.0;
 /// Minimum effect of a poll on the batch.
 const MIN_EFFECT: f64 = 1e-6;
-/// Ratio of the length of a round to the round trip: below the first, rounds are too short; above the second, polls may be removed.
+/// Ratio of the length of a round to the round trip: below the first, rounds are too short; above
+/// the second, polls may be removed.
 const RHO_LOW: f64 = 0.8;
 const RHO_HIGH: f64 = 1.2;
 /// Share of empty rounds: below the first, polls may be removed; above the second, polls are added.
@@ -29,7 +32,8 @@ const LOW_NEED: u32 = 64;
 const HIGH_NEED: u32 = 128;
 /// Number of rounds after a change in which only a collapse changes the budget.
 const HOLD_MIN: u32 = 32;
-/// Number of rounds of each of the two steps of the identification, and of the polls added in the second.
+/// Number of rounds of each of the two steps of the identification, and of the polls added in the
+/// second.
 const IDENTIFY_ROUNDS: u32 = 128;
 const PROBE: u32 = 8;
 
@@ -55,8 +59,15 @@ pub struct BudgetController {
 /// The progress of the identification: rounds without added polls, then rounds with them.
 #[derive(Debug, Clone, Copy)]
 enum Identification {
-    Unaided { rounds: u32, cqes: u64 },
-    Probed { rounds: u32, cqes: u64, unaided: f64 },
+    Unaided {
+        rounds: u32,
+        cqes: u64,
+    },
+    Probed {
+        rounds: u32,
+        cqes: u64,
+        unaided: f64,
+    },
     Done,
 }
 
@@ -72,12 +83,18 @@ impl Gains {
     /// Computes the gains from the effect of one poll on the batch, and the round trip.
     fn new(effect: f64, rtt_ns: f64) -> Self {
         let step_up = (2.0 / effect.max(MIN_EFFECT)).round().clamp(1.0, 8.0) as u32;
-        Self { step_up, step_down: (2 * step_up).max(2), max: Self::max_polls(rtt_ns) }
+        Self {
+            step_up,
+            step_down: (2 * step_up).max(2),
+            max: Self::max_polls(rtt_ns),
+        }
     }
 
     /// Returns 2.5 polls for each us of the round trip, within [`MAX_POLLS`].
     fn max_polls(rtt_ns: f64) -> u32 {
-        (2.5 * rtt_ns / 1000.0).round().clamp(*MAX_POLLS.start(), *MAX_POLLS.end()) as u32
+        (2.5 * rtt_ns / 1000.0)
+            .round()
+            .clamp(*MAX_POLLS.start(), *MAX_POLLS.end()) as u32
     }
 }
 
@@ -93,7 +110,8 @@ pub struct Observed {
 }
 
 impl BudgetController {
-    /// Makes a controller without observations that identifies again each `again` rounds, or once if that is 0.
+    /// Makes a controller without observations that identifies again each `again` rounds, or once
+    /// if that is 0.
     #[must_use]
     pub fn new(again: u32) -> Self {
         Self {
@@ -135,20 +153,36 @@ impl BudgetController {
         let mean = |cqes| cqes as f64 / f64::from(IDENTIFY_ROUNDS);
         self.step = match self.step {
             Identification::Unaided { rounds, cqes } if rounds + 1 < IDENTIFY_ROUNDS => {
-                Identification::Unaided { rounds: rounds + 1, cqes: cqes + found }
+                Identification::Unaided {
+                    rounds: rounds + 1,
+                    cqes: cqes + found,
+                }
             }
             Identification::Unaided { cqes, .. } => {
                 // The limit comes from the round trip without added polls.
                 self.gains.max = Gains::max_polls(rtt_ns);
                 self.polls += PROBE;
-                Identification::Probed { rounds: 0, cqes: 0, unaided: mean(cqes + found) }
+                Identification::Probed {
+                    rounds: 0,
+                    cqes: 0,
+                    unaided: mean(cqes + found),
+                }
             }
-            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < IDENTIFY_ROUNDS => {
-                Identification::Probed { rounds: rounds + 1, cqes: cqes + found, unaided }
-            }
+            Identification::Probed {
+                rounds,
+                cqes,
+                unaided,
+            } if rounds + 1 < IDENTIFY_ROUNDS => Identification::Probed {
+                rounds: rounds + 1,
+                cqes: cqes + found,
+                unaided,
+            },
             Identification::Probed { cqes, unaided, .. } => {
                 let effect = (mean(cqes + found) - unaided) / f64::from(PROBE);
-                self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
+                self.gains = Gains {
+                    max: self.gains.max,
+                    ..Gains::new(effect, rtt_ns)
+                };
                 (self.polls, self.since) = (self.then, 0);
                 Identification::Done
             }
@@ -157,8 +191,13 @@ impl BudgetController {
     }
 
     fn adapt(&mut self, rtt_ns: f64) {
-        let [Some(batch), Some(empty), Some(round_ns)] = [self.batch, self.empty, self.round_ns].map(|ewma| ewma.mean()) else { return };
-        // Checked before the pause after a change: a collapse feeds itself, and would be complete when the pause is over.
+        let [Some(batch), Some(empty), Some(round_ns)] =
+            [self.batch, self.empty, self.round_ns].map(|ewma| ewma.mean())
+        else {
+            return;
+        };
+        // Checked before the pause after a change: a collapse feeds itself, and would be complete
+        // when the pause is over.
         if batch < COLLAPSED_BATCH && empty > COLLAPSED_EMPTY {
             self.raise(2 * self.gains.step_up);
             return;
@@ -206,7 +245,11 @@ mod tests {
     const RTT_NS: f64 = 6_000.0;
 
     fn round(cqes: usize, round_ns: u64) -> Observed {
-        Observed { cqes, round_ns, rtt_ns: Some(RTT_NS) }
+        Observed {
+            cqes,
+            round_ns,
+            rtt_ns: Some(RTT_NS),
+        }
     }
 
     /// Makes a controller whose two steps had `unaided` and `probed` completions in each round.
@@ -222,7 +265,11 @@ mod tests {
     }
 
     /// Returns the number of rounds until the budget changes.
-    fn until_change(controller: &mut BudgetController, observed: Observed, limit: u32) -> Option<u32> {
+    fn until_change(
+        controller: &mut BudgetController,
+        observed: Observed,
+        limit: u32,
+    ) -> Option<u32> {
         let before = controller.polls();
         (1..=limit).find(|_| {
             controller.note(observed);
@@ -235,7 +282,11 @@ mod tests {
         // Eight polls bring 2, 4, 32 and no completions more: an effect of 0.25, 0.5, 4 and 0 each.
         for (probed, step_up, step_down) in [(3, 8, 16), (5, 4, 8), (33, 1, 2), (1, 8, 16)] {
             let gains = identified(1, probed).gains;
-            assert_eq!((gains.step_up, gains.step_down, gains.max), (step_up, step_down, 15), "{probed}");
+            assert_eq!(
+                (gains.step_up, gains.step_down, gains.max),
+                (step_up, step_down, 15),
+                "{probed}"
+            );
         }
         // Fewer than before, too.
         assert_eq!(identified(9, 1).gains.step_up, 8);
@@ -248,12 +299,26 @@ mod tests {
     fn the_limit_comes_from_the_round_trip_of_the_unaided_daemon() {
         let mut controller = BudgetController::new(0);
         for (rtt_ns, cqes) in [(Some(4_000.0), 1), (Some(40_000.0), 5)] {
-            (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(Observed { cqes, round_ns: 1, rtt_ns }));
+            (0..IDENTIFY_ROUNDS).for_each(|_| {
+                controller.note(Observed {
+                    cqes,
+                    round_ns: 1,
+                    rtt_ns,
+                })
+            });
         }
-        assert_eq!(controller.gains, Gains { step_up: 4, step_down: 8, max: 10 });
+        assert_eq!(
+            controller.gains,
+            Gains {
+                step_up: 4,
+                step_down: 8,
+                max: 10
+            }
+        );
     }
 
-    /// The seven connections of eight ranks: rounds become shorter than the round trip, and more and more find nothing.
+    /// The seven connections of eight ranks: rounds become shorter than the round trip, and more
+    /// and more find nothing.
     #[test]
     fn short_rounds_raise_the_budget_a_step_at_a_time_up_to_its_limit() {
         let mut controller = identified(1, 5);
@@ -261,7 +326,11 @@ mod tests {
         // The mean length has to come down first.
         assert!(until_change(&mut controller, short, 100).is_some_and(|rounds| rounds >= LOW_NEED));
         assert_eq!(controller.polls(), PROBE + 4);
-        assert_eq!(until_change(&mut controller, short, 1000), Some(HOLD_MIN + LOW_NEED), "a pause, then as many rounds in a row");
+        assert_eq!(
+            until_change(&mut controller, short, 1000),
+            Some(HOLD_MIN + LOW_NEED),
+            "a pause, then as many rounds in a row"
+        );
         assert_eq!(controller.polls(), 15, "the limit");
         assert_eq!(until_change(&mut controller, short, 1000), None);
     }
@@ -283,7 +352,11 @@ mod tests {
         let long = round(28, 40_000);
         assert!(until_change(&mut controller, long, 500).is_some_and(|rounds| rounds >= HIGH_NEED));
         assert_eq!(controller.polls(), 0);
-        assert_eq!(until_change(&mut controller, long, 1000), None, "there is nothing below 0");
+        assert_eq!(
+            until_change(&mut controller, long, 1000),
+            None,
+            "there is nothing below 0"
+        );
     }
 
     #[test]
@@ -312,10 +385,15 @@ mod tests {
         until_change(&mut controller, round(1, 700), 200).unwrap();
         assert_eq!((controller.polls(), controller.hold), (PROBE + 1, HOLD_MIN));
         let rounds = until_change(&mut controller, round(0, 700), 200);
-        // A share of 0.9 is reached after this many rounds without anything; the pause was shorter, so it is begun again.
+        // A share of 0.9 is reached after this many rounds without anything; the pause was shorter,
+        // so it is begun again.
         controller.hold = HOLD_MIN;
         let before = controller.polls();
-        assert_eq!(until_change(&mut controller, round(0, 700), 200), Some(1), "while it pauses: {rounds:?}");
+        assert_eq!(
+            until_change(&mut controller, round(0, 700), 200),
+            Some(1),
+            "while it pauses: {rounds:?}"
+        );
         assert_eq!(controller.polls(), before + 2, "two steps");
         (0..100).for_each(|_| controller.note(round(0, 700)));
         assert_eq!(controller.polls(), 64);
@@ -327,20 +405,33 @@ mod tests {
         (0..100).for_each(|_| controller.note(round(1, 100)));
         controller.hold = HOLD_MIN;
         controller.low = LOW_NEED - 1;
-        assert_eq!(until_change(&mut controller, round(1, 100), 200), Some(HOLD_MIN + 1));
+        assert_eq!(
+            until_change(&mut controller, round(1, 100), 200),
+            Some(HOLD_MIN + 1)
+        );
     }
 
     #[test]
     fn times_of_nothing_and_beyond_measure_leave_it_within_its_limits() {
         let mut controller = BudgetController::new(0);
-        for (at, rtt_ns) in [None, Some(0.0), Some(f64::INFINITY), Some(f64::NAN)].into_iter().cycle().take(4000).enumerate() {
-            controller.note(Observed { cqes: at % 3, round_ns: if at % 2 == 0 { 0 } else { u64::MAX }, rtt_ns });
+        for (at, rtt_ns) in [None, Some(0.0), Some(f64::INFINITY), Some(f64::NAN)]
+            .into_iter()
+            .cycle()
+            .take(4000)
+            .enumerate()
+        {
+            controller.note(Observed {
+                cqes: at % 3,
+                round_ns: if at % 2 == 0 { 0 } else { u64::MAX },
+                rtt_ns,
+            });
             assert!(controller.polls() <= 64);
         }
         assert!(controller.batch.mean().is_some_and(f64::is_finite));
     }
 
-    /// The load changes so that a poll brings more: the gains follow, and the budget stays where it was.
+    /// The load changes so that a poll brings more: the gains follow, and the budget stays where it
+    /// was.
     #[test]
     fn it_identifies_again_from_where_it_stands() {
         let mut controller = BudgetController::new(500);
@@ -348,10 +439,22 @@ mod tests {
             (0..count).for_each(|_| controller.note(round(cqes, RTT_NS as u64)));
             (controller.polls(), controller.gains)
         };
-        let gains = Gains { step_up: 8, step_down: 16, max: 15 };
+        let gains = Gains {
+            step_up: 8,
+            step_down: 16,
+            max: 15,
+        };
         assert_eq!(rounds(2 * IDENTIFY_ROUNDS, 1), (PROBE, gains));
-        assert_eq!(rounds(500 + IDENTIFY_ROUNDS, 1), (2 * PROBE, gains), "the second step");
-        let gains = Gains { step_up: 1, step_down: 2, max: 15 };
+        assert_eq!(
+            rounds(500 + IDENTIFY_ROUNDS, 1),
+            (2 * PROBE, gains),
+            "the second step"
+        );
+        let gains = Gains {
+            step_up: 1,
+            step_down: 2,
+            max: 15,
+        };
         assert_eq!(rounds(IDENTIFY_ROUNDS, 33), (PROBE, gains));
         assert_eq!(rounds(499, 33), (PROBE, gains), "not yet again");
         assert_eq!(rounds(1 + IDENTIFY_ROUNDS, 33), (2 * PROBE, gains));

@@ -11,15 +11,17 @@ use crate::topology::Topology;
 /// The flag of coalescing.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct CoalesceArgs {
-    /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated: 6 lift
-    /// 8 ranks out of the low state at depth 8, gain up to 40 % at depth 1, and cost two thirds there at 2 and 4 ranks.
+    /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated:
+    /// 6 lift 8 ranks out of the low state at depth 8, gain up to 40 % at depth 1, and cost two
+    /// thirds there at 2 and 4 ranks.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
 }
 
 impl Asked for CoalesceArgs {
     fn typed(&self) -> Option<String> {
-        self.coalesce_rtt_us.map(|us| format!("coalesce-rtt-us {us}"))
+        self.coalesce_rtt_us
+            .map(|us| format!("coalesce-rtt-us {us}"))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
@@ -27,7 +29,8 @@ impl Asked for CoalesceArgs {
     }
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
-        self.coalesce_rtt_us.map(|us| Box::new(Coalesce::new(nanos(us))) as Box<dyn Rule>)
+        self.coalesce_rtt_us
+            .map(|us| Box::new(Coalesce::new(nanos(us))) as Box<dyn Rule>)
     }
 }
 
@@ -41,12 +44,19 @@ struct Coalesce {
 
 impl Coalesce {
     const fn new(wait_ns: u64) -> Self {
-        Self { wait_ns, sent_ns: None, rounds: 0 }
+        Self {
+            wait_ns,
+            sent_ns: None,
+            rounds: 0,
+        }
     }
 
     /// Returns whether this round takes answers only; never without requests in flight.
     fn gathers(&mut self, now_ns: u64, outstanding: usize) -> bool {
-        let gathers = outstanding > 0 && self.sent_ns.is_some_and(|sent_ns| now_ns.saturating_sub(sent_ns) < self.wait_ns);
+        let gathers = outstanding > 0
+            && self
+                .sent_ns
+                .is_some_and(|sent_ns| now_ns.saturating_sub(sent_ns) < self.wait_ns);
         if !gathers {
             self.sent_ns = None;
         }
@@ -82,7 +92,10 @@ mod tests {
         assert!(!policy.gathers(1_100, 5));
         policy.sent(2_000);
         assert!(!policy.gathers(2_001, 0), "no request is in flight");
-        assert!(!policy.gathers(2_002, 1), "a wait that has ended does not begin again");
+        assert!(
+            !policy.gathers(2_002, 1),
+            "a wait that has ended does not begin again"
+        );
         policy.sent(5_000);
         assert!(policy.gathers(4_000, 1), "time went back");
         assert!(!policy.gathers(6_000, 1));

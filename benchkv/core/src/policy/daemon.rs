@@ -4,8 +4,10 @@ use super::rtt::RttProbe;
 use super::rule::{Found, RoundPlan, RoundState, Rule};
 use super::{PolicyOptions, PolicyReport, Sample};
 
-/// The rules that a job asks for, as one policy of a daemon. A round begins with their [`plan`](Self::plan), and ends with what it found; each
-/// restriction is bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
+/// The rules that a job asks for, as one policy of a daemon. A round begins with their
+/// [`plan`](Self::plan), and ends with what it found; each restriction is bounded in time. Without
+/// a rule everything is done at once, and a question costs one branch that always goes the same
+/// way.
 #[derive(Debug)]
 pub struct Policy {
     rules: Vec<Box<dyn Rule>>,
@@ -23,11 +25,23 @@ impl Policy {
     #[must_use]
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
         let rules = options.rules(ranks);
-        let rtt = rules.iter().filter_map(|rule| rule.rtt_weight()).min_by(f64::total_cmp).map(RttProbe::new);
-        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), plan: RoundPlan::default(), sent: 0 }
+        let rtt = rules
+            .iter()
+            .filter_map(|rule| rule.rtt_weight())
+            .min_by(f64::total_cmp)
+            .map(RttProbe::new);
+        Self {
+            rules,
+            resting: Vec::new(),
+            rtt,
+            round: RoundState::default(),
+            plan: RoundPlan::default(),
+            sent: 0,
+        }
     }
 
-    /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that are held.
+    /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that
+    /// are held.
     pub fn act(&mut self, acts: bool) {
         if acts != self.resting.is_empty() {
             std::mem::swap(&mut self.rules, &mut self.resting);
@@ -44,8 +58,16 @@ impl Policy {
 
     /// Begins a round: makes its plan. Returns the number of connections that may send.
     pub fn begin(&mut self, state: RoundState) -> usize {
-        let Self { rules, round, plan, .. } = self;
-        (*round, *plan) = (RoundState { rtt_ns: round.rtt_ns, ..state }, RoundPlan::default());
+        let Self {
+            rules, round, plan, ..
+        } = self;
+        (*round, *plan) = (
+            RoundState {
+                rtt_ns: round.rtt_ns,
+                ..state
+            },
+            RoundPlan::default(),
+        );
         rules.iter_mut().for_each(|rule| rule.begin(round, plan));
         plan.open_links
     }
@@ -64,26 +86,34 @@ impl Policy {
     }
 
     fn releases_after(&mut self, found: Found) -> bool {
-        let Self { rules, rtt, round, .. } = self;
+        let Self {
+            rules, rtt, round, ..
+        } = self;
         if let Some(rtt) = rtt.as_mut().filter(|_| found.cqes > 0) {
             rtt.completed(round.now_ns);
             round.rtt_ns = rtt.rtt_ns();
         }
-        rules.iter_mut().fold(false, |releases, rule| releases | rule.polled(round, found))
+        rules
+            .iter_mut()
+            .fold(false, |releases, rule| releases | rule.polled(round, found))
     }
 
     /// Notes the number of requests that a poll of the clients found.
     #[inline]
     pub fn polled_clients(&mut self, found: usize) {
         if self.acts() {
-            self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+            self.rules
+                .iter_mut()
+                .for_each(|rule| rule.polled_clients(found));
         }
     }
 
     /// Returns whether this round flushes. `has_moved`: it moved a message.
     #[inline]
     pub fn flushes(&mut self, has_moved: bool) -> bool {
-        self.rules.iter_mut().fold(true, |flushes, rule| flushes & rule.flushes(has_moved))
+        self.rules
+            .iter_mut()
+            .fold(true, |flushes, rule| flushes & rule.flushes(has_moved))
     }
 
     /// Notes a flush; `sent` requests were sent to other ranks since the start.
@@ -92,7 +122,8 @@ impl Policy {
         if self.rules.is_empty() || std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
-        // The round's begin stands for its end: rounds are short beside a round trip, or there is nothing to gain.
+        // The round's begin stands for its end: rounds are short beside a round trip, or there is
+        // nothing to gain.
         let now_ns = self.round.now_ns;
         if let Some(rtt) = &mut self.rtt {
             rtt.flushed(now_ns);
@@ -114,8 +145,15 @@ impl Policy {
     /// Returns the counters so far; `None` without rules.
     #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
-        let rules = if self.rules.is_empty() { &self.resting } else { &self.rules };
-        let mut report = PolicyReport { rtt_ns: self.rtt_ns(), ..PolicyReport::default() };
+        let rules = if self.rules.is_empty() {
+            &self.resting
+        } else {
+            &self.rules
+        };
+        let mut report = PolicyReport {
+            rtt_ns: self.rtt_ns(),
+            ..PolicyReport::default()
+        };
         rules.iter().for_each(|rule| rule.report(&mut report));
         (!rules.is_empty()).then_some(report)
     }
@@ -137,10 +175,19 @@ mod tests {
     }
 
     fn begin(policy: &mut Policy, now_ns: u64, outstanding: usize) {
-        policy.begin(RoundState { now_ns, outstanding, ..RoundState::default() });
+        policy.begin(RoundState {
+            now_ns,
+            outstanding,
+            ..RoundState::default()
+        });
     }
 
-    const ONE_POLL: Found = Found { polls: 1, cqes: 0, passed: 0, held: 0 };
+    const ONE_POLL: Found = Found {
+        polls: 1,
+        cqes: 0,
+        passed: 0,
+        held: 0,
+    };
 
     fn hold(choice: &str) -> Policy {
         policy(|options| options.hold.hold = choice.parse().unwrap())
@@ -151,12 +198,31 @@ mod tests {
         assert!(Policy::new(&PolicyOptions::default(), 4).report().is_none());
         let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Fixed(3));
         begin(&mut policy, 100, 7);
-        let RoundPlan { open_links, extra_polls, most_held, takes_requests, polls_clients } = policy.plan();
+        let RoundPlan {
+            open_links,
+            extra_polls,
+            most_held,
+            takes_requests,
+            polls_clients,
+        } = policy.plan();
         assert_eq!((open_links, extra_polls, most_held), (usize::MAX, 3, 0));
         assert!(takes_requests && polls_clients && policy.flushes(true));
-        assert!(!policy.releases(Found { polls: 4, cqes: 1, passed: 1, held: 0 }));
+        assert!(!policy.releases(Found {
+            polls: 4,
+            cqes: 1,
+            passed: 1,
+            held: 0
+        }));
         let report = policy.report().unwrap();
-        assert_eq!(report, PolicyReport { extra_polls: 3, poll_budget: 3, poll_budget_peak: 3, ..PolicyReport::default() });
+        assert_eq!(
+            report,
+            PolicyReport {
+                extra_polls: 3,
+                poll_budget: 3,
+                poll_budget_peak: 3,
+                ..PolicyReport::default()
+            }
+        );
     }
 
     #[test]
@@ -164,21 +230,37 @@ mod tests {
         let mut sum = PolicyReport::default();
         assert_eq!(sum.to_string(), "nothing to do");
         for hold_ns in [500, 9_000, 700] {
-            sum.add(&PolicyReport { held: 2, late_releases: 1, hold_ns, delayed_flushes: 5, ..PolicyReport::default() });
+            sum.add(&PolicyReport {
+                held: 2,
+                late_releases: 1,
+                hold_ns,
+                delayed_flushes: 5,
+                ..PolicyReport::default()
+            });
         }
-        assert_eq!(sum.to_string(), "6 answers held, released 0 times full and 3 times late, hold 9000 ns at the end, 15 flushes delayed");
+        assert_eq!(
+            sum.to_string(),
+            "6 answers held, released 0 times full and 3 times late, hold 9000 ns at the end, 15 flushes delayed"
+        );
     }
 
     #[test]
     fn the_round_trip_is_that_of_flushes_that_sent_something_and_sets_the_hold() {
         let mut policy = hold("rtt:2");
-        assert_eq!(policy.report().unwrap().hold_ns, 10_000, "before one is known");
+        assert_eq!(
+            policy.report().unwrap().hold_ns,
+            10_000,
+            "before one is known"
+        );
         for (now_ns, sent, cqes) in [(1_000, 0, 0), (2_000, 5, 0), (4_000, 5, 0), (6_000, 5, 3)] {
             begin(&mut policy, now_ns, 5);
             policy.releases(Found { cqes, ..ONE_POLL });
             policy.flushed(sent);
         }
-        assert_eq!((policy.rtt_ns(), policy.report().unwrap().hold_ns), (4_000, 8_000));
+        assert_eq!(
+            (policy.rtt_ns(), policy.report().unwrap().hold_ns),
+            (4_000, 8_000)
+        );
     }
 
     #[test]
@@ -193,7 +275,11 @@ mod tests {
             begin(&mut policy, round * 100, 1);
             policy.releases(ONE_POLL);
         }
-        assert_eq!(policy.report().unwrap().poll_budget_peak, 8, "it has collapsed, and no round trip is known");
+        assert_eq!(
+            policy.report().unwrap().poll_budget_peak,
+            8,
+            "it has collapsed, and no round trip is known"
+        );
     }
 
     #[test]
@@ -202,12 +288,19 @@ mod tests {
         let adaptive = |choice| {
             let mut policy = hold(choice);
             let initial_ns = policy.report().unwrap().hold_ns;
-            let one_held = Found { held: 1, ..ONE_POLL };
+            let one_held = Found {
+                held: 1,
+                ..ONE_POLL
+            };
             begin(&mut policy, 1_000, 1);
             assert!(policy.plan().most_held == 3 && !policy.releases(one_held));
             begin(&mut policy, 1_000_000, 1);
             assert!(policy.releases(one_held));
-            (initial_ns, policy.report().unwrap().hold_ns > initial_ns, policy.report().unwrap().late_releases)
+            (
+                initial_ns,
+                policy.report().unwrap().hold_ns > initial_ns,
+                policy.report().unwrap().late_releases,
+            )
         };
         assert_eq!(adaptive("adaptive"), (10_000, true, 1));
         assert_eq!(adaptive("adaptive:5us"), (5_000, true, 1));
@@ -219,18 +312,40 @@ mod tests {
         let mut policy = hold("10us");
         begin(&mut policy, 1_000, 8);
         assert_eq!(policy.plan().most_held, 3);
-        assert!(policy.releases(Found { polls: 1, cqes: 1, passed: 2, held: 3 }));
+        assert!(policy.releases(Found {
+            polls: 1,
+            cqes: 1,
+            passed: 2,
+            held: 3
+        }));
         let report = policy.report().unwrap();
         assert_eq!((report.held, report.full_releases), (5, 1));
         begin(&mut policy, 2_000, 8);
-        assert_eq!(policy.plan().most_held, 0, "a full batch ends the fixed hold");
+        assert_eq!(
+            policy.plan().most_held,
+            0,
+            "a full batch ends the fixed hold"
+        );
     }
 
     #[test]
     fn staggering_ends_when_all_may_send() {
         let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));
-        let opened = [(0, false), (500, true), (1_500, true), (2_500, true), (2_600, true)]
-            .map(|(now_ns, has_work)| policy.begin(RoundState { now_ns, links: 3, has_work, ..RoundState::default() }));
+        let opened = [
+            (0, false),
+            (500, true),
+            (1_500, true),
+            (2_500, true),
+            (2_600, true),
+        ]
+        .map(|(now_ns, has_work)| {
+            policy.begin(RoundState {
+                now_ns,
+                links: 3,
+                has_work,
+                ..RoundState::default()
+            })
+        });
         assert_eq!(opened, [1, 1, 2, 3, usize::MAX]);
     }
 }

@@ -17,13 +17,19 @@ impl Ewma {
     /// Makes a mean whose first value is `mean`.
     #[must_use]
     pub const fn starting_at(mean: f64, alpha: f64) -> Self {
-        Self { alpha, mean: Some(mean) }
+        Self {
+            alpha,
+            mean: Some(mean),
+        }
     }
 
     /// Adds a sample; ignores NaN and infinities.
     pub fn add(&mut self, sample: f64) {
         if sample.is_finite() {
-            self.mean = Some(self.mean.map_or(sample, |mean| mean + self.alpha * (sample - mean)));
+            self.mean = Some(
+                self.mean
+                    .map_or(sample, |mean| mean + self.alpha * (sample - mean)),
+            );
         }
     }
 

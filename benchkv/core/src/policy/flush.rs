@@ -16,8 +16,9 @@ const EVERY: RangeInclusive<u32> = 1..=MAX_ROUNDS;
 /// The flag of flushes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct FlushArgs {
-    /// Flush after every N rounds that did something, 1 to 4096, and after a round that did nothing. Simulated: 8 lifts
-    /// 8 ranks out of the low state at depth 8, and not at depth 32 with 512 batches in flight.
+    /// Flush after every N rounds that did something, 1 to 4096, and after a round that did
+    /// nothing. Simulated: 8 lifts 8 ranks out of the low state at depth 8, and not at depth 32
+    /// with 512 batches in flight.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(EVERY), default_value_t = 1)]
     pub flush_every: u32,
 }
@@ -35,8 +36,16 @@ impl Asked for FlushArgs {
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
         if !topology.carrier.traits().gathers {
-            let (why, legal) = ("UCX sends each message at once", "--carrier copyrpc or rc-send".to_owned());
-            return Err(range("--flush-every", format!("with --carrier {}", topology.carrier), why, legal));
+            let (why, legal) = (
+                "UCX sends each message at once",
+                "--carrier copyrpc or rc-send".to_owned(),
+            );
+            return Err(range(
+                "--flush-every",
+                format!("with --carrier {}", topology.carrier),
+                why,
+                legal,
+            ));
         }
         needs_exchange("--flush-every", topology)
     }
@@ -57,7 +66,11 @@ struct FlushEvery {
 impl FlushEvery {
     /// Makes a rule that flushes at least every `every` rounds.
     const fn new(every: u32) -> Self {
-        Self { every, waiting: 0, delayed: 0 }
+        Self {
+            every,
+            waiting: 0,
+            delayed: 0,
+        }
     }
 }
 
@@ -85,8 +98,12 @@ mod tests {
     #[test]
     fn flushes_wait_for_rounds_but_never_for_work() {
         let mut policy = FlushEvery::new(3);
-        let rounds = [true, true, true, true, false, true, true, true, false, false];
-        let flushes = [false, false, true, false, true, false, false, true, true, true];
+        let rounds = [
+            true, true, true, true, false, true, true, true, false, false,
+        ];
+        let flushes = [
+            false, false, true, false, true, false, false, true, true, true,
+        ];
         assert_eq!(rounds.map(|has_moved| policy.flushes(has_moved)), flushes);
         let mut policy = FlushEvery::new(1);
         assert!(policy.flushes(true) && policy.flushes(false));

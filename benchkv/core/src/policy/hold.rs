@@ -1,5 +1,5 @@
-//! Batch hold: answers of other ranks are held and delivered to their callers together, so that the callers' next requests come together
-//! and fill batches.
+//! Batch hold: answers of other ranks are held and delivered to their callers together, so that the
+//! callers' next requests come together and fill batches.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -29,10 +29,12 @@ const RTT_ALPHA: f64 = 0.125;
 /// The flag of the hold.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct HoldArgs {
-    /// Collect answers from other ranks and deliver them together: when one per rank has arrived, or after TIME, 0.5us to 100us. Pauses
-    /// while batches are full anyway. adaptive, or adaptive:TIME, follows the rate of answers and begins with TIME (10us); rtt:FACTOR holds
-    /// for 0.1 to 100 round trips. Simulated (docs/study.md): none lifts the low state; 10us gains a third at depth 1 and 8 ranks, and a
-    /// tenth beyond; adaptive gains as much, and costs a fifth in the high state; rtt:2 gains a tenth at most.
+    /// Collect answers from other ranks and deliver them together: when one per rank has arrived,
+    /// or after TIME, 0.5us to 100us. Pauses while batches are full anyway. adaptive, or
+    /// adaptive:TIME, follows the rate of answers and begins with TIME (10us); rtt:FACTOR holds for
+    /// 0.1 to 100 round trips. Simulated (docs/study.md): none lifts the low state; 10us gains a
+    /// third at depth 1 and 8 ranks, and a tenth beyond; adaptive gains as much, and costs a fifth
+    /// in the high state; rtt:2 gains a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", default_value_t = HoldChoice::Off)]
     #[serde(with = "harness::as_text")]
     #[doc(alias = "batch_hold_us")]
@@ -71,18 +73,29 @@ impl FromStr for HoldChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = || "use off, a time from 0.5us to 100us, adaptive, adaptive:TIME, or rtt:FACTOR with 0.1 to 100".to_owned();
+        let known = || {
+            "use off, a time from 0.5us to 100us, adaptive, adaptive:TIME, or rtt:FACTOR with 0.1 to 100".to_owned()
+        };
         let us = |time: &str| {
             // A number without a unit would be seconds.
-            let us = units::seconds(time).ok().filter(|_| time.ends_with('s')).map(|seconds| seconds * 1e6);
-            us.filter(|us| HOLD_NS.contains(&(us * 1000.0))).ok_or_else(known)
+            let us = units::seconds(time)
+                .ok()
+                .filter(|_| time.ends_with('s'))
+                .map(|seconds| seconds * 1e6);
+            us.filter(|us| HOLD_NS.contains(&(us * 1000.0)))
+                .ok_or_else(known)
         };
         match text.split_once(':') {
             None if text == "off" => Ok(Self::Off),
             None if text == "adaptive" => Ok(Self::Adaptive(None)),
             None => us(text).map(Self::Fixed),
             Some(("adaptive", time)) => us(time).map(|us| Self::Adaptive(Some(us))),
-            Some(("rtt", factor)) => factor.parse().ok().filter(|factor| FACTORS.contains(factor)).map(Self::Rtt).ok_or_else(known),
+            Some(("rtt", factor)) => factor
+                .parse()
+                .ok()
+                .filter(|factor| FACTORS.contains(factor))
+                .map(Self::Rtt)
+                .ok_or_else(known),
             Some(_) => Err(known()),
         }
     }
@@ -111,10 +124,11 @@ impl Asked for HoldArgs {
 /// The maximum time for which answers are held.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum HoldRule {
-    /// The time at the start. Answers are held only while batches are too small: a batch that reaches the target by itself ends the hold, a
-    /// smaller one begins it again.
+    /// The time at the start. Answers are held only while batches are too small: a batch that
+    /// reaches the target by itself ends the hold, a smaller one begins it again.
     Fixed,
-    /// The time in which the target number of answers arrives: target / rate of past batches, smoothed.
+    /// The time in which the target number of answers arrives: target / rate of past batches,
+    /// smoothed.
     Adaptive,
     /// This number of round trips; on and off like the fixed hold.
     Rtt(f64),
@@ -160,7 +174,16 @@ impl Hold {
         let target = target.max(1);
         let hold_ns = initial_ns.clamp(*HOLD_NS.start(), *HOLD_NS.end());
         let rate = Ewma::starting_at(target as f64 / hold_ns, RATE_ALPHA);
-        Self { rule, target, hold_ns, rate, is_on: true, count: 0, since_ns: 0, done: HoldCounts::default() }
+        Self {
+            rule,
+            target,
+            hold_ns,
+            rate,
+            is_on: true,
+            count: 0,
+            since_ns: 0,
+            done: HoldCounts::default(),
+        }
     }
 
     /// Notes that `count` answers are held now.
@@ -172,7 +195,8 @@ impl Hold {
         self.count = count;
     }
 
-    /// Returns why to deliver the held answers now, and counts them as delivered; `None` to hold them longer.
+    /// Returns why to deliver the held answers now, and counts them as delivered; `None` to hold
+    /// them longer.
     fn release(&mut self, now_ns: u64) -> Option<Release> {
         let held_ns = now_ns.saturating_sub(self.since_ns);
         let release = match self.count {
@@ -203,7 +227,11 @@ impl Hold {
             HoldRule::Adaptive => {
                 self.rate.add(answers as f64 / held_ns.max(1) as f64);
                 // The rate begins positive, and each sample is.
-                self.set_hold(self.rate.mean().map_or(self.hold_ns, |rate| self.target as f64 / rate));
+                self.set_hold(
+                    self.rate
+                        .mean()
+                        .map_or(self.hold_ns, |rate| self.target as f64 / rate),
+                );
             }
         }
     }
@@ -219,7 +247,8 @@ impl Hold {
         self.hold_ns = hold_ns.clamp(*HOLD_NS.start(), *HOLD_NS.end());
     }
 
-    /// Returns the maximum time for which an answer that comes now is held, in ns; 0 while nothing is held back.
+    /// Returns the maximum time for which an answer that comes now is held, in ns; 0 while nothing
+    /// is held back.
     const fn hold_ns(&self) -> u64 {
         if self.is_on { self.hold_ns as u64 } else { 0 }
     }
@@ -248,8 +277,18 @@ impl Rule for Hold {
     }
 
     fn report(&self, report: &mut PolicyReport) {
-        let HoldCounts { held, full_releases, late_releases } = self.done;
-        *report = PolicyReport { held, full_releases, late_releases, hold_ns: self.hold_ns(), ..*report };
+        let HoldCounts {
+            held,
+            full_releases,
+            late_releases,
+        } = self.done;
+        *report = PolicyReport {
+            held,
+            full_releases,
+            late_releases,
+            hold_ns: self.hold_ns(),
+            ..*report
+        };
     }
 
     fn gauge(&self, sample: &mut Sample) {
@@ -273,14 +312,40 @@ mod tests {
         ] {
             let found: HoldChoice = text.parse().unwrap();
             match (found, choice) {
-                (HoldChoice::Fixed(found), HoldChoice::Fixed(us)) => assert!((found - us).abs() < 1e-9, "{text}"),
-                (HoldChoice::Adaptive(Some(found)), HoldChoice::Adaptive(Some(us))) => assert!((found - us).abs() < 1e-9, "{text}"),
+                (HoldChoice::Fixed(found), HoldChoice::Fixed(us)) => {
+                    assert!((found - us).abs() < 1e-9, "{text}")
+                }
+                (HoldChoice::Adaptive(Some(found)), HoldChoice::Adaptive(Some(us))) => {
+                    assert!((found - us).abs() < 1e-9, "{text}")
+                }
                 (found, choice) => assert_eq!(found, choice, "{text}"),
             }
-            assert_eq!(found.to_string().parse(), Ok(found), "it is printed as it is typed");
+            assert_eq!(
+                found.to_string().parse(),
+                Ok(found),
+                "it is printed as it is typed"
+            );
         }
-        for text in ["", "10", "0.4us", "101us", "1s", "rtt", "rtt:0", "rtt:101", "rtt:NaN", "adaptive:", "adaptive:10", "never"] {
-            assert!(text.parse::<HoldChoice>().unwrap_err().contains("0.5us to 100us"), "{text}");
+        for text in [
+            "",
+            "10",
+            "0.4us",
+            "101us",
+            "1s",
+            "rtt",
+            "rtt:0",
+            "rtt:101",
+            "rtt:NaN",
+            "adaptive:",
+            "adaptive:10",
+            "never",
+        ] {
+            assert!(
+                text.parse::<HoldChoice>()
+                    .unwrap_err()
+                    .contains("0.5us to 100us"),
+                "{text}"
+            );
         }
     }
 
@@ -292,7 +357,8 @@ mod tests {
         hold.is_on
     }
 
-    /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for which the last was held.
+    /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for
+    /// which the last was held.
     fn batches(hold: &mut Hold, gap_ns: u64, count: usize) -> u64 {
         let mut now_ns = 1_000_000;
         let mut released = 0;
@@ -324,7 +390,11 @@ mod tests {
             assert_eq!(hold.release(now_ns), None);
         }
         assert_eq!(hold.release(10_099), None);
-        assert_eq!(hold.release(10_100), Some(Release::Late), "10 us after the first");
+        assert_eq!(
+            hold.release(10_100),
+            Some(Release::Late),
+            "10 us after the first"
+        );
         assert_eq!(hold.release(10_100), None);
         for now_ns in [20_000, 20_001, 20_002] {
             assert_eq!(hold.release(now_ns), None);
@@ -345,7 +415,11 @@ mod tests {
         }
         hold.passed(1);
         assert!(keeps(&mut hold, 7));
-        assert_eq!((hold.release(20_000), hold.hold_ns()), (Some(Release::Late), 10_000), "a late batch was too small");
+        assert_eq!(
+            (hold.release(20_000), hold.hold_ns()),
+            (Some(Release::Late), 10_000),
+            "a late batch was too small"
+        );
     }
 
     #[test]
@@ -370,14 +444,19 @@ mod tests {
         assert_eq!(last, 100_000);
     }
 
-    /// The adaptive hold, unlike the fixed one, finds the time that a full batch takes, from either side.
+    /// The adaptive hold, unlike the fixed one, finds the time that a full batch takes, from either
+    /// side.
     #[test]
     fn an_adaptive_hold_finds_the_time_of_a_batch() {
         for initial_ns in [500.0, 100_000.0] {
             let mut hold = Hold::new(HoldRule::Adaptive, 8, initial_ns);
             batches(&mut hold, 1_000, 200);
             // Eight that come every microsecond: seven gaps from the first to the last.
-            assert!((6_000..=8_000).contains(&hold.hold_ns()), "{}", hold.hold_ns());
+            assert!(
+                (6_000..=8_000).contains(&hold.hold_ns()),
+                "{}",
+                hold.hold_ns()
+            );
         }
     }
 

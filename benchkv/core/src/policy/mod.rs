@@ -1,12 +1,13 @@
-//! Policies: rules by which a daemon delays work to make batches larger. A rule has no clock and no transport; times are arguments, in ns
-//! of one clock.
+//! Policies: rules by which a daemon delays work to make batches larger. A rule has no clock and no
+//! transport; times are arguments, in ns of one clock.
 //!
-//! A policy is a file with its flags and its rule, and lines here: its module, its field of [`PolicyOptions`] and of the list below it, and its
-//! counters in [`PolicyReport`].
+//! A policy is a file with its flags and its rule, and lines here: its module, its field of
+//! [`PolicyOptions`] and of the list below it, and its counters in [`PolicyReport`].
 //!
 //! - `rule`: the traits of flags and rules. `daemon`: all rules of a daemon, as one [`Policy`].
-//! - `hold`: delivers answers together. `polls`, [`budget`]: add polls to a round. `flush`, `coalesce`, `skip_idle`, `stagger`: decide when
-//!   to flush, to take requests, to poll clients, to begin. `window`: the window of the connections, which is no rule of a daemon.
+//! - `hold`: delivers answers together. `polls`, [`budget`]: add polls to a round. `flush`,
+//!   `coalesce`, `skip_idle`, `stagger`: decide when to flush, to take requests, to poll clients,
+//!   to begin. `window`: the window of the connections, which is no rule of a daemon.
 //! - [`rtt`], [`ewma`]: measure for the rules.
 
 pub mod budget;
@@ -80,8 +81,24 @@ pub struct PolicyOptions {
 
 macro_rules! each {
     ($options:expr) => {{
-        let PolicyOptions { hold, coalesce, polls, flush, stagger, skip_idle, window } = $options;
-        [hold as &dyn Asked, coalesce, polls, flush, stagger, skip_idle, window]
+        let PolicyOptions {
+            hold,
+            coalesce,
+            polls,
+            flush,
+            stagger,
+            skip_idle,
+            window,
+        } = $options;
+        [
+            hold as &dyn Asked,
+            coalesce,
+            polls,
+            flush,
+            stagger,
+            skip_idle,
+            window,
+        ]
     }};
 }
 
@@ -107,11 +124,15 @@ impl PolicyOptions {
     }
 
     fn given(&self) -> impl Iterator<Item = &dyn Asked> {
-        each!(self).into_iter().filter(|policy| policy.typed().is_some())
+        each!(self)
+            .into_iter()
+            .filter(|policy| policy.typed().is_some())
     }
 
     fn rules(&self, ranks: usize) -> Vec<Box<dyn Rule>> {
-        self.given().filter_map(|policy| policy.rule(ranks)).collect()
+        self.given()
+            .filter_map(|policy| policy.rule(ranks))
+            .collect()
     }
 }
 
@@ -124,7 +145,8 @@ impl fmt::Display for PolicyOptions {
 }
 
 counters! {
-    /// The counters of a daemon's policies in the whole job. For several daemons they are added, or the larger one counts.
+    /// The counters of a daemon's policies in the whole job. For several daemons they are added, or
+    /// the larger one counts.
     pub struct PolicyReport {
         /// Answers of holds: that were held back, or made a hold full.
         sum held,
@@ -164,15 +186,33 @@ impl fmt::Display for PolicyReport {
             (self.held, holds),
             (
                 self.extra_polls,
-                format!("{} polls added, budget {} at the end, peak {}", self.extra_polls, self.poll_budget, self.poll_budget_peak),
+                format!(
+                    "{} polls added, budget {} at the end, peak {}",
+                    self.extra_polls, self.poll_budget, self.poll_budget_peak
+                ),
             ),
-            (self.gathering_rounds, format!("{} rounds for answers only", self.gathering_rounds)),
-            (self.delayed_flushes, format!("{} flushes delayed", self.delayed_flushes)),
-            (self.skipped_looks, format!("{} looks at clients left out", self.skipped_looks)),
-            (self.staggered_rounds, format!("{} staggered rounds", self.staggered_rounds)),
+            (
+                self.gathering_rounds,
+                format!("{} rounds for answers only", self.gathering_rounds),
+            ),
+            (
+                self.delayed_flushes,
+                format!("{} flushes delayed", self.delayed_flushes),
+            ),
+            (
+                self.skipped_looks,
+                format!("{} looks at clients left out", self.skipped_looks),
+            ),
+            (
+                self.staggered_rounds,
+                format!("{} staggered rounds", self.staggered_rounds),
+            ),
             (self.rtt_ns, format!("round trip {} ns", self.rtt_ns)),
         ];
-        let done: Vec<String> = parts.into_iter().filter_map(|(count, text)| (count > 0).then_some(text)).collect();
+        let done: Vec<String> = parts
+            .into_iter()
+            .filter_map(|(count, text)| (count > 0).then_some(text))
+            .collect();
         f.write_str(if done.is_empty() { "nothing to do" } else { "" })?;
         f.write_str(&done.join(", "))
     }

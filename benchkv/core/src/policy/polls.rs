@@ -1,4 +1,5 @@
-//! Polls added to a round while they find nothing: a fixed number, or the number of the adaptive [`budget`](super::budget).
+//! Polls added to a round while they find nothing: a fixed number, or the number of the adaptive
+//! [`budget`](super::budget).
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,10 +21,16 @@ const MAX_FIXED_POLLS: u32 = 4096;
 /// The flags of the poll budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct PollArgs {
-    /// Extra polls per round while nothing arrives: 0 to 4096, or adaptive (at most 72). The controller measures the effect of a
-    /// poll once, or with adaptive:ROUNDS again after so many rounds. Simulated: neither lifts the low state; 16 gain a tenth at most, the
-    /// controller nothing.
-    #[arg(long, hide_short_help = true, value_name = "N|adaptive[:ROUNDS]", default_value_t)]
+    /// Extra polls per round while nothing arrives: 0 to 4096, or adaptive (at most 72). The
+    /// controller measures the effect of a poll once, or with adaptive:ROUNDS again after so many
+    /// rounds. Simulated: neither lifts the low state; 16 gain a tenth at most, the controller
+    /// nothing.
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_name = "N|adaptive[:ROUNDS]",
+        default_value_t
+    )]
     #[serde(with = "harness::as_text")]
     #[doc(alias = "adaptive_budget")]
     pub poll_budget: PollChoice,
@@ -34,7 +41,8 @@ pub struct PollArgs {
 pub enum PollChoice {
     /// This number.
     Fixed(u32),
-    /// The number of the controller, which identifies again each so many rounds, or once if that is 0.
+    /// The number of the controller, which identifies again each so many rounds, or once if that
+    /// is 0.
     Adaptive(u32),
 }
 
@@ -60,8 +68,16 @@ impl FromStr for PollChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = match text.strip_prefix("adaptive") {
             Some("") => Some(Self::Adaptive(0)),
-            Some(again) => again.strip_prefix(':').and_then(|rounds| rounds.parse().ok()).filter(|rounds| *rounds > 0).map(Self::Adaptive),
-            None => text.parse().ok().filter(|polls| *polls <= MAX_FIXED_POLLS).map(Self::Fixed),
+            Some(again) => again
+                .strip_prefix(':')
+                .and_then(|rounds| rounds.parse().ok())
+                .filter(|rounds| *rounds > 0)
+                .map(Self::Adaptive),
+            None => text
+                .parse()
+                .ok()
+                .filter(|polls| *polls <= MAX_FIXED_POLLS)
+                .map(Self::Fixed),
         };
         parsed.ok_or_else(|| "use a number of polls from 0 to 4096, adaptive, or adaptive:ROUNDS with 1 to 4294967295".to_owned())
     }
@@ -69,7 +85,8 @@ impl FromStr for PollChoice {
 
 impl Asked for PollArgs {
     fn typed(&self) -> Option<String> {
-        (self.poll_budget != PollChoice::default()).then(|| format!("poll-budget {}", self.poll_budget))
+        (self.poll_budget != PollChoice::default())
+            .then(|| format!("poll-budget {}", self.poll_budget))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
@@ -81,7 +98,12 @@ impl Asked for PollArgs {
             PollChoice::Adaptive(again) => Budget::Adaptive(BudgetController::new(again)),
             PollChoice::Fixed(polls) => Budget::Fixed(polls),
         };
-        Some(Box::new(ExtraPolls { budget, last_ns: None, added: 0, peak: 0 }))
+        Some(Box::new(ExtraPolls {
+            budget,
+            last_ns: None,
+            added: 0,
+            peak: 0,
+        }))
     }
 }
 
@@ -122,9 +144,15 @@ impl Rule for ExtraPolls {
     fn polled(&mut self, round: &RoundState, found: Found) -> bool {
         self.added += u64::from(found.polls.saturating_sub(1));
         let last_ns = self.last_ns.replace(round.now_ns);
-        if let (Budget::Adaptive(controller), Some(last_ns)) = (&mut self.budget, last_ns.filter(|_| round.outstanding > 0)) {
+        if let (Budget::Adaptive(controller), Some(last_ns)) =
+            (&mut self.budget, last_ns.filter(|_| round.outstanding > 0))
+        {
             let round_ns = round.now_ns.saturating_sub(last_ns);
-            controller.note(Observed { cqes: found.cqes, round_ns, rtt_ns: round.rtt_ns });
+            controller.note(Observed {
+                cqes: found.cqes,
+                round_ns,
+                rtt_ns: round.rtt_ns,
+            });
         }
         self.peak = self.peak.max(self.extra_polls().into());
         false
@@ -132,7 +160,12 @@ impl Rule for ExtraPolls {
 
     fn report(&self, report: &mut PolicyReport) {
         let poll_budget = self.extra_polls().into();
-        *report = PolicyReport { extra_polls: self.added, poll_budget, poll_budget_peak: self.peak, ..*report };
+        *report = PolicyReport {
+            extra_polls: self.added,
+            poll_budget,
+            poll_budget_peak: self.peak,
+            ..*report
+        };
     }
 
     fn gauge(&self, sample: &mut Sample) {

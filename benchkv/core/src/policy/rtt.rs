@@ -2,9 +2,11 @@
 
 use super::ewma::Ewma;
 
-/// The smoothed time from a flush with requests to the first completion after it. One time is measured at once.
+/// The smoothed time from a flush with requests to the first completion after it. One time is
+/// measured at once.
 ///
-/// If requests were already in flight, the completion may answer one of them; the time is then a lower bound of the round trip.
+/// If requests were already in flight, the completion may answer one of them; the time is then a
+/// lower bound of the round trip.
 #[derive(Debug)]
 pub struct RttProbe {
     flushed_ns: Option<u64>,
@@ -15,7 +17,10 @@ impl RttProbe {
     /// Makes a probe without a measurement. `alpha` is the weight of the newest time.
     #[must_use]
     pub const fn new(alpha: f64) -> Self {
-        Self { flushed_ns: None, smoothed: Ewma::new(alpha) }
+        Self {
+            flushed_ns: None,
+            smoothed: Ewma::new(alpha),
+        }
     }
 
     /// Notes a flush with requests.

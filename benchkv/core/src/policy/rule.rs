@@ -30,7 +30,8 @@ pub(super) trait Asked {
         Duration::ZERO
     }
 
-    /// Returns the controller of one daemon in a job of `ranks`; `None` if daemons do not need one. Called only if a flag is given.
+    /// Returns the controller of one daemon in a job of `ranks`; `None` if daemons do not need one.
+    /// Called only if a flag is given.
     fn rule(&self, ranks: usize) -> Option<Box<dyn Rule>>;
 }
 
@@ -56,7 +57,8 @@ pub struct RoundPlan {
     pub open_links: usize,
     /// Number of polls to add while they find nothing.
     pub extra_polls: u32,
-    /// Maximum number of answers that the daemon holds until [`Policy::releases`](super::Policy::releases). It delivers further ones at once.
+    /// Maximum number of answers that the daemon holds until
+    /// [`Policy::releases`](super::Policy::releases). It delivers further ones at once.
     pub most_held: usize,
     /// The round takes requests.
     pub takes_requests: bool,
@@ -66,7 +68,13 @@ pub struct RoundPlan {
 
 impl Default for RoundPlan {
     fn default() -> Self {
-        Self { open_links: usize::MAX, extra_polls: 0, most_held: 0, takes_requests: true, polls_clients: true }
+        Self {
+            open_links: usize::MAX,
+            extra_polls: 0,
+            most_held: 0,
+            takes_requests: true,
+            polls_clients: true,
+        }
     }
 }
 
@@ -83,9 +91,11 @@ pub struct Found {
     pub held: usize,
 }
 
-/// A controller of one daemon. It has no clock and no transport. The default methods restrict nothing.
+/// A controller of one daemon. It has no clock and no transport. The default methods restrict
+/// nothing.
 pub(super) trait Rule: fmt::Debug + Send {
-    /// Returns the weight of the newest sample in [`RoundState::rtt_ns`], if the rule needs the round trip. The smallest weight counts.
+    /// Returns the weight of the newest sample in [`RoundState::rtt_ns`], if the rule needs the
+    /// round trip. The smallest weight counts.
     fn rtt_weight(&self) -> Option<f64> {
         None
     }
@@ -119,17 +129,28 @@ pub(super) trait Rule: fmt::Debug + Send {
 /// Refuses a flag that concerns other ranks in a job of one rank.
 pub(super) fn needs_others(flag: &'static str, topology: &Topology) -> Result<(), RangeError> {
     if topology.ranks == 1 {
-        return Err(range(flag, "with 1 rank", "it has no other to exchange anything with", "--ranks of 2 and more".to_owned()));
+        return Err(range(
+            flag,
+            "with 1 rank",
+            "it has no other to exchange anything with",
+            "--ranks of 2 and more".to_owned(),
+        ));
     }
     Ok(())
 }
 
-/// Refuses a flag that concerns messages of daemons to other ranks in a job whose daemons send none.
+/// Refuses a flag that concerns messages of daemons to other ranks in a job whose daemons send
+/// none.
 pub(super) fn needs_exchange(flag: &'static str, topology: &Topology) -> Result<(), RangeError> {
     needs_others(flag, topology)?;
     if topology.backend == Backend::Direct {
         let why = "its clients have connections of their own, and no daemon sends for them";
-        return Err(range(flag, "with --backend direct", why, "another --backend".to_owned()));
+        return Err(range(
+            flag,
+            "with --backend direct",
+            why,
+            "another --backend".to_owned(),
+        ));
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Idle skipping: after a poll of its clients that found nothing, a daemon does not poll them for some rounds.
+//! Idle skipping: after a poll of its clients that found nothing, a daemon does not poll them for
+//! some rounds.
 
 use std::ops::RangeInclusive;
 
@@ -16,7 +17,8 @@ const SKIPPED: RangeInclusive<u32> = 0..=MAX_ROUNDS;
 /// The flag of idle skipping.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct SkipIdleArgs {
-    /// After a poll of local clients that found nothing, do not poll them for N rounds, 0 to 4096. It starves local requests.
+    /// After a poll of local clients that found nothing, do not poll them for N rounds, 0 to 4096.
+    /// It starves local requests.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(SKIPPED), default_value_t = 0)]
     pub ipc_skip_idle: u32,
 }
@@ -31,7 +33,11 @@ impl Asked for SkipIdleArgs {
     }
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
-        Some(Box::new(SkipIdle { rounds: self.ipc_skip_idle, left: 0, skipped: 0 }))
+        Some(Box::new(SkipIdle {
+            rounds: self.ipc_skip_idle,
+            left: 0,
+            skipped: 0,
+        }))
     }
 }
 
@@ -71,7 +77,11 @@ mod tests {
 
     #[test]
     fn clients_are_not_polled_for_some_rounds_after_a_poll_that_found_nothing() {
-        let mut policy = SkipIdle { rounds: 2, left: 0, skipped: 0 };
+        let mut policy = SkipIdle {
+            rounds: 2,
+            left: 0,
+            skipped: 0,
+        };
         let mut polls = |found| {
             let mut plan = RoundPlan::default();
             policy.begin(&RoundState::default(), &mut plan);
@@ -81,6 +91,9 @@ mod tests {
             plan.polls_clients
         };
         let found = [3, 0, 9, 9, 1, 0, 0, 0, 0];
-        assert_eq!(found.map(&mut polls), [true, true, false, false, true, true, false, false, true]);
+        assert_eq!(
+            found.map(&mut polls),
+            [true, true, false, false, true, true, false, false, true]
+        );
     }
 }

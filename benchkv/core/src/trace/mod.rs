@@ -1,4 +1,5 @@
-//! The activity of a daemon, sampled over time: a [`Series`] of [`Sample`]s, and the [`recorder`] that makes it while a job runs.
+//! The activity of a daemon, sampled over time: a [`Series`] of [`Sample`]s, and the [`recorder`]
+//! that makes it while a job runs.
 
 pub mod recorder;
 
@@ -52,7 +53,14 @@ impl Series {
     /// Returns each sample with its requests by endpoint.
     pub fn rows(&self) -> impl Iterator<Item = (&Sample, &[u32])> {
         let width = self.endpoints.len();
-        let row = move |(at, sample)| (sample, self.by_endpoint.get(at * width..(at + 1) * width).unwrap_or_default());
+        let row = move |(at, sample)| {
+            (
+                sample,
+                self.by_endpoint
+                    .get(at * width..(at + 1) * width)
+                    .unwrap_or_default(),
+            )
+        };
         self.samples.iter().enumerate().map(row)
     }
 }

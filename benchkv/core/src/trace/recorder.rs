@@ -9,25 +9,27 @@ use crate::phase::Phase;
 
 /// Maximum number of samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
-/// Time from the first round with work in which each such round of a daemon is sampled, in ns; and the maximum of these samples, which
-/// are never dropped.
+/// Time from the first round with work in which each such round of a daemon is sampled, in ns; and
+/// the maximum of these samples, which are never dropped.
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_SAMPLES: usize = CAPACITY / 4;
 /// Minimum time between two samples of a daemon that has nothing to do, in ns.
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
-/// Rounds without work between two readings of the clock, for a daemon that does not sleep in between.
+/// Rounds without work between two readings of the clock, for a daemon that does not sleep in
+/// between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
-/// A series while it is recorded. The first millisecond has a sample of each round with work. If the rest would not fit, every second
-/// sample of it is dropped and the interval of the next ones doubles: a series covers the whole job, and is as dense as the memory
-/// permits.
+/// A series while it is recorded. The first millisecond has a sample of each round with work. If
+/// the rest would not fit, every second sample of it is dropped and the interval of the next ones
+/// doubles: a series covers the whole job, and is as dense as the memory permits.
 #[derive(Debug)]
 pub struct Recorder {
     interval: u64,
     idle_interval_ns: u64,
     idle_rounds_per_look: u32,
     capacity: usize,
-    /// Number of samples at the front that are never dropped, and its maximum; both are equal when the head is over.
+    /// Number of samples at the front that are never dropped, and its maximum; both are equal when
+    /// the head is over.
     head: usize,
     head_capacity: usize,
     /// Time of the first round with work, in ns.
@@ -63,11 +65,20 @@ impl Recorder {
         CAPACITY * (size_of::<Sample>() + endpoints * size_of::<u32>())
     }
 
-    /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits like this, with endpoints to these ranks.
+    /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits
+    /// like this, with endpoints to these ranks.
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy, endpoints: Vec<usize>) -> Self {
-        let idle_rounds_per_look = if wait == WaitStrategy::Event { 1 } else { IDLE_ROUNDS_PER_LOOK };
-        Self { idle_rounds_per_look, head_capacity: HEAD_SAMPLES, ..Self::with_capacity(interval, CAPACITY, endpoints) }
+        let idle_rounds_per_look = if wait == WaitStrategy::Event {
+            1
+        } else {
+            IDLE_ROUNDS_PER_LOOK
+        };
+        Self {
+            idle_rounds_per_look,
+            head_capacity: HEAD_SAMPLES,
+            ..Self::with_capacity(interval, CAPACITY, endpoints)
+        }
     }
 
     fn with_capacity(interval: u64, capacity: usize, endpoints: Vec<usize>) -> Self {
@@ -85,18 +96,32 @@ impl Recorder {
             sum: Sample::default(),
             busy: 0,
             idle: 0,
-            series: Series { samples: Vec::with_capacity(capacity), endpoints, by_endpoint },
+            series: Series {
+                samples: Vec::with_capacity(capacity),
+                endpoints,
+                by_endpoint,
+            },
             thinned: 0,
         }
     }
 
-    /// Notes a round. `gauges` returns the daemon's values: all but time, run and the counters of rounds, and appends those of each
-    /// endpoint. Counters have their current totals.
-    pub fn note(&mut self, phase: Phase, round: Round, now_ns: impl FnOnce() -> u64, gauges: impl FnOnce(&mut Vec<u32>) -> Sample) {
+    /// Notes a round. `gauges` returns the daemon's values: all but time, run and the counters of
+    /// rounds, and appends those of each endpoint. Counters have their current totals.
+    pub fn note(
+        &mut self,
+        phase: Phase,
+        round: Round,
+        now_ns: impl FnOnce() -> u64,
+        gauges: impl FnOnce(&mut Vec<u32>) -> Sample,
+    ) {
         if self.started_ns.is_none() && phase == Phase::Ready {
             return;
         }
-        self.run = if let Phase::Window(run) = phase { Some(run) } else { None };
+        self.run = if let Phase::Window(run) = phase {
+            Some(run)
+        } else {
+            None
+        };
         self.sum.loops += 1;
         self.sum.cqes += round.cqes as u64;
         self.sum.moved += round.moved as u64;
@@ -106,19 +131,32 @@ impl Recorder {
             self.idle += 1;
         }
         let is_first = self.head < self.head_capacity && round.moved > 0;
-        if is_first || self.series.samples.is_empty() || self.busy >= self.interval || self.idle >= self.idle_rounds_per_look {
+        if is_first
+            || self.series.samples.is_empty()
+            || self.busy >= self.interval
+            || self.idle >= self.idle_rounds_per_look
+        {
             self.look(now_ns(), is_first, gauges);
         }
     }
 
     #[cold]
-    fn look(&mut self, now_ns: u64, mut is_first: bool, gauges: impl FnOnce(&mut Vec<u32>) -> Sample) {
+    fn look(
+        &mut self,
+        now_ns: u64,
+        mut is_first: bool,
+        gauges: impl FnOnce(&mut Vec<u32>) -> Sample,
+    ) {
         self.idle = 0;
         let time_ns = now_ns.saturating_sub(*self.started_ns.get_or_insert(now_ns));
         if is_first && now_ns.saturating_sub(*self.worked_ns.get_or_insert(now_ns)) > HEAD_NS {
             (self.head_capacity, is_first) = (self.head, false);
         }
-        let is_quiet = self.series.samples.last().is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
+        let is_quiet = self
+            .series
+            .samples
+            .last()
+            .is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
         if !is_first && self.busy < self.interval && is_quiet {
             return;
         }
@@ -126,21 +164,38 @@ impl Recorder {
         if self.series.samples.len() == self.capacity {
             self.thin();
         }
-        let Sample { loops, cqes, moved, .. } = self.sum;
+        let Sample {
+            loops, cqes, moved, ..
+        } = self.sum;
         let gauges = gauges(&mut self.series.by_endpoint);
-        self.series.samples.push(Sample { time_ns, run: self.run, loops, cqes, moved, ..gauges });
+        self.series.samples.push(Sample {
+            time_ns,
+            run: self.run,
+            loops,
+            cqes,
+            moved,
+            ..gauges
+        });
         if is_first {
             self.head = self.series.samples.len();
         }
     }
 
     fn thin(&mut self) {
-        let Series { samples, endpoints, by_endpoint } = &mut self.series;
+        let Series {
+            samples,
+            endpoints,
+            by_endpoint,
+        } = &mut self.series;
         let (before, head) = (samples.len(), self.head);
         let is_kept = |sample: usize| sample < head || (sample - head) % 2 == 0;
         let (mut number, mut value) = (0.., 0..);
         samples.retain(|_| number.next().is_some_and(is_kept));
-        by_endpoint.retain(|_| value.next().is_some_and(|value: usize| is_kept(value / endpoints.len())));
+        by_endpoint.retain(|_| {
+            value
+                .next()
+                .is_some_and(|value: usize| is_kept(value / endpoints.len()))
+        });
         self.thinned += (before - samples.len()) as u64;
         self.interval *= 2;
         self.idle_interval_ns *= 2;
@@ -155,7 +210,11 @@ impl Recorder {
     /// Returns the outcome of the series.
     #[must_use]
     pub fn report(&self) -> TraceReport {
-        TraceReport { samples: self.series.samples.len() as u64, thinned: self.thinned, interval: self.interval }
+        TraceReport {
+            samples: self.series.samples.len() as u64,
+            thinned: self.thinned,
+            interval: self.interval,
+        }
     }
 }
 
@@ -163,25 +222,70 @@ impl Recorder {
 mod tests {
     use super::*;
 
-    const BUSY: Round = Round { moved: 3, cqes: 1, outstanding: 0, is_part: false };
-    const IDLE: Round = Round { moved: 0, cqes: 0, outstanding: 0, is_part: false };
+    const BUSY: Round = Round {
+        moved: 3,
+        cqes: 1,
+        outstanding: 0,
+        is_part: false,
+    };
+    const IDLE: Round = Round {
+        moved: 0,
+        cqes: 0,
+        outstanding: 0,
+        is_part: false,
+    };
 
     fn times(recorder: &Recorder) -> Vec<u64> {
-        recorder.series().samples.iter().map(|sample| sample.time_ns).collect()
+        recorder
+            .series()
+            .samples
+            .iter()
+            .map(|sample| sample.time_ns)
+            .collect()
     }
 
     #[test]
     fn a_sample_is_taken_every_so_many_rounds_that_did_something() {
-        let mut recorder = Recorder { head_capacity: 0, ..Recorder::new(3, WaitStrategy::Busy, Vec::new()) };
-        recorder.note(Phase::Ready, BUSY, || unreachable!("nothing is recorded before the warm-up"), |_| Sample::default());
+        let mut recorder = Recorder {
+            head_capacity: 0,
+            ..Recorder::new(3, WaitStrategy::Busy, Vec::new())
+        };
+        recorder.note(
+            Phase::Ready,
+            BUSY,
+            || unreachable!("nothing is recorded before the warm-up"),
+            |_| Sample::default(),
+        );
         for now_ns in 100..110 {
-            let phase = if now_ns < 104 { Phase::WarmUp } else { Phase::Window(2) };
-            recorder.note(phase, BUSY, || now_ns, |_| Sample { writes: now_ns, held: 7, ..Sample::default() });
+            let phase = if now_ns < 104 {
+                Phase::WarmUp
+            } else {
+                Phase::Window(2)
+            };
+            recorder.note(
+                phase,
+                BUSY,
+                || now_ns,
+                |_| Sample {
+                    writes: now_ns,
+                    held: 7,
+                    ..Sample::default()
+                },
+            );
         }
-        assert_eq!(times(&recorder), [0, 3, 6, 9], "the first round, then each third");
-        let [first, .., last] = recorder.series().samples.as_slice() else { panic!("some") };
+        assert_eq!(
+            times(&recorder),
+            [0, 3, 6, 9],
+            "the first round, then each third"
+        );
+        let [first, .., last] = recorder.series().samples.as_slice() else {
+            panic!("some")
+        };
         assert_eq!((first.run, last.run), (None, Some(2)));
-        assert_eq!((last.loops, last.moved, last.cqes, last.writes, last.held), (10, 30, 10, 109, 7));
+        assert_eq!(
+            (last.loops, last.moved, last.cqes, last.writes, last.held),
+            (10, 30, 10, 109, 7)
+        );
     }
 
     #[test]
@@ -196,21 +300,42 @@ mod tests {
             recorder.note(Phase::WarmUp, IDLE, now_ns, |_| Sample::default());
         }
         assert_eq!(looks, 10, "the clock is not read in every round");
-        let spaced = times(&recorder).windows(2).all(|pair| pair[1] - pair[0] >= IDLE_INTERVAL_NS);
-        assert!(spaced && recorder.series().samples.len() == 5, "{:?}", times(&recorder));
+        let spaced = times(&recorder)
+            .windows(2)
+            .all(|pair| pair[1] - pair[0] >= IDLE_INTERVAL_NS);
+        assert!(
+            spaced && recorder.series().samples.len() == 5,
+            "{:?}",
+            times(&recorder)
+        );
     }
 
     #[test]
     fn a_daemon_that_sleeps_is_sampled_when_it_wakes() {
         let mut recorder = Recorder::new(1000, WaitStrategy::Event, Vec::new());
-        (0..5).for_each(|round| recorder.note(Phase::WarmUp, IDLE, || round * 100_000_000, |_| Sample::default()));
-        assert_eq!(times(&recorder), [0, 100_000_000, 200_000_000, 300_000_000, 400_000_000]);
+        (0..5).for_each(|round| {
+            recorder.note(
+                Phase::WarmUp,
+                IDLE,
+                || round * 100_000_000,
+                |_| Sample::default(),
+            )
+        });
+        assert_eq!(
+            times(&recorder),
+            [0, 100_000_000, 200_000_000, 300_000_000, 400_000_000]
+        );
     }
 
     #[test]
     fn a_series_that_would_not_fit_is_thinned_over_all_of_its_length() {
         let mut recorder = Recorder::with_capacity(1, 8, vec![3, 5]);
-        let memory = |recorder: &Recorder| (recorder.series.samples.as_ptr(), recorder.series.by_endpoint.as_ptr());
+        let memory = |recorder: &Recorder| {
+            (
+                recorder.series.samples.as_ptr(),
+                recorder.series.by_endpoint.as_ptr(),
+            )
+        };
         let before = memory(&recorder);
         for now_ns in 0..100 {
             let gauges = |values: &mut Vec<u32>| {
@@ -220,28 +345,69 @@ mod tests {
             recorder.note(Phase::WarmUp, BUSY, || now_ns, gauges);
         }
         assert_eq!(times(&recorder), [0, 16, 32, 48, 64, 80, 96]);
-        assert_eq!(recorder.report(), TraceReport { samples: 7, thinned: 16, interval: 16 });
-        assert!(recorder.series().rows().all(|(sample, values)| *values == [sample.time_ns as u32, 7]), "{:?}", recorder.series());
+        assert_eq!(
+            recorder.report(),
+            TraceReport {
+                samples: 7,
+                thinned: 16,
+                interval: 16
+            }
+        );
+        assert!(
+            recorder
+                .series()
+                .rows()
+                .all(|(sample, values)| *values == [sample.time_ns as u32, 7]),
+            "{:?}",
+            recorder.series()
+        );
         assert_eq!(memory(&recorder), before, "nothing was allocated");
     }
 
     /// A burst at the beginning is over before the interval has passed once.
     #[test]
     fn the_first_millisecond_of_work_has_every_round_and_is_never_thinned() {
-        let mut recorder = Recorder { head_capacity: 1000, ..Recorder::with_capacity(64, 512, Vec::new()) };
+        let mut recorder = Recorder {
+            head_capacity: 1000,
+            ..Recorder::with_capacity(64, 512, Vec::new())
+        };
         let memory = recorder.series.samples.as_ptr();
         recorder.note(Phase::WarmUp, IDLE, || 0, |_| Sample::default());
         // From 5 ms on, a round each 10 us.
         for round in 0..100_000 {
-            recorder.note(Phase::WarmUp, BUSY, || 5_000_000 + round * 10_000, |_| Sample::default());
+            recorder.note(
+                Phase::WarmUp,
+                BUSY,
+                || 5_000_000 + round * 10_000,
+                |_| Sample::default(),
+            );
         }
-        let expected: Vec<u64> = [0].into_iter().chain((0..=100).map(|round| 5_000_000 + round * 10_000)).collect();
+        let expected: Vec<u64> = [0]
+            .into_iter()
+            .chain((0..=100).map(|round| 5_000_000 + round * 10_000))
+            .collect();
         assert_eq!(times(&recorder)[..102], expected);
-        assert!(times(&recorder)[102] > 6_000_000 && recorder.report().thinned > 0 && recorder.report().interval > 64);
-        assert_eq!(recorder.series.samples.as_ptr(), memory, "nothing was allocated");
-        let mut short = Recorder { head_capacity: 10, ..Recorder::with_capacity(64, 512, Vec::new()) };
-        (0..1000).for_each(|now_ns| short.note(Phase::WarmUp, BUSY, || now_ns, |_| Sample::default()));
-        assert_eq!((short.head, times(&short)[..10].to_vec()), (10, (0..10).collect()), "no more than there is room for");
+        assert!(
+            times(&recorder)[102] > 6_000_000
+                && recorder.report().thinned > 0
+                && recorder.report().interval > 64
+        );
+        assert_eq!(
+            recorder.series.samples.as_ptr(),
+            memory,
+            "nothing was allocated"
+        );
+        let mut short = Recorder {
+            head_capacity: 10,
+            ..Recorder::with_capacity(64, 512, Vec::new())
+        };
+        (0..1000)
+            .for_each(|now_ns| short.note(Phase::WarmUp, BUSY, || now_ns, |_| Sample::default()));
+        assert_eq!(
+            (short.head, times(&short)[..10].to_vec()),
+            (10, (0..10).collect()),
+            "no more than there is room for"
+        );
     }
 
     #[test]

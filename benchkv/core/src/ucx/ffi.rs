@@ -1,8 +1,10 @@
-//! libucp, opened at run time: the functions that are called, and the fields that are used of each struct.
+//! libucp, opened at run time: the functions that are called, and the fields that are used of each
+//! struct.
 //!
-//! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every struct begins with a mask of the fields
-//! that are set, and the library reads no others, so a struct may end after the last used field. The structs are padded to the size in
-//! the header. `oracle` compares sizes, offsets and constants with the header.
+//! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every
+//! struct begins with a mask of the fields that are set, and the library reads no others, so a
+//! struct may end after the last used field. The structs are padded to the size in the header.
+//! `oracle` compares sizes, offsets and constants with the header.
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -61,7 +63,8 @@ pub(super) struct WorkerParams {
 }
 
 /// `ucp_err_handler_cb_t`.
-pub(super) type ErrorCallback = unsafe extern "C" fn(arg: *mut c_void, endpoint: Handle, status: Status);
+pub(super) type ErrorCallback =
+    unsafe extern "C" fn(arg: *mut c_void, endpoint: Handle, status: Status);
 
 /// `ucp_ep_params_t`.
 #[repr(C)]
@@ -125,7 +128,8 @@ macro_rules! functions {
                     $($symbol: {
                         let name = CStr::from_bytes_with_nul(concat!(stringify!($symbol), "\0").as_bytes()).unwrap_or_default();
                         let address: NonNull<c_void> = library.symbol(name).ok_or(stringify!($symbol))?;
-                        // SAFETY: the function of this name has this type (`ucp/api/ucp.h`, `ucs/type/status.h`).
+                        // SAFETY: the function of this name has this type (`ucp/api/ucp.h`,
+                        // `ucs/type/status.h`).
                         unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address.as_ptr()) }
                     },)*
                 })
@@ -177,17 +181,26 @@ impl Api {
     fn load(name: &str) -> Result<Self, UcxError> {
         let library = Library::load(name).map_err(|reason| UcxError::NotInstalled { reason })?;
         let file = library.file_name();
-        let functions = Functions::load(&library)
-            .map_err(|symbol| UcxError::TooOld { version: file.clone(), lacks: format!(", which has no {symbol}") })?;
+        let functions = Functions::load(&library).map_err(|symbol| UcxError::TooOld {
+            version: file.clone(),
+            lacks: format!(", which has no {symbol}"),
+        })?;
         let mut major = 0;
         let mut minor = 0;
         let mut release = 0;
         // SAFETY: three places for its answer.
         unsafe { (functions.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut release) };
         if (major, minor) < OLDEST {
-            return Err(UcxError::TooOld { version: format!("{major}.{minor}.{release}"), lacks: String::new() });
+            return Err(UcxError::TooOld {
+                version: format!("{major}.{minor}.{release}"),
+                lacks: String::new(),
+            });
         }
-        Ok(Self { functions, version: [major, minor, release], file })
+        Ok(Self {
+            functions,
+            version: [major, minor, release],
+            file,
+        })
     }
 
     pub(super) fn version(&self) -> String {
@@ -207,11 +220,20 @@ impl Api {
             return format!("status {status}");
         }
         // SAFETY: as above.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     pub(super) fn check(&self, call: &'static str, status: Status) -> Result<(), UcxError> {
-        if status == UCS_OK { Ok(()) } else { Err(UcxError::Call { call, status: self.text(status) }) }
+        if status == UCS_OK {
+            Ok(())
+        } else {
+            Err(UcxError::Call {
+                call,
+                status: self.text(status),
+            })
+        }
     }
 }
 
@@ -227,12 +249,14 @@ pub(super) enum Started {
 }
 
 impl Started {
-    /// Decodes a return value as `UCS_PTR_IS_ERR` does: the last hundred addresses are errors. A request has any other address, in the
-    /// upper half of the addresses too.
+    /// Decodes a return value as `UCS_PTR_IS_ERR` does: the last hundred addresses are errors. A
+    /// request has any other address, in the upper half of the addresses too.
     pub(super) fn of(pointer: *mut c_void) -> Self {
         match NonNull::new(pointer) {
             None => Self::Done,
-            Some(_) if pointer.addr() >= UCS_ERR_LAST as usize => Self::Failed(pointer.addr() as Status),
+            Some(_) if pointer.addr() >= UCS_ERR_LAST as usize => {
+                Self::Failed(pointer.addr() as Status)
+            }
             Some(request) => Self::Going(request),
         }
     }
@@ -244,14 +268,23 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_says_which_package_has_it() {
-        let text = Api::load("libnowhere.so.0").map(drop).unwrap_err().to_string();
-        assert!(text.contains("libnowhere.so.0") && text.contains("apt-get install libucx0"), "{text}");
+        let text = Api::load("libnowhere.so.0")
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("libnowhere.so.0") && text.contains("apt-get install libucx0"),
+            "{text}"
+        );
     }
 
     #[test]
     fn another_library_lacks_a_function_and_is_too_old() {
         let text = Api::load("libc.so.6").map(drop).unwrap_err().to_string();
-        assert!(text.contains("UCX 1.10 or later") && text.contains("has no ucp_get_version"), "{text}");
+        assert!(
+            text.contains("UCX 1.10 or later") && text.contains("has no ucp_get_version"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -259,10 +292,22 @@ mod tests {
         let at = |address: usize| core::ptr::without_provenance_mut::<c_void>(address);
         assert_eq!(Started::of(at(0)), Started::Done);
         for error in [-1, -25, -80, -100_isize] {
-            assert_eq!(Started::of(at(error as usize)), Started::Failed(error as Status));
+            assert_eq!(
+                Started::of(at(error as usize)),
+                Started::Failed(error as Status)
+            );
         }
-        for request in [16, 0x7fff_ffff_f000, 1 << 63, (-101_isize) as usize, (-4096_isize) as usize] {
-            assert!(matches!(Started::of(at(request)), Started::Going(_)), "{request:#x}");
+        for request in [
+            16,
+            0x7fff_ffff_f000,
+            1 << 63,
+            (-101_isize) as usize,
+            (-4096_isize) as usize,
+        ] {
+            assert!(
+                matches!(Started::of(at(request)), Started::Going(_)),
+                "{request:#x}"
+            );
         }
     }
 }

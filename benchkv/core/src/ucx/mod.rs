@@ -1,6 +1,8 @@
-//! UCX's active messages through libucp, which is opened at run time: nothing of UCX is needed to build.
+//! UCX's active messages through libucp, which is opened at run time: nothing of UCX is needed to
+//! build.
 //!
-//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - `worker`: a safe worker with its endpoints.
+//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - `worker`: a
+//!   safe worker with its endpoints.
 
 mod ffi;
 #[cfg(test)]
@@ -38,7 +40,9 @@ impl fmt::Display for PeerErrors {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UcxError {
     /// The library is not installed.
-    #[error("ucx-am needs UCX ({reason}): apt-get install libucx0, or your system's package of UCX; another --backend needs none")]
+    #[error(
+        "ucx-am needs UCX ({reason}): apt-get install libucx0, or your system's package of UCX; another --backend needs none"
+    )]
     NotInstalled {
         /// The loader's reason.
         reason: String,

@@ -1,4 +1,5 @@
-//! Compares [`ffi`](super::ffi) with `ucp/api/ucp.h`: a C program compiled here prints the values of the header.
+//! Compares [`ffi`](super::ffi) with `ucp/api/ucp.h`: a C program compiled here prints the values
+//! of the header.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
@@ -17,14 +18,26 @@ fn facts() -> Vec<Fact> {
         ("UCS_OK", UCS_OK.into()),
         ("UCS_INPROGRESS", UCS_INPROGRESS.into()),
         ("UCS_ERR_LAST", UCS_ERR_LAST as i64),
-        ("UCP_ERR_HANDLING_MODE_NONE", UCP_ERR_HANDLING_MODE_NONE.into()),
-        ("UCP_ERR_HANDLING_MODE_PEER", UCP_ERR_HANDLING_MODE_PEER.into()),
+        (
+            "UCP_ERR_HANDLING_MODE_NONE",
+            UCP_ERR_HANDLING_MODE_NONE.into(),
+        ),
+        (
+            "UCP_ERR_HANDLING_MODE_PEER",
+            UCP_ERR_HANDLING_MODE_PEER.into(),
+        ),
         ("UCP_OP_ATTR_FIELD_FLAGS", UCP_OP_ATTR_FIELD_FLAGS.into()),
         ("UCP_AM_SEND_FLAG_EAGER", UCP_AM_SEND_FLAG_EAGER.into()),
         ("UCP_EP_CLOSE_FLAG_FORCE", UCP_EP_CLOSE_FLAG_FORCE.into()),
         ("sizeof(ucp_err_handling_mode_t)", 4),
-        ("sizeof(ucp_am_recv_param_t)", size_of::<ReceiveParams>() as i64),
-        ("sizeof(ucp_am_handler_param_t)", size_of::<HandlerParams>() as i64),
+        (
+            "sizeof(ucp_am_recv_param_t)",
+            size_of::<ReceiveParams>() as i64,
+        ),
+        (
+            "sizeof(ucp_am_handler_param_t)",
+            size_of::<HandlerParams>() as i64,
+        ),
     ];
     macro_rules! masks {
         ($($name:ident)*) => { $(facts.push((stringify!($name), $name as i64));)* };
@@ -54,12 +67,22 @@ fn facts() -> Vec<Fact> {
 /// Sizes that are at least as large here: the bytes after the fields in use are padding.
 const PADDED: [Fact; 4] = [
     ("sizeof(ucp_params_t)", size_of::<Params>() as i64),
-    ("sizeof(ucp_worker_params_t)", size_of::<WorkerParams>() as i64),
-    ("sizeof(ucp_ep_params_t)", size_of::<EndpointParams>() as i64),
-    ("sizeof(ucp_request_param_t)", size_of::<RequestParams>() as i64),
+    (
+        "sizeof(ucp_worker_params_t)",
+        size_of::<WorkerParams>() as i64,
+    ),
+    (
+        "sizeof(ucp_ep_params_t)",
+        size_of::<EndpointParams>() as i64,
+    ),
+    (
+        "sizeof(ucp_request_param_t)",
+        size_of::<RequestParams>() as i64,
+    ),
 ];
 
-/// Returns the header's value of each expression. The compiler checks the types of [`Functions`] in the same program.
+/// Returns the header's value of each expression. The compiler checks the types of [`Functions`] in
+/// the same program.
 fn ask(facts: &[Fact]) -> Vec<i64> {
     let dir = std::env::temp_dir().join(format!("benchkv-ucp-oracle-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -71,11 +94,23 @@ fn ask(facts: &[Fact]) -> Vec<i64> {
     }
     text.push_str("    return 0;\n}\n");
     std::fs::write(&source, text).unwrap();
-    let status = Command::new("cc").args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(&source).status().unwrap();
-    assert!(status.success(), "the oracle needs ucp/api/ucp.h (package libucx-dev)");
+    let status = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status()
+        .unwrap();
+    assert!(
+        status.success(),
+        "the oracle needs ucp/api/ucp.h (package libucx-dev)"
+    );
     let output = Command::new(&program).output().unwrap();
     std::fs::remove_dir_all(dir).unwrap();
-    String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| line.parse().unwrap())
+        .collect()
 }
 
 #[test]
@@ -88,6 +123,9 @@ fn structs_and_constants_are_those_of_the_header() {
         assert_eq!(ours, theirs, "{expression}");
     }
     for ((expression, ours), theirs) in PADDED.iter().zip(&theirs[facts.len()..]) {
-        assert!(ours >= theirs, "{expression}: {ours} here, {theirs} in the header");
+        assert!(
+            ours >= theirs,
+            "{expression}: {ours} here, {theirs} in the header"
+        );
     }
 }

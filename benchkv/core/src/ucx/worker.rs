@@ -1,8 +1,9 @@
 //! A worker of one thread with its endpoints: active messages of a few bytes, sent and received.
 //!
-//! Memory that is given to the library stays in place until the library is done with it: a message from the call to the end of its
-//! request, the inbox until the worker is destroyed. No reference to the inbox is held across a call of the library, because callbacks
-//! write to it. Callbacks run inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
+//! Memory that is given to the library stays in place until the library is done with it: a message
+//! from the call to the end of its request, the inbox until the worker is destroyed. No reference
+//! to the inbox is held across a call of the library, because callbacks write to it. Callbacks run
+//! inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -33,9 +34,14 @@ impl Message {
     /// Maximum bytes of a message that takes no memory of its own.
     pub(crate) const SHORT_BYTES: usize = 64;
 
-    /// Returns the first bytes: zeros after the end of a shorter message, and for a message that was not kept.
+    /// Returns the first bytes: zeros after the end of a shorter message, and for a message that
+    /// was not kept.
     pub(crate) fn head(&self) -> &[u8] {
-        if self.long.is_empty() { &self.short } else { &self.long }
+        if self.long.is_empty() {
+            &self.short
+        } else {
+            &self.long
+        }
     }
 
     /// Returns the bytes of the message.
@@ -97,41 +103,74 @@ pub(crate) struct Worker {
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("endpoints", &self.endpoints.len()).field("errors", &self.errors).finish_non_exhaustive()
+        f.debug_struct("Worker")
+            .field("endpoints", &self.endpoints.len())
+            .field("errors", &self.errors)
+            .finish_non_exhaustive()
     }
 }
 
 impl Worker {
-    /// Opens a worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`), for messages of at most
-    /// `longest` bytes.
+    /// Opens a worker without endpoints, on the transports that UCX chooses (`UCX_TLS`,
+    /// `UCX_NET_DEVICES`), for messages of at most `longest` bytes.
     pub(crate) fn open(errors: PeerErrors, longest: usize) -> Result<Self, UcxError> {
         let api = Api::get()?;
-        let params = Params { field_mask: UCP_PARAM_FIELD_FEATURES, features: UCP_FEATURE_AM, ..Params::default() };
+        let params = Params {
+            field_mask: UCP_PARAM_FIELD_FEATURES,
+            features: UCP_FEATURE_AM,
+            ..Params::default()
+        };
         let mut context: Handle = core::ptr::null_mut();
-        // SAFETY: parameters that live through the call, no configuration but the environment's, a place for the answer.
-        let status =
-            unsafe { (api.functions.ucp_init_version)(OLDEST.0, OLDEST.1, &raw const params, core::ptr::null(), &raw mut context) };
+        // SAFETY: parameters that live through the call, no configuration but the environment's, a
+        // place for the answer.
+        let status = unsafe {
+            (api.functions.ucp_init_version)(
+                OLDEST.0,
+                OLDEST.1,
+                &raw const params,
+                core::ptr::null(),
+                &raw mut context,
+            )
+        };
         api.check("ucp_init", status)?;
         let (params, mut handle) = (WorkerParams::default(), core::ptr::null_mut());
         // SAFETY: a context; parameters and a place as above.
-        let status = unsafe { (api.functions.ucp_worker_create)(context, &raw const params, &raw mut handle) };
+        let status = unsafe {
+            (api.functions.ucp_worker_create)(context, &raw const params, &raw mut handle)
+        };
         if let Err(error) = api.check("ucp_worker_create", status) {
             // SAFETY: a context with no worker.
             unsafe { (api.functions.ucp_cleanup)(context) };
             return Err(error);
         }
-        let inbox = NonNull::from(Box::leak(Box::new(Inbox { messages: VecDeque::new(), longest })));
+        let inbox = NonNull::from(Box::leak(Box::new(Inbox {
+            messages: VecDeque::new(),
+            longest,
+        })));
         // From here on its drop destroys what was created.
-        let worker = Self { api, context, handle, inbox, errors, endpoints: Vec::new(), spare: Vec::new(), longest };
+        let worker = Self {
+            api,
+            context,
+            handle,
+            inbox,
+            errors,
+            endpoints: Vec::new(),
+            spare: Vec::new(),
+            longest,
+        };
         let handler = HandlerParams {
-            field_mask: UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            field_mask: UCP_AM_HANDLER_PARAM_FIELD_ID
+                | UCP_AM_HANDLER_PARAM_FIELD_CB
+                | UCP_AM_HANDLER_PARAM_FIELD_ARG,
             id: MESSAGE_ID,
             flags: 0,
             cb: Some(receive),
             arg: inbox.as_ptr().cast(),
         };
-        // SAFETY: a worker; a callback of the type asked for, whose argument lives until the worker is destroyed.
-        let status = unsafe { (api.functions.ucp_worker_set_am_recv_handler)(handle, &raw const handler) };
+        // SAFETY: a worker; a callback of the type asked for, whose argument lives until the worker
+        // is destroyed.
+        let status =
+            unsafe { (api.functions.ucp_worker_set_am_recv_handler)(handle, &raw const handler) };
         api.check("ucp_worker_set_am_recv_handler", status)?;
         Ok(worker)
     }
@@ -145,7 +184,13 @@ impl Worker {
     pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut length) = (core::ptr::null_mut(), 0);
         // SAFETY: a worker, and places for the answers.
-        let status = unsafe { (self.api.functions.ucp_worker_get_address)(self.handle, &raw mut address, &raw mut length) };
+        let status = unsafe {
+            (self.api.functions.ucp_worker_get_address)(
+                self.handle,
+                &raw mut address,
+                &raw mut length,
+            )
+        };
         self.api.check("ucp_worker_get_address", status)?;
         // SAFETY: as many bytes as the library said, until they are released.
         let bytes = unsafe { core::slice::from_raw_parts(address, length) }.to_vec();
@@ -154,10 +199,12 @@ impl Worker {
         Ok(bytes)
     }
 
-    /// Makes an endpoint to the worker with this address, and returns its number. The connection is established while both make progress.
+    /// Makes an endpoint to the worker with this address, and returns its number. The connection is
+    /// established while both make progress.
     ///
     /// # Safety
-    /// `address` was returned by [`address`](Self::address) of a worker: the library reads it without knowing its length.
+    /// `address` was returned by [`address`](Self::address) of a worker: the library reads it
+    /// without knowing its length.
     pub(crate) unsafe fn connect(&mut self, address: &[u8]) -> Result<usize, UcxError> {
         let failure = NonNull::from(Box::leak(Box::new(UCS_OK)));
         let (mode, callback): (_, Option<ErrorCallback>) = match self.errors {
@@ -176,8 +223,11 @@ impl Worker {
             params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
         }
         let mut handle = core::ptr::null_mut();
-        // SAFETY: a worker; an address (caller); a callback of the type asked for, whose argument lives as long as the worker.
-        let status = unsafe { (self.api.functions.ucp_ep_create)(self.handle, &raw const params, &raw mut handle) };
+        // SAFETY: a worker; an address (caller); a callback of the type asked for, whose argument
+        // lives as long as the worker.
+        let status = unsafe {
+            (self.api.functions.ucp_ep_create)(self.handle, &raw const params, &raw mut handle)
+        };
         if let Err(error) = self.api.check("ucp_ep_create", status) {
             // SAFETY: leaked above, and given to no endpoint that exists.
             drop(unsafe { Box::from_raw(failure.as_ptr()) });
@@ -185,10 +235,25 @@ impl Worker {
         }
         let options = RequestParams::default();
         // SAFETY: the endpoint; options, of which none is set, that live through the call.
-        let flush = Started::of(unsafe { (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options) });
-        let connecting = if let Started::Going(request) = flush { Some(request) } else { None };
-        self.endpoints.push(Endpoint { handle, failure, going: VecDeque::new(), connecting });
-        if let Started::Failed(status) = flush { Err(UcxError::Peer(self.api.text(status))) } else { Ok(self.endpoints.len() - 1) }
+        let flush = Started::of(unsafe {
+            (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options)
+        });
+        let connecting = if let Started::Going(request) = flush {
+            Some(request)
+        } else {
+            None
+        };
+        self.endpoints.push(Endpoint {
+            handle,
+            failure,
+            going: VecDeque::new(),
+            connecting,
+        });
+        if let Started::Failed(status) = flush {
+            Err(UcxError::Peer(self.api.text(status)))
+        } else {
+            Ok(self.endpoints.len() - 1)
+        }
     }
 
     /// Makes progress. Returns whether all connections are established.
@@ -198,30 +263,52 @@ impl Worker {
     pub(crate) fn settle(&mut self) -> Result<bool, UcxError> {
         self.progress();
         for endpoint in &mut self.endpoints {
-            endpoint.connecting = endpoint.connecting.filter(|request| !endpoint.has_ended(self.api, *request));
+            endpoint.connecting = endpoint
+                .connecting
+                .filter(|request| !endpoint.has_ended(self.api, *request));
         }
         (0..self.endpoints.len()).try_for_each(|endpoint| self.check(endpoint))?;
-        Ok(self.endpoints.iter().all(|endpoint| endpoint.connecting.is_none()))
+        Ok(self
+            .endpoints
+            .iter()
+            .all(|endpoint| endpoint.connecting.is_none()))
     }
 
-    /// Sends a message of these parts, of at most `longest` bytes together. The library keeps what it cannot send at once, without bound.
+    /// Sends a message of these parts, of at most `longest` bytes together. The library keeps what
+    /// it cannot send at once, without bound.
     ///
     /// # Errors
     /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is unusable.
     #[inline]
     pub(crate) fn send(&mut self, endpoint: usize, parts: &[&[u8]]) -> Result<(), UcxError> {
         self.check(endpoint)?;
-        let refuse = |status: &str| UcxError::Call { call: "ucp_am_send_nbx", status: status.to_owned() };
-        let endpoint = self.endpoints.get_mut(endpoint).ok_or_else(|| refuse("no such endpoint"))?;
-        let mut message = self.spare.pop().unwrap_or_else(|| vec![0; self.longest].into());
+        let refuse = |status: &str| UcxError::Call {
+            call: "ucp_am_send_nbx",
+            status: status.to_owned(),
+        };
+        let endpoint = self
+            .endpoints
+            .get_mut(endpoint)
+            .ok_or_else(|| refuse("no such endpoint"))?;
+        let mut message = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| vec![0; self.longest].into());
         let mut length = 0;
         for part in parts {
-            let place = message.get_mut(length..length + part.len()).ok_or_else(|| refuse("a longer message than any"))?;
+            let place = message
+                .get_mut(length..length + part.len())
+                .ok_or_else(|| refuse("a longer message than any"))?;
             place.copy_from_slice(part);
             length += part.len();
         }
-        let params = RequestParams { op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS, flags: UCP_AM_SEND_FLAG_EAGER, ..RequestParams::default() };
-        // SAFETY: an endpoint; no header; a message that stays where it is until its request has ended, or the worker.
+        let params = RequestParams {
+            op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS,
+            flags: UCP_AM_SEND_FLAG_EAGER,
+            ..RequestParams::default()
+        };
+        // SAFETY: an endpoint; no header; a message that stays where it is until its request has
+        // ended, or the worker.
         let started = Started::of(unsafe {
             (self.api.functions.ucp_am_send_nbx)(
                 endpoint.handle,
@@ -245,7 +332,9 @@ impl Worker {
     pub(crate) fn progress(&mut self) -> bool {
         let mut rounds = 0;
         // SAFETY: a worker, and no reference to what callbacks write.
-        while rounds < PROGRESS_ROUNDS && unsafe { (self.api.functions.ucp_worker_progress)(self.handle) } > 0 {
+        while rounds < PROGRESS_ROUNDS
+            && unsafe { (self.api.functions.ucp_worker_progress)(self.handle) } > 0
+        {
             rounds += 1;
         }
         for endpoint in &mut self.endpoints {
@@ -263,7 +352,8 @@ impl Worker {
     /// Takes the next message, of any peer.
     #[inline]
     pub(crate) fn next_message(&mut self) -> Option<Message> {
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is not one.
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and
+        // this is not one.
         unsafe { self.inbox.as_mut() }.messages.pop_front()
     }
 
@@ -273,16 +363,28 @@ impl Worker {
     /// [`UcxError::Peer`] with UCX's reason.
     #[inline]
     pub(crate) fn check(&self, endpoint: usize) -> Result<(), UcxError> {
-        let Some(endpoint) = self.endpoints.get(endpoint) else { return Ok(()) };
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is not one.
+        let Some(endpoint) = self.endpoints.get(endpoint) else {
+            return Ok(());
+        };
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and
+        // this is not one.
         let status = unsafe { endpoint.failure.read() };
-        if status == UCS_OK { Ok(()) } else { Err(UcxError::Peer(self.api.text(status))) }
+        if status == UCS_OK {
+            Ok(())
+        } else {
+            Err(UcxError::Peer(self.api.text(status)))
+        }
     }
 
-    /// Returns the transports that its endpoints use, each once: `posix/memory`, `rc_mlx5/mlx5_0:1`. Parsed from UCX's printout of an
-    /// endpoint, the only place where all versions tell them.
+    /// Returns the transports that its endpoints use, each once: `posix/memory`,
+    /// `rc_mlx5/mlx5_0:1`. Parsed from UCX's printout of an endpoint, the only place where all
+    /// versions tell them.
     pub(crate) fn transports(&self) -> Vec<String> {
-        let mut found: Vec<String> = self.endpoints.iter().flat_map(|endpoint| lanes(&self.print(endpoint))).collect();
+        let mut found: Vec<String> = self
+            .endpoints
+            .iter()
+            .flat_map(|endpoint| lanes(&self.print(endpoint)))
+            .collect();
         found.sort();
         found.dedup();
         found
@@ -291,7 +393,11 @@ impl Worker {
     fn print(&self, endpoint: &Endpoint) -> String {
         let (mut text, mut length): (*mut c_char, usize) = (core::ptr::null_mut(), 0);
         // SAFETY: places that live until the stream is closed.
-        let Some(stream) = NonNull::new(unsafe { libc::open_memstream(&raw mut text, &raw mut length) }) else { return String::new() };
+        let Some(stream) =
+            NonNull::new(unsafe { libc::open_memstream(&raw mut text, &raw mut length) })
+        else {
+            return String::new();
+        };
         // SAFETY: an endpoint, and an open stream.
         unsafe { (self.api.functions.ucp_ep_print_info)(endpoint.handle, stream.as_ptr()) };
         // SAFETY: open, and closed once.
@@ -300,20 +406,29 @@ impl Worker {
             return String::new();
         }
         // SAFETY: closing has made it as many bytes as it says.
-        let printed = String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text.cast(), length) }).into_owned();
+        let printed =
+            String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text.cast(), length) })
+                .into_owned();
         // SAFETY: allocated by the stream for its owner, and freed once.
         unsafe { libc::free(text.cast()) };
         printed
     }
 
-    /// Closes all endpoints: at once where errors are handled, else when the messages sent have left, which takes both ends.
+    /// Closes all endpoints: at once where errors are handled, else when the messages sent have
+    /// left, which takes both ends.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
-        let params = RequestParams { op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS, flags, ..RequestParams::default() };
+        let params = RequestParams {
+            op_attr_mask: UCP_OP_ATTR_FIELD_FLAGS,
+            flags,
+            ..RequestParams::default()
+        };
         let close = |endpoint: &Endpoint| {
             // SAFETY: an endpoint, closed once; its messages live until the worker is destroyed.
-            match Started::of(unsafe { (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params) }) {
+            match Started::of(unsafe {
+                (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params)
+            }) {
                 Started::Going(request) => Some(request),
                 Started::Done | Started::Failed(_) => None,
             }
@@ -328,8 +443,14 @@ impl Worker {
             unsafe { (self.api.functions.ucp_worker_progress)(self.handle) };
             std::thread::yield_now();
         }
-        let sends = self.endpoints.iter().flat_map(|endpoint| endpoint.going.iter().map(|(request, _)| *request));
-        let flushes = self.endpoints.iter().filter_map(|endpoint| endpoint.connecting);
+        let sends = self
+            .endpoints
+            .iter()
+            .flat_map(|endpoint| endpoint.going.iter().map(|(request, _)| *request));
+        let flushes = self
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| endpoint.connecting);
         for request in sends.chain(flushes).chain(closing) {
             // SAFETY: a request of this worker, freed once; it may be under way.
             unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
@@ -354,7 +475,8 @@ impl Drop for Worker {
     }
 }
 
-/// Takes a message: `ucp_am_recv_callback_t`. The bytes of a rendezvous message have not arrived, and are never fetched: it is too long.
+/// Takes a message: `ucp_am_recv_callback_t`. The bytes of a rendezvous message have not arrived,
+/// and are never fetched: it is too long.
 unsafe extern "C" fn receive(
     arg: *mut c_void,
     _header: *const c_void,
@@ -364,10 +486,17 @@ unsafe extern "C" fn receive(
     param: *const ReceiveParams,
 ) -> Status {
     // SAFETY: the library's struct, valid during the call.
-    let is_rendezvous = unsafe { param.as_ref() }.is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
+    let is_rendezvous = unsafe { param.as_ref() }
+        .is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
     // SAFETY: the inbox of a live worker, to which no reference is held.
-    let Some(inbox) = (unsafe { arg.cast::<Inbox>().as_mut() }) else { return UCS_OK };
-    let mut message = Message { short: [0; Message::SHORT_BYTES], long: Box::default(), length };
+    let Some(inbox) = (unsafe { arg.cast::<Inbox>().as_mut() }) else {
+        return UCS_OK;
+    };
+    let mut message = Message {
+        short: [0; Message::SHORT_BYTES],
+        long: Box::default(),
+        length,
+    };
     if is_rendezvous || header_length > 0 || length > inbox.longest {
         // No sound peer sends this: it is kept without bytes, with a length that says so.
         message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
@@ -375,9 +504,17 @@ unsafe extern "C" fn receive(
         if length > Message::SHORT_BYTES {
             message.long = vec![0; length].into();
         }
-        let bytes = if length > Message::SHORT_BYTES { &mut message.long[..] } else { &mut message.short[..] };
-        // SAFETY: as many bytes of the library's, valid during the call; and at least as many at the destination.
-        unsafe { data.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
+        let bytes = if length > Message::SHORT_BYTES {
+            &mut message.long[..]
+        } else {
+            &mut message.short[..]
+        };
+        // SAFETY: as many bytes of the library's, valid during the call; and at least as many at
+        // the destination.
+        unsafe {
+            data.cast::<u8>()
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+        };
     }
     inbox.messages.push_back(message);
     UCS_OK
@@ -389,7 +526,8 @@ unsafe extern "C" fn fail(arg: *mut c_void, _endpoint: Handle, status: Status) {
     unsafe { arg.cast::<Status>().write(status) };
 }
 
-/// Returns the transports in the output of `ucp_ep_print_info`: `lane[0]:  2:posix/memory.0 md[1] ...`, one line for each lane.
+/// Returns the transports in the output of `ucp_ep_print_info`:
+/// `lane[0]:  2:posix/memory.0 md[1] ...`, one line for each lane.
 fn lanes(text: &str) -> Vec<String> {
     let lane = |line: &str| {
         let (_, rest) = line.split_once("lane[")?;
@@ -397,7 +535,12 @@ fn lanes(text: &str) -> Vec<String> {
         let word = rest.split_whitespace().next()?;
         let name = word.split_once(':').map_or(word, |(_, name)| name);
         // After the last dot is the index of the device in UCX's list.
-        Some(name.rsplit_once('.').filter(|(_, place)| place.parse::<u32>().is_ok()).map_or(name, |(name, _)| name).to_owned())
+        Some(
+            name.rsplit_once('.')
+                .filter(|(_, place)| place.parse::<u32>().is_ok())
+                .map_or(name, |(name, _)| name)
+                .to_owned(),
+        )
     };
     text.lines().filter_map(lane).collect()
 }
@@ -454,8 +597,15 @@ mod tests {
                 (next == 2000).then_some(())
             });
             assert_eq!(pair[0].check(0), Ok(()));
-            assert!(!pair[0].transports().is_empty(), "what it prints has another form");
-            assert!(pair[0].send(0, &[&[7; Message::SHORT_BYTES], &[7]]).is_err());
+            assert!(
+                !pair[0].transports().is_empty(),
+                "what it prints has another form"
+            );
+            assert!(
+                pair[0]
+                    .send(0, &[&[7; Message::SHORT_BYTES], &[7]])
+                    .is_err()
+            );
         }
     }
 
@@ -479,16 +629,40 @@ mod tests {
     /// Calls the callback as the library does, for messages that no sound peer sends.
     #[test]
     fn a_message_that_is_longer_or_not_there_yet_has_its_length_and_no_bytes() {
-        let mut inbox = Inbox { messages: VecDeque::new(), longest: Message::SHORT_BYTES };
+        let mut inbox = Inbox {
+            messages: VecDeque::new(),
+            longest: Message::SHORT_BYTES,
+        };
         let mut data = [7; Message::SHORT_BYTES + 1];
-        for (length, recv_attr, header_length) in [(data.len(), 0, 0), (8, UCP_AM_RECV_ATTR_FLAG_RNDV, 0), (8, 0, 4), (8, 0, 0), (0, 0, 0)]
-        {
-            let param = ReceiveParams { recv_attr, reply_ep: core::ptr::null_mut() };
+        for (length, recv_attr, header_length) in [
+            (data.len(), 0, 0),
+            (8, UCP_AM_RECV_ATTR_FLAG_RNDV, 0),
+            (8, 0, 4),
+            (8, 0, 0),
+            (0, 0, 0),
+        ] {
+            let param = ReceiveParams {
+                recv_attr,
+                reply_ep: core::ptr::null_mut(),
+            };
             let arg = (&raw mut inbox).cast();
             // SAFETY: an inbox, and as many bytes as stated.
-            unsafe { receive(arg, core::ptr::null(), header_length, data.as_mut_ptr().cast(), length, &raw const param) };
+            unsafe {
+                receive(
+                    arg,
+                    core::ptr::null(),
+                    header_length,
+                    data.as_mut_ptr().cast(),
+                    length,
+                    &raw const param,
+                )
+            };
         }
-        let lengths: Vec<_> = inbox.messages.iter().map(|message| message.bytes().map(<[u8]>::len)).collect();
+        let lengths: Vec<_> = inbox
+            .messages
+            .iter()
+            .map(|message| message.bytes().map(<[u8]>::len))
+            .collect();
         assert_eq!(lengths, [Err(65), Err(65), Err(65), Ok(8), Ok(0)]);
         assert_eq!(inbox.messages[0].head(), &[0; Message::SHORT_BYTES]);
     }

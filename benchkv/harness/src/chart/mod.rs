@@ -1,4 +1,5 @@
-//! Charts: SVG with two axes, as the figure of a page, with a legend below it that wraps with the page, or as a file of its own.
+//! Charts: SVG with two axes, as the figure of a page, with a legend below it that wraps with the
+//! page, or as a file of its own.
 //!
 //! [`axis`]: the places of values; [`palette`]: the styles of series; [`text`]: escaped text.
 
@@ -23,7 +24,8 @@ const BOTTOM: f64 = 46.0;
 const LEFT: f64 = 32.0;
 /// Height of a bar with its gap.
 const BAR: f64 = 26.0;
-/// Width of a character at the size of labels, as wide as fonts have it; and the space between two labels.
+/// Width of a character at the size of labels, as wide as fonts have it; and the space between two
+/// labels.
 const CHARACTER: f64 = 7.6;
 const GAP: f64 = 8.0;
 /// Maximum length of a bar's label, in characters.
@@ -132,8 +134,15 @@ impl Area {
     }
 
     fn frame(&self) -> String {
-        let Self { left, top, width, height } = self;
-        format!(r#"<rect class="frame" x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}"/>"#)
+        let Self {
+            left,
+            top,
+            width,
+            height,
+        } = self;
+        format!(
+            r#"<rect class="frame" x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}"/>"#
+        )
     }
 
     fn band(&self, axis: &Axis, from: f64, to: f64) -> String {
@@ -141,23 +150,40 @@ impl Area {
         let top = self.top;
         let width = right - left;
         let height = self.height;
-        format!(r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#, width.max(0.0))
+        format!(
+            r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#,
+            width.max(0.0)
+        )
     }
 
-    /// Draws grid, labels and title of the x axis. Leaves out labels that would touch the one before, or the edge.
+    /// Draws grid, labels and title of the x axis. Leaves out labels that would touch the one
+    /// before, or the edge.
     fn x_axis(&self, axis: &Axis) -> String {
         let (mut svg, mut free_from) = (String::new(), f64::NEG_INFINITY);
         for (value, label) in &axis.ticks {
             let at = self.x(axis, *value);
-            let _ = write!(svg, r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}"/>"#, self.top, self.bottom());
+            let _ = write!(
+                svg,
+                r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}"/>"#,
+                self.top,
+                self.bottom()
+            );
             let half = width(label) / 2.0;
             if at - half >= free_from && at + half <= WIDTH {
-                let _ = write!(svg, r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, self.bottom() + 17.0, escape(label));
+                let _ = write!(
+                    svg,
+                    r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+                    self.bottom() + 17.0,
+                    escape(label)
+                );
                 free_from = at + half + GAP;
             }
         }
         let (middle, bottom) = (self.left + self.width / 2.0, self.bottom() + 38.0);
-        svg + &format!(r#"<text class="x-title" x="{middle:.1}" y="{bottom:.1}" text-anchor="middle">{}</text>"#, escape(&axis.title))
+        svg + &format!(
+            r#"<text class="x-title" x="{middle:.1}" y="{bottom:.1}" text-anchor="middle">{}</text>"#,
+            escape(&axis.title)
+        )
     }
 
     fn y_axis(&self, axis: &Axis) -> String {
@@ -165,8 +191,18 @@ impl Area {
         for (value, label) in &axis.ticks {
             let at = self.y(axis, *value);
             let right = self.left + self.width;
-            let _ = write!(svg, r#"<line class="grid" x1="{:.1}" x2="{right:.1}" y1="{at:.1}" y2="{at:.1}"/>"#, self.left);
-            let _ = write!(svg, r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, self.left - 6.0, at + 4.5, escape(label));
+            let _ = write!(
+                svg,
+                r#"<line class="grid" x1="{:.1}" x2="{right:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
+                self.left
+            );
+            let _ = write!(
+                svg,
+                r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+                self.left - 6.0,
+                at + 4.5,
+                escape(label)
+            );
         }
         svg + &self.y_title(&axis.title)
     }
@@ -184,11 +220,20 @@ impl Lines {
     /// Returns the figure of a page. Series beyond the maximum are not drawn, and the note says so.
     #[must_use]
     pub fn figure(&self) -> String {
-        let names = self.drawn().map(|(number, series)| (series.name.as_str(), sample(style(number))));
-        figure(&self.title, self.whole_note().trim(), HEIGHT, &self.drawing(), &legend(names))
+        let names = self
+            .drawn()
+            .map(|(number, series)| (series.name.as_str(), sample(style(number))));
+        figure(
+            &self.title,
+            self.whole_note().trim(),
+            HEIGHT,
+            &self.drawing(),
+            &legend(names),
+        )
     }
 
-    /// Returns the chart as a self-contained SVG document: title, note, chart and legend, one below the other.
+    /// Returns the chart as a self-contained SVG document: title, note, chart and legend, one below
+    /// the other.
     #[must_use]
     pub fn document(&self) -> String {
         let note = self.whole_note();
@@ -206,13 +251,25 @@ impl Lines {
             escape(&self.title)
         );
         for (row, note) in notes.iter().enumerate() {
-            let _ = writeln!(svg, r#"<text class="note" x="8" y="{:.0}">{}</text>"#, FILE_LINE * (2.0 + row as f64), escape(note));
+            let _ = writeln!(
+                svg,
+                r#"<text class="note" x="8" y="{:.0}">{}</text>"#,
+                FILE_LINE * (2.0 + row as f64),
+                escape(note)
+            );
         }
-        let _ = writeln!(svg, r#"<g transform="translate(0 {chart_top:.0})">{}</g>"#, self.drawing());
+        let _ = writeln!(
+            svg,
+            r#"<g transform="translate(0 {chart_top:.0})">{}</g>"#,
+            self.drawing()
+        );
         for (number, series) in self.drawn() {
             let top = legend_top + FILE_LINE * number as f64;
             let (sample, name) = (sample(style(number)), escape(&series.name));
-            let _ = writeln!(svg, r#"<g transform="translate(8 {top:.0})">{sample}<text x="38" y="10.5">{name}</text></g>"#);
+            let _ = writeln!(
+                svg,
+                r#"<g transform="translate(8 {top:.0})">{sample}<text x="38" y="10.5">{name}</text></g>"#
+            );
         }
         svg + "</svg>\n"
     }
@@ -223,16 +280,34 @@ impl Lines {
 
     fn whole_note(&self) -> String {
         match self.series.len() {
-            all if all > MOST => format!("{} Only the first {MOST} of {all} series are drawn.", self.note),
+            all if all > MOST => format!(
+                "{} Only the first {MOST} of {all} series are drawn.",
+                self.note
+            ),
             _ => self.note.clone(),
         }
     }
 
     /// Draws the content of the SVG.
     fn drawing(&self) -> String {
-        let left = LEFT + self.y.ticks.iter().map(|(_, label)| width(label)).fold(0.0, f64::max);
-        let area = Area { left, top: TOP, width: WIDTH - left - RIGHT, height: HEIGHT - TOP - BOTTOM };
-        let mut svg: String = self.bands.iter().map(|(from, to)| area.band(&self.x, *from, *to)).collect();
+        let left = LEFT
+            + self
+                .y
+                .ticks
+                .iter()
+                .map(|(_, label)| width(label))
+                .fold(0.0, f64::max);
+        let area = Area {
+            left,
+            top: TOP,
+            width: WIDTH - left - RIGHT,
+            height: HEIGHT - TOP - BOTTOM,
+        };
+        let mut svg: String = self
+            .bands
+            .iter()
+            .map(|(from, to)| area.band(&self.x, *from, *to))
+            .collect();
         svg += &(area.x_axis(&self.x) + &area.y_axis(&self.y) + &area.frame());
         for (number, series) in self.drawn() {
             svg += &self.line(&area, series, style(number));
@@ -240,10 +315,27 @@ impl Lines {
         svg
     }
 
-    fn line(&self, area: &Area, series: &Series, Style { colour, dash, shape }: Style) -> String {
+    fn line(
+        &self,
+        area: &Area,
+        series: &Series,
+        Style {
+            colour,
+            dash,
+            shape,
+        }: Style,
+    ) -> String {
         let at = |point: &Point| (area.x(&self.x, point.x), area.y(&self.y, point.y));
-        let mut svg = format!(r#"<g class="series" stroke="{colour}" fill="none"><title>{}</title>"#, escape(&series.name));
-        let path: Vec<String> = series.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let mut svg = format!(
+            r#"<g class="series" stroke="{colour}" fill="none"><title>{}</title>"#,
+            escape(&series.name)
+        );
+        let path: Vec<String> = series
+            .points
+            .iter()
+            .map(at)
+            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .collect();
         if path.len() > 1 {
             let _ = write!(
                 svg,
@@ -251,16 +343,33 @@ impl Lines {
                 path.join(" ")
             );
         }
-        for (low, high, x) in series.points.iter().filter_map(|point| point.spread.map(|(low, high)| (low, high, point.x))) {
+        for (low, high, x) in series
+            .points
+            .iter()
+            .filter_map(|point| point.spread.map(|(low, high)| (low, high, point.x)))
+        {
             let x = area.x(&self.x, x);
             let low = area.y(&self.y, low);
             let high = area.y(&self.y, high);
             let (left, right) = (x - 4.0, x + 4.0);
-            let _ = write!(svg, r#"<path d="M{x:.1} {low:.1}V{high:.1}M{left:.1} {low:.1}H{right:.1}M{left:.1} {high:.1}H{right:.1}"/>"#);
+            let _ = write!(
+                svg,
+                r#"<path d="M{x:.1} {low:.1}V{high:.1}M{left:.1} {low:.1}H{right:.1}M{left:.1} {high:.1}H{right:.1}"/>"#
+            );
         }
         // Where lines overlap, the marks of one do not hide those of another.
-        let (every, first) = if series.points.len() > 3 * MARKS { (series.points.len() / MARKS, shape) } else { (1, 0) };
-        series.points.iter().skip(first).step_by(every).map(at).for_each(|(x, y)| svg += &mark(shape, x, y, colour));
+        let (every, first) = if series.points.len() > 3 * MARKS {
+            (series.points.len() / MARKS, shape)
+        } else {
+            (1, 0)
+        };
+        series
+            .points
+            .iter()
+            .skip(first)
+            .step_by(every)
+            .map(at)
+            .for_each(|(x, y)| svg += &mark(shape, x, y, colour));
         svg + "</g>"
     }
 }
@@ -272,19 +381,40 @@ impl Bars {
         let labels: Vec<String> = self.bars.iter().map(|bar| shortened(&bar.label)).collect();
         let left = LEFT + labels.iter().map(|label| width(label)).fold(0.0, f64::max);
         let rows = self.bars.len().max(self.what.chars().count().div_ceil(3)) as f64;
-        let area = Area { left, top: TOP, width: WIDTH - left - RIGHT, height: BAR * rows.max(3.0) };
+        let area = Area {
+            left,
+            top: TOP,
+            width: WIDTH - left - RIGHT,
+            height: BAR * rows.max(3.0),
+        };
         let step = area.height / self.bars.len().max(1) as f64;
         let mut svg = area.x_axis(&self.x) + &area.y_title(&self.what);
         for (row, label) in labels.iter().enumerate() {
             let middle = area.top + step * (row as f64 + 0.5);
-            let _ = write!(svg, r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, left - 6.0, middle + 4.5, escape(label));
+            let _ = write!(
+                svg,
+                r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+                left - 6.0,
+                middle + 4.5,
+                escape(label)
+            );
         }
         for (number, name) in self.parts.iter().enumerate() {
             let colour = style(number).colour;
-            let _ = write!(svg, r#"<g class="series" fill="{colour}"><title>{}</title>"#, escape(name));
+            let _ = write!(
+                svg,
+                r#"<g class="series" fill="{colour}"><title>{}</title>"#,
+                escape(name)
+            );
             for (row, bar) in self.bars.iter().enumerate() {
                 let begin: f64 = bar.parts.iter().take(number).sum();
-                let (from, to) = (area.x(&self.x, begin), area.x(&self.x, begin + bar.parts.get(number).copied().unwrap_or(0.0)));
+                let (from, to) = (
+                    area.x(&self.x, begin),
+                    area.x(
+                        &self.x,
+                        begin + bar.parts.get(number).copied().unwrap_or(0.0),
+                    ),
+                );
                 let (top, wide) = (area.top + step * (row as f64 + 0.5) - 8.0, to - from);
                 if wide > 0.0 {
                     let _ = write!(
@@ -295,25 +425,51 @@ impl Bars {
             }
             svg += "</g>";
         }
-        for (row, (low, high)) in self.bars.iter().enumerate().filter_map(|(row, bar)| Some((row, bar.spread?))) {
+        for (row, (low, high)) in self
+            .bars
+            .iter()
+            .enumerate()
+            .filter_map(|(row, bar)| Some((row, bar.spread?)))
+        {
             let y = area.top + step * (row as f64 + 0.5);
             let low = area.x(&self.x, low);
             let high = area.x(&self.x, high);
             let (top, end) = (y - 5.0, y + 5.0);
-            let path = format!("M{low:.1} {y:.1}H{high:.1}M{low:.1} {top:.1}V{end:.1}M{high:.1} {top:.1}V{end:.1}");
-            let _ = write!(svg, r##"<path d="{path}" stroke="#fff" stroke-width="3"/><path d="{path}" stroke="#1a1a1a"/>"##);
+            let path = format!(
+                "M{low:.1} {y:.1}H{high:.1}M{low:.1} {top:.1}V{end:.1}M{high:.1} {top:.1}V{end:.1}"
+            );
+            let _ = write!(
+                svg,
+                r##"<path d="{path}" stroke="#fff" stroke-width="3"/><path d="{path}" stroke="#1a1a1a"/>"##
+            );
         }
         svg += &area.frame();
         let names = self.parts.iter().enumerate().map(|(number, name)| {
-            (name.as_str(), format!(r#"<rect x="2" y="1" width="26" height="10" fill="{}"/>"#, style(number).colour))
+            (
+                name.as_str(),
+                format!(
+                    r#"<rect x="2" y="1" width="26" height="10" fill="{}"/>"#,
+                    style(number).colour
+                ),
+            )
         });
-        figure(&self.title, &self.note, area.bottom() + BOTTOM, &svg, &legend(names))
+        figure(
+            &self.title,
+            &self.note,
+            area.bottom() + BOTTOM,
+            &svg,
+            &legend(names),
+        )
     }
 }
 
 fn figure(title: &str, note: &str, height: f64, svg: &str, legend: &str) -> String {
     let (title, note) = (escape(title), escape(note));
-    let small = if note.is_empty() { String::new() } else { format!("<small>{note}</small>") };
+    let small = if note.is_empty() {
+        String::new()
+    } else {
+        format!("<small>{note}</small>")
+    };
     format!(
         "<figure><figcaption>{title}{small}</figcaption>\n\
          <svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{title}\">{svg}</svg>\n{legend}</figure>\n"
@@ -321,21 +477,42 @@ fn figure(title: &str, note: &str, height: f64, svg: &str, legend: &str) -> Stri
 }
 
 fn legend<'a>(names: impl Iterator<Item = (&'a str, String)>) -> String {
-    let entry =
-        |(name, sample): (&str, String)| format!(r#"<li><svg viewBox="0 0 30 12" aria-hidden="true">{sample}</svg>{}</li>"#, escape(name));
-    format!("<ul class=\"legend\">{}</ul>", names.map(entry).collect::<String>())
+    let entry = |(name, sample): (&str, String)| {
+        format!(
+            r#"<li><svg viewBox="0 0 30 12" aria-hidden="true">{sample}</svg>{}</li>"#,
+            escape(name)
+        )
+    };
+    format!(
+        "<ul class=\"legend\">{}</ul>",
+        names.map(entry).collect::<String>()
+    )
 }
 
 /// Draws a piece of a line, for the legend.
-fn sample(Style { colour, dash, shape }: Style) -> String {
-    let line = format!(r#"<line x1="1" x2="29" y1="6" y2="6" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>"#);
-    line + &format!(r#"<g stroke="{colour}">{}</g>"#, mark(shape, 15.0, 6.0, colour))
+fn sample(
+    Style {
+        colour,
+        dash,
+        shape,
+    }: Style,
+) -> String {
+    let line = format!(
+        r#"<line x1="1" x2="29" y1="6" y2="6" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>"#
+    );
+    line + &format!(
+        r#"<g stroke="{colour}">{}</g>"#,
+        mark(shape, 15.0, 6.0, colour)
+    )
 }
 
 /// Draws a mark at a place, 7 wide: a shape for each colour.
 fn mark(shape: usize, x: f64, y: f64, colour: &str) -> String {
     let path = match shape {
-        0 => format!("M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0", x - 3.5),
+        0 => format!(
+            "M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0",
+            x - 3.5
+        ),
         1 => format!("M{:.1} {:.1}h6v6h-6z", x - 3.0, y - 3.0),
         2 => format!("M{x:.1} {:.1}l4 7h-8z", y - 4.0),
         3 => format!("M{x:.1} {:.1}l4 4l-4 4l-4 -4z", y - 4.0),
@@ -353,7 +530,15 @@ fn width(label: &str) -> f64 {
 }
 
 fn shortened(label: &str) -> String {
-    if label.chars().count() <= LONGEST { label.to_owned() } else { label.chars().take(LONGEST - 1).chain(['\u{2026}']).collect() }
+    if label.chars().count() <= LONGEST {
+        label.to_owned()
+    } else {
+        label
+            .chars()
+            .take(LONGEST - 1)
+            .chain(['\u{2026}'])
+            .collect()
+    }
 }
 
 #[cfg(test)]
@@ -362,7 +547,10 @@ mod tests {
 
     #[test]
     fn a_document_has_all_that_a_reader_needs_and_nothing_from_elsewhere() {
-        let series = |name: &str| Series { name: name.to_owned(), points: vec![Point::new(1.0, 2.0), Point::new(3.0, 4.0)] };
+        let series = |name: &str| Series {
+            name: name.to_owned(),
+            points: vec![Point::new(1.0, 2.0), Point::new(3.0, 4.0)],
+        };
         let lines = Lines {
             title: "A & B".to_owned(),
             note: "word ".repeat(40),
@@ -372,12 +560,22 @@ mod tests {
             series: vec![series("first"), series("second")],
         };
         let svg = lines.document();
-        for part in
-            ["<svg xmlns=", "A &amp; B", "clients (count)", "throughput (requests/s)", ">first</text>", ">second</text>", "class=\"band\""]
-        {
+        for part in [
+            "<svg xmlns=",
+            "A &amp; B",
+            "clients (count)",
+            "throughput (requests/s)",
+            ">first</text>",
+            ">second</text>",
+            "class=\"band\"",
+        ] {
             assert!(svg.contains(part), "{part}: {svg}");
         }
-        assert_eq!(svg.matches("class=\"note\"").count(), 4, "200 characters, 60 to a line: {svg}");
+        assert_eq!(
+            svg.matches("class=\"note\"").count(),
+            4,
+            "200 characters, 60 to a line: {svg}"
+        );
         assert!(!svg.contains("href") && !svg.contains("url(") && svg.ends_with("</svg>\n"));
         assert_eq!(svg.matches("<g").count(), svg.matches("</g>").count());
     }

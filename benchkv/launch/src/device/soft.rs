@@ -14,12 +14,12 @@ const JITTER_PERMILLE: u16 = 500;
 
 /// The timing and the faults of the software device. All devices of a job have the same.
 ///
-/// Its clock is the system's, which all processes share. So it cannot model anything that depends on other devices: rates of receivers, and
-/// connections that share a link.
+/// Its clock is the system's, which all processes share. So it cannot model anything that depends
+/// on other devices: rates of receivers, and connections that share a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftDevice {
-    /// Time of a request and its response, in ns. Each has its effect half of this after its doorbell, in a poll of its device. 0: the
-    /// effect is in the doorbell.
+    /// Time of a request and its response, in ns. Each has its effect half of this after its
+    /// doorbell, in a poll of its device. 0: the effect is in the doorbell.
     pub rtt_ns: u64,
     /// Extra delay of every second operation, at random, in ns.
     pub jitter_ns: u64,
@@ -27,7 +27,8 @@ pub struct SoftDevice {
     pub seed: u64,
     /// Messages per thousand whose first attempt finds no receive.
     pub rnr_permille: u16,
-    /// Lanes per thousand that are skipped when messages are taken, so that messages of different connections change places.
+    /// Lanes per thousand that are skipped when messages are taken, so that messages of different
+    /// connections change places.
     pub reorder_permille: u16,
     /// Number of the operation from which on no peer answers.
     pub drop_after: Option<u64>,
@@ -35,7 +36,14 @@ pub struct SoftDevice {
 
 impl Default for SoftDevice {
     fn default() -> Self {
-        Self { rtt_ns: 0, jitter_ns: 0, seed: DEFAULT_SEED, rnr_permille: 0, reorder_permille: 0, drop_after: None }
+        Self {
+            rtt_ns: 0,
+            jitter_ns: 0,
+            seed: DEFAULT_SEED,
+            rnr_permille: 0,
+            reorder_permille: 0,
+            drop_after: None,
+        }
     }
 }
 
@@ -45,7 +53,9 @@ impl SoftDevice {
     pub const fn timing(&self) -> Timing {
         match self.rtt_ns {
             0 => Timing::Immediate,
-            rtt_ns => Timing::Delay { ns: rtt_ns.div_ceil(2) },
+            rtt_ns => Timing::Delay {
+                ns: rtt_ns.div_ceil(2),
+            },
         }
     }
 
@@ -54,7 +64,11 @@ impl SoftDevice {
     pub fn faults(&self) -> Faults {
         Faults {
             seed: self.seed,
-            delay_permille: if self.jitter_ns == 0 { 0 } else { JITTER_PERMILLE },
+            delay_permille: if self.jitter_ns == 0 {
+                0
+            } else {
+                JITTER_PERMILLE
+            },
             delay_ns: self.jitter_ns,
             rnr_permille: self.rnr_permille,
             reorder_permille: self.reorder_permille,
@@ -67,7 +81,11 @@ impl SoftDevice {
         match key {
             "rtt_us" => self.rtt_ns = nanos(value)?,
             "jitter_us" => self.jitter_ns = nanos(value)?,
-            "seed" => self.seed = value.parse().map_err(|_| "a seed is a number from 0 to 18446744073709551615")?,
+            "seed" => {
+                self.seed = value
+                    .parse()
+                    .map_err(|_| "a seed is a number from 0 to 18446744073709551615")?
+            }
             "fault" => self.set_fault(value)?,
             "rx_wimm_per_s" => {
                 return Err(
@@ -87,7 +105,13 @@ impl SoftDevice {
         match fault.split_once(':') {
             Some(("rnr", number)) => self.rnr_permille = permille(number)?,
             Some(("reorder", number)) => self.reorder_permille = permille(number)?,
-            Some(("drop", number)) => self.drop_after = Some(number.parse().map_err(|_| "an operation is a number, from 0")?),
+            Some(("drop", number)) => {
+                self.drop_after = Some(
+                    number
+                        .parse()
+                        .map_err(|_| "an operation is a number, from 0")?,
+                )
+            }
             _ => return Err("use rnr:PERMILLE, reorder:PERMILLE or drop:OPERATION".into()),
         }
         Ok(())
@@ -109,14 +133,22 @@ impl FromStr for SoftDevice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (mut device, mut seen) = (Self::default(), Vec::new());
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
             // Each kind of fault may be given once.
-            let name = if key == "fault" { value.split(':').next().unwrap_or(value) } else { key };
+            let name = if key == "fault" {
+                value.split(':').next().unwrap_or(value)
+            } else {
+                key
+            };
             if seen.contains(&(key, name)) {
                 return Err(format!("{part}: {name} is given twice"));
             }
             seen.push((key, name));
-            device.set(key, value).map_err(|why| format!("{part}: {why}"))?;
+            device
+                .set(key, value)
+                .map_err(|why| format!("{part}: {why}"))?;
         }
         Ok(device)
     }
@@ -132,11 +164,16 @@ impl fmt::Display for SoftDevice {
             (self.seed != DEFAULT_SEED).then(|| format!("seed={}", self.seed)),
             (self.rnr_permille > 0).then(|| format!("fault=rnr:{}", self.rnr_permille)),
             (self.reorder_permille > 0).then(|| format!("fault=reorder:{}", self.reorder_permille)),
-            self.drop_after.map(|operation| format!("fault=drop:{operation}")),
+            self.drop_after
+                .map(|operation| format!("fault=drop:{operation}")),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str("soft")?;
-        if parts.is_empty() { Ok(()) } else { write!(f, ":{}", parts.join(",")) }
+        if parts.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ":{}", parts.join(","))
+        }
     }
 }
 
@@ -147,19 +184,47 @@ mod tests {
     #[test]
     fn what_is_printed_parses_back() {
         for (text, device) in [
-            ("rtt_us=6", SoftDevice { rtt_ns: 6_000, ..SoftDevice::default() }),
-            ("rtt_us=0.001,jitter_us=2.5,seed=0", SoftDevice { rtt_ns: 1, jitter_ns: 2_500, seed: 0, ..SoftDevice::default() }),
-            ("rtt_us=100000", SoftDevice { rtt_ns: 100_000_000, ..SoftDevice::default() }),
+            (
+                "rtt_us=6",
+                SoftDevice {
+                    rtt_ns: 6_000,
+                    ..SoftDevice::default()
+                },
+            ),
+            (
+                "rtt_us=0.001,jitter_us=2.5,seed=0",
+                SoftDevice {
+                    rtt_ns: 1,
+                    jitter_ns: 2_500,
+                    seed: 0,
+                    ..SoftDevice::default()
+                },
+            ),
+            (
+                "rtt_us=100000",
+                SoftDevice {
+                    rtt_ns: 100_000_000,
+                    ..SoftDevice::default()
+                },
+            ),
             (
                 "fault=rnr:5,fault=reorder:1000,fault=drop:0",
-                SoftDevice { rnr_permille: 5, reorder_permille: 1000, drop_after: Some(0), ..SoftDevice::default() },
+                SoftDevice {
+                    rnr_permille: 5,
+                    reorder_permille: 1000,
+                    drop_after: Some(0),
+                    ..SoftDevice::default()
+                },
             ),
         ] {
             assert_eq!(text.parse(), Ok(device));
             assert_eq!(device.to_string(), format!("soft:{text}"));
         }
         // Other forms of the same options.
-        for (text, printed) in [("fault=drop:3,rtt_us=2.0", "soft:rtt_us=2,fault=drop:3"), ("rtt_us=0,seed=1,fault=rnr:0", "soft")] {
+        for (text, printed) in [
+            ("fault=drop:3,rtt_us=2.0", "soft:rtt_us=2,fault=drop:3"),
+            ("rtt_us=0,seed=1,fault=rnr:0", "soft"),
+        ] {
             assert_eq!(text.parse::<SoftDevice>().unwrap().to_string(), printed);
         }
     }
@@ -173,27 +238,51 @@ mod tests {
             ("rtt_us=six", ["rtt_us=six: ", "0 to 100000 us"]),
             ("rtt_us=-1", ["rtt_us=-1: ", "0 to 100000 us"]),
             ("rtt_us=NaN", ["rtt_us=NaN: ", "0 to 100000 us"]),
-            ("seed=1,jitter_us=100001", ["jitter_us=100001: ", "0 to 100000 us"]),
+            (
+                "seed=1,jitter_us=100001",
+                ["jitter_us=100001: ", "0 to 100000 us"],
+            ),
             ("seed=-1", ["seed=-1: ", "0 to 18446744073709551615"]),
-            ("rtt=6", ["rtt=6: ", "known are rtt_us, jitter_us, seed and fault"]),
-            ("rx_wimm_per_s=1900000", ["rx_wimm_per_s=1900000: ", "model of its NIC"]),
+            (
+                "rtt=6",
+                ["rtt=6: ", "known are rtt_us, jitter_us, seed and fault"],
+            ),
+            (
+                "rx_wimm_per_s=1900000",
+                ["rx_wimm_per_s=1900000: ", "model of its NIC"],
+            ),
             ("fault=rnr", ["fault=rnr: ", "rnr:PERMILLE"]),
             ("fault=rnr:1001", ["fault=rnr:1001: ", "0 to 1000 times"]),
             ("fault=drop:x", ["fault=drop:x: ", "a number, from 0"]),
             ("fault=fire:1", ["fault=fire:1: ", "reorder:PERMILLE"]),
             ("rtt_us=1,rtt_us=2", ["rtt_us=2: ", "rtt_us is given twice"]),
-            ("fault=rnr:1,fault=rnr:2", ["fault=rnr:2: ", "rnr is given twice"]),
+            (
+                "fault=rnr:1,fault=rnr:2",
+                ["fault=rnr:2: ", "rnr is given twice"],
+            ),
         ] {
             let refused = text.parse::<SoftDevice>().unwrap_err();
-            assert!(parts.iter().all(|part| refused.contains(part)), "{text}: {refused}");
+            assert!(
+                parts.iter().all(|part| refused.contains(part)),
+                "{text}: {refused}"
+            );
         }
     }
 
     #[test]
     fn options_are_those_of_the_device() {
         assert!(matches!(SoftDevice::default().timing(), Timing::Immediate));
-        assert_eq!(SoftDevice::default().faults(), Faults { seed: 1, ..Faults::default() });
-        let device: SoftDevice = "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30".parse().unwrap();
+        assert_eq!(
+            SoftDevice::default().faults(),
+            Faults {
+                seed: 1,
+                ..Faults::default()
+            }
+        );
+        let device: SoftDevice =
+            "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30"
+                .parse()
+                .unwrap();
         // Printed and parsed again.
         assert!(matches!(device.timing(), Timing::Delay { ns: 3_000 }));
         let expected = Faults {

@@ -1,4 +1,5 @@
-//! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank can hang the other.
+//! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank
+//! can hang the other.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,7 +25,13 @@ pub(crate) struct Channel {
 impl Channel {
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, inbound: Vec::new(), outbound: Vec::new(), sent: 0, closed: false })
+        Ok(Self {
+            stream,
+            inbound: Vec::new(),
+            outbound: Vec::new(),
+            sent: 0,
+            closed: false,
+        })
     }
 
     /// Returns whether the peer closed its end and all its bytes were pulled.
@@ -34,7 +41,11 @@ impl Channel {
 
     /// Returns the events to poll for.
     pub(crate) fn events(&self) -> PollFlags {
-        let out = if self.sent < self.outbound.len() { PollFlags::OUT } else { PollFlags::empty() };
+        let out = if self.sent < self.outbound.len() {
+            PollFlags::OUT
+        } else {
+            PollFlags::empty()
+        };
         PollFlags::IN | out
     }
 
@@ -44,14 +55,22 @@ impl Channel {
         self.push()
     }
 
-    /// Sends more of the queue. A peer that has exited takes no more, which [`pull`](Self::pull) detects.
+    /// Sends more of the queue. A peer that has exited takes no more, which [`pull`](Self::pull)
+    /// detects.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => break,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                    ) =>
+                {
+                    break;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -60,16 +79,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives the bytes that have arrived, at most [`PULL_BYTES`]. Returns `false` if there were none.
+    /// Receives the bytes that have arrived, at most [`PULL_BYTES`]. Returns `false` if there were
+    /// none.
     pub(crate) fn pull(&mut self) -> io::Result<bool> {
         let before = self.inbound.len();
         self.inbound.resize(before + PULL_BYTES, 0);
-        let outcome = self.stream.read(self.inbound.get_mut(before..).unwrap_or_default());
-        self.inbound.truncate(before + outcome.as_ref().map_or(0, |count| *count));
+        let outcome = self
+            .stream
+            .read(self.inbound.get_mut(before..).unwrap_or_default());
+        self.inbound
+            .truncate(before + outcome.as_ref().map_or(0, |count| *count));
         match outcome {
             Ok(count) => self.closed = count == 0,
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.closed = true,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
             Err(error) => return Err(error),
         }
         Ok(self.inbound.len() > before)

@@ -1,8 +1,9 @@
 //! The communication of ranks outside the measured path.
 //!
-//! [`Exchange`] is the only interface: a Unix socket to the launcher ([`SocketExchange`]), or, with the feature `mpi`, an MPI library
-//! (`MpiExchange`). In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's end);
-//! `mpi`. The launcher's end is [`crate::launcher`].
+//! [`Exchange`] is the only interface: a Unix socket to the launcher ([`SocketExchange`]), or, with
+//! the feature `mpi`, an MPI library (`MpiExchange`). In data-flow order: `frame` (the bytes),
+//! `channel` (frames over a socket that never blocks), `socket` (a rank's end); `mpi`. The
+//! launcher's end is [`crate::launcher`].
 
 pub(crate) mod channel;
 pub(crate) mod frame;
@@ -19,13 +20,16 @@ pub use frame::MAX_PART_BYTES;
 pub use mpi::{MpiError, MpiExchange, mpi_library};
 pub use socket::SocketExchange;
 
-/// Maximum bytes of all parts in one step of [`Exchange::gather`], because each rank receives all of them.
+/// Maximum bytes of all parts in one step of [`Exchange::gather`], because each rank receives all
+/// of them.
 const GATHERED_BYTES: usize = 64 << 20;
 
-/// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.
+/// Collective operations over all ranks of a job. Every rank calls the same operations in the same
+/// order.
 ///
-/// Every wait takes `give_up`, which is called some hundred times per second. So a rank that detects the end of the job by itself does not
-/// wait for its message. After an error the job is over: later calls return the same error.
+/// Every wait takes `give_up`, which is called some hundred times per second. So a rank that
+/// detects the end of the job by itself does not wait for its message. After an error the job is
+/// over: later calls return the same error.
 pub trait Exchange {
     /// Returns this process's rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -36,24 +40,44 @@ pub trait Exchange {
     /// Gives `part` to every rank. Returns the parts of all, by rank.
     ///
     /// # Errors
-    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first caller. The other variants name the rank
-    /// that died.
-    fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
+    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first
+    /// caller. The other variants name the rank that died.
+    fn all_gather(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks there, by rank, and nothing elsewhere. Takes as many
-    /// all-gathers as the longest part needs, each of at most 64 MiB. Only rank 0 keeps more than one of them.
+    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks there, by rank, and
+    /// nothing elsewhere. Takes as many all-gathers as the longest part needs, each of at most 64
+    /// MiB. Only rank 0 keeps more than one of them.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather); `within` holds for each.
-    fn gather(&mut self, bytes: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        let part_bytes = MAX_PART_BYTES.min(GATHERED_BYTES / self.size().max(1)).max(1);
-        let mut wholes = if self.rank() == 0 { vec![Vec::new(); self.size()] } else { Vec::new() };
+    fn gather(
+        &mut self,
+        bytes: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        let part_bytes = MAX_PART_BYTES
+            .min(GATHERED_BYTES / self.size().max(1))
+            .max(1);
+        let mut wholes = if self.rank() == 0 {
+            vec![Vec::new(); self.size()]
+        } else {
+            Vec::new()
+        };
         let mut rest = bytes;
         loop {
             let (part, later) = rest.split_at_checked(part_bytes).unwrap_or((rest, &[]));
             rest = later;
             let parts = self.all_gather(part, within, give_up)?;
-            wholes.iter_mut().zip(&parts).for_each(|(whole, part)| whole.extend_from_slice(part));
+            wholes
+                .iter_mut()
+                .zip(&parts)
+                .for_each(|(whole, part)| whole.extend_from_slice(part));
             // All ranks have the same parts, so all decide the same.
             if parts.iter().all(|part| part.len() < part_bytes) {
                 return Ok(wholes);
@@ -61,15 +85,17 @@ pub trait Exchange {
         }
     }
 
-    /// Sleeps for `time`, or until the job is known to be over. Returns early if the user interrupts the job; see
-    /// [`catch_interrupts`](Self::catch_interrupts).
+    /// Sleeps for `time`, or until the job is known to be over. Returns early if the user
+    /// interrupts the job; see [`catch_interrupts`](Self::catch_interrupts).
     ///
     /// # Errors
     /// The reason why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
 
-    /// Makes an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) no error from now on: [`sleep`](Self::sleep) ends early, other operations
-    /// continue, and [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at once.
+    /// Makes an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) no error from now on:
+    /// [`sleep`](Self::sleep) ends early, other operations continue, and
+    /// [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at
+    /// once.
     ///
     /// # Errors
     /// The signals cannot be caught.
@@ -77,8 +103,8 @@ pub trait Exchange {
         Ok(())
     }
 
-    /// Returns whether the user interrupted the job. Ranks learn of it at different times, so they must exchange it before they act on it
-    /// together.
+    /// Returns whether the user interrupted the job. Ranks learn of it at different times, so they
+    /// must exchange it before they act on it together.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -87,7 +113,11 @@ pub trait Exchange {
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather).
-    fn barrier(&mut self, within: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+    fn barrier(
+        &mut self,
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<(), ExchangeError> {
         self.all_gather(&[], within, give_up).map(drop)
     }
 }
@@ -147,7 +177,11 @@ pub enum ExchangeError {
 
 /// Formats ranks for a message: `0, 2`.
 pub(crate) fn rank_list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    ranks
+        .iter()
+        .map(usize::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -170,7 +204,12 @@ mod tests {
             1 + self.others.len()
         }
 
-        fn all_gather(&mut self, part: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        fn all_gather(
+            &mut self,
+            part: &[u8],
+            _: Duration,
+            _: &dyn Fn() -> bool,
+        ) -> Result<Vec<Vec<u8>>, ExchangeError> {
             let limit = MAX_PART_BYTES.min(GATHERED_BYTES / self.size());
             assert!(part.len() <= limit);
             self.rounds += 1;
@@ -195,12 +234,21 @@ mod tests {
             (3, vec![2 * MAX_PART_BYTES + 5, MAX_PART_BYTES], 3),
             (GATHERED_BYTES / 40 + 1, vec![7; 39], 2),
         ] {
-            let (mine, others): (_, Vec<_>) = (bytes(mine), others.into_iter().map(bytes).collect());
+            let (mine, others): (_, Vec<_>) =
+                (bytes(mine), others.into_iter().map(bytes).collect());
             for rank in [0, others.len()] {
-                let mut exchange = Others { rank, others: others.clone(), rounds: 0 };
+                let mut exchange = Others {
+                    rank,
+                    others: others.clone(),
+                    rounds: 0,
+                };
                 let wholes = exchange.gather(&mine, Duration::ZERO, &|| false).unwrap();
                 assert_eq!(exchange.rounds, rounds);
-                assert!(if rank == 0 { wholes[0] == mine && wholes[1..] == others } else { wholes.is_empty() });
+                assert!(if rank == 0 {
+                    wholes[0] == mine && wholes[1..] == others
+                } else {
+                    wholes.is_empty()
+                });
             }
         }
     }

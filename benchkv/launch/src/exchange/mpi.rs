@@ -27,17 +27,20 @@ const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 const EXIT_INTERRUPTED: i32 = 130;
 /// Number of tags that every MPI has.
 const TAGS: i32 = 1 << 15;
-/// Pauses between two checks for messages: the first, and the maximum. A rank that waits for the end of a run must not take its core.
+/// Pauses between two checks for messages: the first, and the maximum. A rank that waits for the
+/// end of a run must not take its core.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.
 ///
-/// A part is followed by a byte that says whether its sender is interrupted. A sleeping rank checks for the parts of the next operation, so
-/// all ranks wake up when one of them is interrupted.
+/// A part is followed by a byte that says whether its sender is interrupted. A sleeping rank checks
+/// for the parts of the next operation, so all ranks wake up when one of them is interrupted.
 ///
-/// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so [`ExchangeError::RankDied`] does not occur. A
-/// rank that fails must end the job with [`abort`](Self::abort). After an error of the exchange, its drop does so with status 1, because
-/// `MPI_Finalize` would wait for missing ranks. A peer that stops while one of its large parts is in flight cannot be given up.
+/// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so
+/// [`ExchangeError::RankDied`] does not occur. A rank that fails must end the job with
+/// [`abort`](Self::abort). After an error of the exchange, its drop does so with status 1, because
+/// `MPI_Finalize` would wait for missing ranks. A peer that stops while one of its large parts is
+/// in flight cannot be given up.
 pub struct MpiExchange {
     universe: Universe,
     rank: usize,
@@ -75,19 +78,33 @@ pub enum MpiError {
 pub fn mpi_library() -> String {
     let version = mpi::environment::library_version().unwrap_or_default();
     // Open MPI continues with details of its build.
-    version.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_owned()
+    version
+        .split([',', '\n', '\0'])
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
-/// Returns the maximum bytes of a part among that many ranks. The sends of all parts are buffered, in memory that is touched only as far as
-/// parts need it, and whose length MPI takes as an `int`: from 497 ranks on a part has fewer bytes than elsewhere.
+/// Returns the maximum bytes of a part among that many ranks. The sends of all parts are buffered,
+/// in memory that is touched only as far as parts need it, and whose length MPI takes as an `int`:
+/// from 497 ranks on a part has fewer bytes than elsewhere.
 const fn most_part_bytes(ranks: usize) -> usize {
     let room = i32::MAX as usize / ranks - 1 - 2 * MESSAGE_OVERHEAD_BYTES;
-    if room < MAX_PART_BYTES { room } else { MAX_PART_BYTES }
+    if room < MAX_PART_BYTES {
+        room
+    } else {
+        MAX_PART_BYTES
+    }
 }
 
-// The parts of `Exchange::gather`, and the connection records of a rank that has one connection to each other.
-const _: () =
-    assert!(most_part_bytes(MAX_RANKS) > 1 << 20 && most_part_bytes(496) == MAX_PART_BYTES && most_part_bytes(497) < MAX_PART_BYTES);
+// The parts of `Exchange::gather`, and the connection records of a rank that has one connection to
+// each other.
+const _: () = assert!(
+    most_part_bytes(MAX_RANKS) > 1 << 20
+        && most_part_bytes(496) == MAX_PART_BYTES
+        && most_part_bytes(497) < MAX_PART_BYTES
+);
 
 impl MpiExchange {
     /// Initializes MPI. The calling thread must be the main thread, and only it uses the exchange.
@@ -95,7 +112,8 @@ impl MpiExchange {
     /// # Errors
     /// [`MpiError`].
     pub fn start() -> Result<Self, MpiError> {
-        let (mut universe, threading) = mpi::initialize_with_threading(Threading::Funneled).ok_or(MpiError::Again)?;
+        let (mut universe, threading) =
+            mpi::initialize_with_threading(Threading::Funneled).ok_or(MpiError::Again)?;
         let world = universe.world();
         let (rank, size) = (world.rank() as usize, world.size() as usize);
         if threading < Threading::Funneled {
@@ -105,7 +123,16 @@ impl MpiExchange {
             return Err(MpiError::Ranks { ranks: size });
         }
         universe.set_buffer_size(size * (1 + most_part_bytes(size) + 2 * MESSAGE_OVERHEAD_BYTES));
-        Ok(Self { universe, rank, size, tag: 0, early: vec![None; size], signalled: Arc::default(), told: false, over: None })
+        Ok(Self {
+            universe,
+            rank,
+            size,
+            tag: 0,
+            early: vec![None; size],
+            signalled: Arc::default(),
+            told: false,
+            over: None,
+        })
     }
 
     /// Ends all ranks of the job. The launcher reports `status`.
@@ -113,16 +140,28 @@ impl MpiExchange {
         self.universe.world().abort(status.into())
     }
 
-    /// Gives `part` to every rank and takes theirs. Sends are buffered, so no send is pending when a rank is given up.
-    fn swap(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    /// Gives `part` to every rank and takes theirs. Sends are buffered, so no send is pending when
+    /// a rank is given up.
+    fn swap(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let world = self.universe.world();
         let tag = self.next_tag();
         let flagged = [part, &[self.is_interrupted().into()]].concat();
         for other in (0..self.size).filter(|other| *other != self.rank) {
-            world.process_at_rank(other as i32).buffered_send_with_tag(&flagged, tag);
+            world
+                .process_at_rank(other as i32)
+                .buffered_send_with_tag(&flagged, tag);
         }
         let mut parts = std::mem::replace(&mut self.early, vec![None; self.size]);
-        parts.iter_mut().skip(self.rank).take(1).for_each(|mine| *mine = Some(part.to_vec()));
+        parts
+            .iter_mut()
+            .skip(self.rank)
+            .take(1)
+            .for_each(|mine| *mine = Some(part.to_vec()));
         let end = Deadline::after(within);
         let (mut pause, longest) = PAUSES;
         loop {
@@ -136,7 +175,10 @@ impl MpiExchange {
             }
             if end.left().is_zero() {
                 let missing = parts.iter().enumerate().filter(|(_, part)| part.is_none());
-                return Err(ExchangeError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), within });
+                return Err(ExchangeError::Missing {
+                    ranks: missing.map(|(rank, _)| rank).collect(),
+                    within,
+                });
             }
             thread::sleep(pause);
             pause = (2 * pause).min(longest);
@@ -148,26 +190,45 @@ impl MpiExchange {
     }
 
     /// Takes arrived parts that were missing. Returns whether one of their senders is interrupted.
-    fn take_parts(&self, world: &SimpleCommunicator, tag: i32, parts: &mut [Option<Vec<u8>>]) -> bool {
+    fn take_parts(
+        &self,
+        world: &SimpleCommunicator,
+        tag: i32,
+        parts: &mut [Option<Vec<u8>>],
+    ) -> bool {
         let mut interrupted = false;
-        let is_missing = |(rank, part): &(usize, &mut Option<Vec<u8>>)| *rank != self.rank && part.is_none();
+        let is_missing =
+            |(rank, part): &(usize, &mut Option<Vec<u8>>)| *rank != self.rank && part.is_none();
         for (rank, place) in parts.iter_mut().enumerate().filter(is_missing) {
-            let message = world.process_at_rank(rank as i32).immediate_matched_probe_with_tag(tag);
-            let Some(mut part) = message.map(|message| message.matched_receive_vec::<u8>().0) else { continue };
+            let message = world
+                .process_at_rank(rank as i32)
+                .immediate_matched_probe_with_tag(tag);
+            let Some(mut part) = message.map(|message| message.matched_receive_vec::<u8>().0)
+            else {
+                continue;
+            };
             interrupted |= part.pop() == Some(1);
             *place = Some(part);
         }
         interrupted
     }
 
-    fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn gather(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let most = most_part_bytes(self.size);
         if part.len() > most {
-            return Err(ExchangeError::TooLarge { bytes: part.len(), most });
+            return Err(ExchangeError::TooLarge {
+                bytes: part.len(),
+                most,
+            });
         }
         let parts = self.swap(part, within, give_up)?;
-        // A large part moves only while its sender calls MPI. This exchange keeps every rank here until all have the part, and the buffer
-        // is free.
+        // A large part moves only while its sender calls MPI. This exchange keeps every rank here
+        // until all have the part, and the buffer is free.
         self.swap(&[], within, give_up)?;
         Ok(parts)
     }
@@ -206,7 +267,12 @@ impl Exchange for MpiExchange {
         self.size
     }
 
-    fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn all_gather(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         self.over.clone().map_or(Ok(()), Err)?;
         let outcome = self.gather(part, within, give_up);
         self.outcome(outcome)
@@ -221,8 +287,12 @@ impl Exchange for MpiExchange {
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // In this order: the first signal finds the flag unset, and sets it.
-            let caught = flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, self.signalled.clone())
-                .and_then(|_| flag::register(signal, self.signalled.clone()));
+            let caught = flag::register_conditional_shutdown(
+                signal,
+                EXIT_INTERRUPTED,
+                self.signalled.clone(),
+            )
+            .and_then(|_| flag::register(signal, self.signalled.clone()));
             caught.map_err(|error| ExchangeError::Signals(error.to_string()))?;
         }
         Ok(())
@@ -243,6 +313,10 @@ impl Drop for MpiExchange {
 
 impl fmt::Debug for MpiExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MpiExchange").field("rank", &self.rank).field("size", &self.size).field("over", &self.over).finish_non_exhaustive()
+        f.debug_struct("MpiExchange")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("over", &self.over)
+            .finish_non_exhaustive()
     }
 }

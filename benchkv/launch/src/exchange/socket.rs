@@ -33,14 +33,32 @@ pub struct SocketExchange {
 
 impl SocketExchange {
     pub(crate) fn new(socket: UnixStream, rank: usize, size: usize) -> io::Result<Self> {
-        Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, catches: false, interrupted: false, over: None })
+        Ok(Self {
+            channel: Channel::new(socket)?,
+            rank,
+            size,
+            round: 0,
+            catches: false,
+            interrupted: false,
+            over: None,
+        })
     }
 
-    /// Waits up to `time` for one frame. Returns `Ok(None)` if none arrived, or if an interrupt ended a sleep (`is_sleep`).
-    fn receive(&mut self, time: Duration, is_sleep: bool, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
+    /// Waits up to `time` for one frame. Returns `Ok(None)` if none arrived, or if an interrupt
+    /// ended a sleep (`is_sleep`).
+    fn receive(
+        &mut self,
+        time: Duration,
+        is_sleep: bool,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Option<Frame>, ExchangeError> {
         let end = Deadline::after(time);
         loop {
-            match self.channel.next().map_err(|error| ExchangeError::Protocol(error.to_string()))? {
+            match self
+                .channel
+                .next()
+                .map_err(|error| ExchangeError::Protocol(error.to_string()))?
+            {
                 Some(Frame::Interrupted) if self.catches => {
                     self.interrupted = true;
                     continue;
@@ -69,23 +87,44 @@ impl SocketExchange {
         }
     }
 
-    fn gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn gather(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         if part.len() > MAX_PART_BYTES {
-            return Err(ExchangeError::TooLarge { bytes: part.len(), most: MAX_PART_BYTES });
+            return Err(ExchangeError::TooLarge {
+                bytes: part.len(),
+                most: MAX_PART_BYTES,
+            });
         }
         let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
         self.round += 1;
-        let mine = Frame::Part { round: self.round, within_ms, part: part.to_vec() };
+        let mine = Frame::Part {
+            round: self.round,
+            within_ms,
+            part: part.to_vec(),
+        };
         self.channel.send(&mine).map_err(socket_failed)?;
         match self.receive(within + ANSWER_GRACE, false, give_up)? {
-            Some(Frame::Gathered { round, parts }) if round == self.round && parts.len() == self.size => Ok(parts),
+            Some(Frame::Gathered { round, parts })
+                if round == self.round && parts.len() == self.size =>
+            {
+                Ok(parts)
+            }
             Some(frame) => Err(end_of_job(frame)),
-            None => Err(ExchangeError::NoAnswer { within: within + ANSWER_GRACE }),
+            None => Err(ExchangeError::NoAnswer {
+                within: within + ANSWER_GRACE,
+            }),
         }
     }
 
     /// Runs one operation, unless the job is over. Records its error.
-    fn attempt<T>(&mut self, operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>) -> Result<T, ExchangeError> {
+    fn attempt<T>(
+        &mut self,
+        operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>,
+    ) -> Result<T, ExchangeError> {
         if let Some(reason) = &self.over {
             return Err(reason.clone());
         }
@@ -102,12 +141,21 @@ impl Exchange for SocketExchange {
         self.size
     }
 
-    fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn all_gather(
+        &mut self,
+        part: &[u8],
+        within: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, ExchangeError> {
         self.attempt(|exchange| exchange.gather(part, within, give_up))
     }
 
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
-        self.attempt(|exchange| exchange.receive(time, true, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
+        self.attempt(|exchange| {
+            exchange
+                .receive(time, true, give_up)?
+                .map_or(Ok(()), |frame| Err(end_of_job(frame)))
+        })
     }
 
     /// Marks interrupts as expected. The launcher takes the signals and informs all ranks.
@@ -124,13 +172,20 @@ impl Exchange for SocketExchange {
 /// Returns the meaning of a frame other than the expected answer.
 fn end_of_job(frame: Frame) -> ExchangeError {
     match frame {
-        Frame::Died { rank, how } => ExchangeError::RankDied { rank: rank as usize, how },
-        Frame::Missing { within_ms, ranks, .. } => ExchangeError::Missing {
+        Frame::Died { rank, how } => ExchangeError::RankDied {
+            rank: rank as usize,
+            how,
+        },
+        Frame::Missing {
+            within_ms, ranks, ..
+        } => ExchangeError::Missing {
             ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
             within: Duration::from_millis(within_ms.into()),
         },
         Frame::Interrupted => ExchangeError::Interrupted,
-        Frame::Gathered { round, parts } => ExchangeError::Protocol(format!("{} parts for round {round}", parts.len())),
+        Frame::Gathered { round, parts } => {
+            ExchangeError::Protocol(format!("{} parts for round {round}", parts.len()))
+        }
         Frame::Part { .. } => ExchangeError::Protocol("a frame that only ranks send".to_owned()),
     }
 }

@@ -1,19 +1,23 @@
 //! Starts the ranks of a job on this host and supervises them to the end.
 //!
-//! The launcher is not a rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to the
-//! launcher as standard input. No named object is created. The launcher relays their exchange (`relay`). When a rank fails, the launcher
-//! tells the others the rank and the reason, gives them a grace period to end by themselves, and then kills the rest. It does the same when
-//! the user interrupts it, except that ranks may still exchange their last parts; a later interrupt kills them. If the launcher is killed,
-//! the kernel kills the ranks.
+//! The launcher is not a rank. Its ranks are its direct children, run the same executable with the
+//! same arguments, and have a socket to the launcher as standard input. No named object is created.
+//! The launcher relays their exchange (`relay`). When a rank fails, the launcher tells the others
+//! the rank and the reason, gives them a grace period to end by themselves, and then kills the
+//! rest. It does the same when the user interrupts it, except that ranks may still exchange their
+//! last parts; a later interrupt kills them. If the launcher is killed, the kernel kills the ranks.
 //!
-//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks and baselines ignore
-//! the signals that end a job in order. `timeout` signals the launcher twice, so a signal shortly after an interrupt belongs to it.
+//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the
+//! launcher acts: ranks and baselines ignore the signals that end a job in order. `timeout` signals
+//! the launcher twice, so a signal shortly after an interrupt belongs to it.
 //!
-//! When a rank is killed, another may notice and end before the launcher sees either. The launcher names the cause: a killed rank before a
-//! failed one, and a failed one before one with the status [`EXIT_FOLLOWS`], which followed another. If only ranks with that status ended
-//! by themselves, it names the ranks that it had to kill: they were stopped, or stuck.
+//! When a rank is killed, another may notice and end before the launcher sees either. The launcher
+//! names the cause: a killed rank before a failed one, and a failed one before one with the status
+//! [`EXIT_FOLLOWS`], which followed another. If only ranks with that status ended by themselves, it
+//! names the ranks that it had to kill: they were stopped, or stuck.
 //!
-//! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard error.
+//! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard
+//! error.
 
 mod relay;
 
@@ -89,7 +93,8 @@ pub enum LaunchError {
         /// The rank.
         rank: usize,
     },
-    /// Ranks did not take part in an exchange in time, or did not end when the others ended because of them.
+    /// Ranks did not take part in an exchange in time, or did not end when the others ended because
+    /// of them.
     #[error("rank {} did not answer within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
@@ -125,20 +130,28 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report it; a rank's own status if it chose one;
-    /// else 1.
+    /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report
+    /// it; a rank's own status if it chose one; else 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
-            Self::RankFailed { how: how @ Ended::Code(code), .. } if *how != FOLLOWS => u8::try_from(*code).unwrap_or(1),
+            Self::RankFailed {
+                how: how @ Ended::Code(code),
+                ..
+            } if *how != FOLLOWS => u8::try_from(*code).unwrap_or(1),
             _ => 1,
         }
     }
 
-    /// Returns whether this failure is nearer to the cause than `recorded`, which was seen before it.
+    /// Returns whether this failure is nearer to the cause than `recorded`, which was seen before
+    /// it.
     fn precedes(&self, recorded: &Self) -> bool {
-        let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) = (self, recorded) else { return false };
+        let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) =
+            (self, recorded)
+        else {
+            return false;
+        };
         let distance = |how: &Ended| match how {
             Ended::Signal(_) => 0,
             Ended::Code(_) => 1 + u8::from(*how == FOLLOWS),
@@ -151,8 +164,9 @@ impl Launch {
     /// Maximum number of ranks of one job.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread: ranks end with the thread that started
-    /// them. It takes SIGINT, SIGTERM and SIGHUP, also afterwards: after the job the process only reports its end, and a late or repeated
+    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main
+    /// thread: ranks end with the thread that started them. It takes SIGINT, SIGTERM and SIGHUP,
+    /// also afterwards: after the job the process only reports its end, and a late or repeated
     /// signal must not prevent that.
     ///
     /// # Errors
@@ -162,7 +176,9 @@ impl Launch {
             return Err(LaunchError::Ranks { ranks: self.ranks });
         }
         let signals = EndSignals::take()?;
-        let ranks = (0..self.ranks).map(|rank| RankProcess::start(rank, self)).collect::<Result<Vec<_>, _>>()?;
+        let ranks = (0..self.ranks)
+            .map(|rank| RankProcess::start(rank, self))
+            .collect::<Result<Vec<_>, _>>()?;
         let clock = Clock::monotonic();
         let limit_ns = clock.now_ns().saturating_add(as_ns(self.time_limit));
         let mut job = Job {
@@ -184,7 +200,10 @@ impl Launch {
             job.keep_time(limit_ns, self.time_limit);
         }
         // A failure after an interrupt may be a consequence of it.
-        job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
+        job.interrupt
+            .map(|(signal, _)| LaunchError::Interrupted { signal })
+            .or(job.failure)
+            .map_or(Ok(()), Err)
     }
 }
 
@@ -203,9 +222,18 @@ impl RankProcess {
             0 => Stdio::inherit(),
             _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
         };
-        let role = RoleText::Rank { rank, size: launch.ranks }.encode();
-        let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout).map_err(failed)?;
-        Ok(Self { child, channel: Channel::new(ours).map_err(failed)?, ended: None })
+        let role = RoleText::Rank {
+            rank,
+            size: launch.ranks,
+        }
+        .encode();
+        let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout)
+            .map_err(failed)?;
+        Ok(Self {
+            child,
+            channel: Channel::new(ours).map_err(failed)?,
+            ended: None,
+        })
     }
 }
 
@@ -232,12 +260,21 @@ impl Job {
 
     /// Returns the ranks that have not ended.
     fn running(&self) -> Vec<usize> {
-        (0..self.ranks.len()).filter(|rank| self.ranks.get(*rank).is_some_and(|process| process.ended.is_none())).collect()
+        (0..self.ranks.len())
+            .filter(|rank| {
+                self.ranks
+                    .get(*rank)
+                    .is_some_and(|process| process.ended.is_none())
+            })
+            .collect()
     }
 
     /// Sleeps until a rank, a signal or a deadline needs attention.
     fn wait(&self, limit_ns: u64) -> io::Result<()> {
-        let next_ns = [self.kill_at_ns, self.relay.deadline_ns()].into_iter().flatten().fold(limit_ns, u64::min);
+        let next_ns = [self.kill_at_ns, self.relay.deadline_ns()]
+            .into_iter()
+            .flatten()
+            .fold(limit_ns, u64::min);
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
             fds.push(PollFd::new(&rank.child, PollFlags::IN));
@@ -246,7 +283,10 @@ impl Job {
                 fds.push(PollFd::new(&rank.channel, rank.channel.events()));
             }
         }
-        sys::poll(&mut fds, Duration::from_nanos(next_ns.saturating_sub(self.clock.now_ns())))
+        sys::poll(
+            &mut fds,
+            Duration::from_nanos(next_ns.saturating_sub(self.clock.now_ns())),
+        )
     }
 
     fn take_signals(&mut self) {
@@ -267,11 +307,16 @@ impl Job {
     fn relay_frames(&mut self) -> io::Result<()> {
         let now_ns = self.clock.now_ns();
         for rank in 0..self.ranks.len() {
-            let Some(process) = self.ranks.get_mut(rank) else { break };
+            let Some(process) = self.ranks.get_mut(rank) else {
+                break;
+            };
             process.channel.push()?;
             process.channel.pull()?;
             loop {
-                let next = self.ranks.get_mut(rank).map_or(Ok(None), |process| process.channel.next());
+                let next = self
+                    .ranks
+                    .get_mut(rank)
+                    .map_or(Ok(None), |process| process.channel.next());
                 let answer = match next {
                     Ok(None) => break,
                     Ok(Some(frame)) => self.relay.arrived(rank, frame, now_ns),
@@ -281,7 +326,10 @@ impl Job {
                     Ok(None) => {}
                     Ok(Some(frame)) => self.broadcast(&frame)?,
                     Err(what) => {
-                        let died = Frame::Died { rank: rank as u32, how: format!("broke the exchange protocol: it {what}") };
+                        let died = Frame::Died {
+                            rank: rank as u32,
+                            how: format!("broke the exchange protocol: it {what}"),
+                        };
                         self.fail(LaunchError::Protocol { rank, what }, died);
                         self.kill(rank);
                         break;
@@ -292,10 +340,16 @@ impl Job {
         Ok(())
     }
 
-    /// Notes which ranks have ended. Among several found at once, a killed one is the cause: the others may have ended because of it.
+    /// Notes which ranks have ended. Among several found at once, a killed one is the cause: the
+    /// others may have ended because of it.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
-        for (rank, process) in self.ranks.iter_mut().enumerate().filter(|(_, process)| process.ended.is_none()) {
+        for (rank, process) in self
+            .ranks
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, process)| process.ended.is_none())
+        {
             if let Some(how) = process.child.ended()? {
                 process.ended = Some(how);
                 ended.push((rank, how));
@@ -303,13 +357,23 @@ impl Job {
         }
         ended.sort_by_key(|(_, how)| !matches!(how, Ended::Signal(_)));
         for (rank, how) in ended.into_iter().filter(|(_, how)| !how.is_success()) {
-            let died = Frame::Died { rank: rank as u32, how: how.to_string() };
+            let died = Frame::Died {
+                rank: rank as u32,
+                how: how.to_string(),
+            };
             self.fail(LaunchError::RankFailed { rank, how }, died);
         }
-        let has_ended = |rank: &usize| self.ranks.get(*rank).is_some_and(|process| process.ended.is_some());
+        let has_ended = |rank: &usize| {
+            self.ranks
+                .get(*rank)
+                .is_some_and(|process| process.ended.is_some())
+        };
         let missed = self.relay.waited_for().find(has_ended);
         if let Some(rank) = missed {
-            let died = Frame::Died { rank: rank as u32, how: "ended before the others".to_owned() };
+            let died = Frame::Died {
+                rank: rank as u32,
+                how: "ended before the others".to_owned(),
+            };
             self.fail(LaunchError::EndedEarly { rank }, died);
         }
         Ok(())
@@ -319,49 +383,82 @@ impl Job {
     fn keep_time(&mut self, limit_ns: u64, limit: Duration) {
         let now_ns = self.clock.now_ns();
         if let Some(frame) = self.relay.expire(now_ns) {
-            if let Frame::Missing { within_ms, ranks, .. } = &frame {
+            if let Frame::Missing {
+                within_ms, ranks, ..
+            } = &frame
+            {
                 let ranks = ranks.iter().map(|rank| *rank as usize).collect();
-                self.fail(LaunchError::Missing { ranks, within: Duration::from_millis((*within_ms).into()) }, frame.clone());
+                self.fail(
+                    LaunchError::Missing {
+                        ranks,
+                        within: Duration::from_millis((*within_ms).into()),
+                    },
+                    frame.clone(),
+                );
             }
         }
         if now_ns >= limit_ns && self.failure.is_none() {
-            self.fail(LaunchError::TimeLimit { limit, running: self.running() }, Frame::Interrupted);
+            self.fail(
+                LaunchError::TimeLimit {
+                    limit,
+                    running: self.running(),
+                },
+                Frame::Interrupted,
+            );
         }
         if self.kill_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-            // The others followed a rank that has not ended in the whole grace period, so that rank is the cause.
-            let is_consequence = matches!(self.failure, Some(LaunchError::RankFailed { how: FOLLOWS, .. }));
+            // The others followed a rank that has not ended in the whole grace period, so that rank
+            // is the cause.
+            let is_consequence = matches!(
+                self.failure,
+                Some(LaunchError::RankFailed { how: FOLLOWS, .. })
+            );
             if is_consequence && !self.has_killed && self.kill_at_ns != Some(0) {
-                self.failure = Some(LaunchError::Missing { ranks: self.running(), within: self.grace });
+                self.failure = Some(LaunchError::Missing {
+                    ranks: self.running(),
+                    within: self.grace,
+                });
             }
             (0..self.ranks.len()).for_each(|rank| self.kill(rank));
         }
     }
 
-    /// Records a failure if it is the first, or precedes the first. Reports the first one to every rank, and starts the grace period.
+    /// Records a failure if it is the first, or precedes the first. Reports the first one to every
+    /// rank, and starts the grace period.
     fn fail(&mut self, failure: LaunchError, news: Frame) {
         match &self.failure {
             None => {
                 self.failure = Some(failure);
                 self.end_with(&news);
             }
-            Some(recorded) if !self.has_killed && failure.precedes(recorded) => self.failure = Some(failure),
+            Some(recorded) if !self.has_killed && failure.precedes(recorded) => {
+                self.failure = Some(failure)
+            }
             Some(_) => {}
         }
     }
 
     /// Tells every rank the reason for the end, and starts the grace period unless it has begun.
     fn end_with(&mut self, news: &Frame) {
-        self.kill_at_ns.get_or_insert(self.clock.now_ns().saturating_add(as_ns(self.grace)));
+        self.kill_at_ns
+            .get_or_insert(self.clock.now_ns().saturating_add(as_ns(self.grace)));
         // A socket that fails belongs to a rank that will be killed.
         let _ = self.broadcast(news);
     }
 
     fn broadcast(&mut self, frame: &Frame) -> io::Result<()> {
-        self.ranks.iter_mut().filter(|rank| rank.ended.is_none()).try_for_each(|rank| rank.channel.send(frame))
+        self.ranks
+            .iter_mut()
+            .filter(|rank| rank.ended.is_none())
+            .try_for_each(|rank| rank.channel.send(frame))
     }
 
     fn kill(&mut self, rank: usize) {
-        if let Some(process) = self.ranks.get_mut(rank).filter(|process| process.ended.is_none()) {
+        if let Some(process) = self
+            .ranks
+            .get_mut(rank)
+            .filter(|process| process.ended.is_none())
+        {
             process.child.kill();
             self.has_killed = true;
         }

@@ -1,4 +1,5 @@
-//! The launcher's side of a collective operation, without sockets or clock: it takes parts, and returns one broadcast.
+//! The launcher's side of a collective operation, without sockets or clock: it takes parts, and
+//! returns one broadcast.
 
 use crate::exchange::MAX_PART_BYTES;
 use crate::exchange::frame::Frame;
@@ -9,7 +10,8 @@ pub(super) struct Relay {
     /// The round being collected; the first is 1.
     round: u32,
     parts: Vec<Option<Vec<u8>>>,
-    /// Time at which the round fails, and its length from the first part; `None` before the first part.
+    /// Time at which the round fails, and its length from the first part; `None` before the first
+    /// part.
     deadline: Option<(u64, u32)>,
     /// Whether a round failed, so that later frames are late.
     failed: bool,
@@ -17,26 +19,51 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn new(size: usize) -> Self {
-        Self { round: 1, parts: vec![None; size], deadline: None, failed: false }
+        Self {
+            round: 1,
+            parts: vec![None; size],
+            deadline: None,
+            failed: false,
+        }
     }
 
     /// Takes a frame of rank `from`. The error describes a violation of the protocol.
-    pub(super) fn arrived(&mut self, from: usize, frame: Frame, now_ns: u64) -> Result<Option<Frame>, String> {
-        let Frame::Part { round, within_ms, part } = frame else {
+    pub(super) fn arrived(
+        &mut self,
+        from: usize,
+        frame: Frame,
+        now_ns: u64,
+    ) -> Result<Option<Frame>, String> {
+        let Frame::Part {
+            round,
+            within_ms,
+            part,
+        } = frame
+        else {
             return Err("sent a frame that only the launcher sends".to_owned());
         };
         if self.failed {
             return Ok(None);
         }
         if part.len() > MAX_PART_BYTES {
-            return Err(format!("sent a part of {} bytes, above the limit of {MAX_PART_BYTES}", part.len()));
+            return Err(format!(
+                "sent a part of {} bytes, above the limit of {MAX_PART_BYTES}",
+                part.len()
+            ));
         }
         let expected = self.round;
         match self.parts.get_mut(from) {
             Some(slot @ None) if round == expected => *slot = Some(part),
-            _ => return Err(format!("sent a part for round {round} when round {expected} was due from it")),
+            _ => {
+                return Err(format!(
+                    "sent a part for round {round} when round {expected} was due from it"
+                ));
+            }
         }
-        self.deadline.get_or_insert((now_ns.saturating_add(u64::from(within_ms) * 1_000_000), within_ms));
+        self.deadline.get_or_insert((
+            now_ns.saturating_add(u64::from(within_ms) * 1_000_000),
+            within_ms,
+        ));
         if self.parts.iter().any(Option::is_none) {
             return Ok(None);
         }
@@ -57,13 +84,21 @@ impl Relay {
         let ranks = self.waited_for().map(|rank| rank as u32).collect();
         self.deadline = None;
         self.failed = true;
-        Some(Frame::Missing { round: self.round, within_ms, ranks })
+        Some(Frame::Missing {
+            round: self.round,
+            within_ms,
+            ranks,
+        })
     }
 
     /// Returns the ranks that others are waiting for now.
     pub(super) fn waited_for(&self) -> impl Iterator<Item = usize> {
         let open = self.deadline.is_some();
-        self.parts.iter().enumerate().filter(move |(_, part)| open && part.is_none()).map(|(rank, _)| rank)
+        self.parts
+            .iter()
+            .enumerate()
+            .filter(move |(_, part)| open && part.is_none())
+            .map(|(rank, _)| rank)
     }
 }
 
@@ -72,7 +107,11 @@ mod tests {
     use super::*;
 
     fn part(round: u32, bytes: &[u8]) -> Frame {
-        Frame::Part { round, within_ms: 1000, part: bytes.to_vec() }
+        Frame::Part {
+            round,
+            within_ms: 1000,
+            part: bytes.to_vec(),
+        }
     }
 
     const MS: u64 = 1_000_000;
@@ -83,7 +122,10 @@ mod tests {
         assert_eq!(relay.arrived(2, part(1, b"c"), 0), Ok(None));
         assert_eq!(relay.arrived(0, part(1, b"a"), 1), Ok(None));
         assert_eq!(relay.waited_for().collect::<Vec<_>>(), [1]);
-        let gathered = Frame::Gathered { round: 1, parts: vec![b"a".to_vec(), b"b".to_vec(), b"c".to_vec()] };
+        let gathered = Frame::Gathered {
+            round: 1,
+            parts: vec![b"a".to_vec(), b"b".to_vec(), b"c".to_vec()],
+        };
         assert_eq!(relay.arrived(1, part(1, b"b"), 2), Ok(Some(gathered)));
         assert_eq!((relay.deadline_ns(), relay.waited_for().count()), (None, 0));
         assert_eq!(relay.arrived(1, part(2, b""), 3), Ok(None));
@@ -96,18 +138,34 @@ mod tests {
         relay.arrived(2, part(1, b""), 900 * MS).unwrap();
         assert_eq!(relay.deadline_ns(), Some(1005 * MS));
         assert_eq!(relay.expire(1005 * MS - 1), None);
-        let missing = Frame::Missing { round: 1, within_ms: 1000, ranks: vec![1] };
+        let missing = Frame::Missing {
+            round: 1,
+            within_ms: 1000,
+            ranks: vec![1],
+        };
         assert_eq!(relay.expire(1005 * MS), Some(missing));
         assert_eq!(relay.expire(u64::MAX), None);
-        assert_eq!(relay.arrived(1, part(1, b""), 1006 * MS), Ok(None), "a late part must not complete a failed round");
+        assert_eq!(
+            relay.arrived(1, part(1, b""), 1006 * MS),
+            Ok(None),
+            "a late part must not complete a failed round"
+        );
     }
 
     #[test]
     fn a_rank_out_of_step_is_refused() {
         let mut relay = Relay::new(2);
-        assert!(relay.arrived(0, part(2, b""), 0).unwrap_err().contains("round 2 when round 1"));
+        assert!(
+            relay
+                .arrived(0, part(2, b""), 0)
+                .unwrap_err()
+                .contains("round 2 when round 1")
+        );
         relay.arrived(0, part(1, b""), 0).unwrap();
-        assert!(relay.arrived(0, part(1, b""), 0).is_err(), "the same part twice");
+        assert!(
+            relay.arrived(0, part(1, b""), 0).is_err(),
+            "the same part twice"
+        );
         assert!(relay.arrived(1, Frame::Interrupted, 0).is_err());
     }
 }

@@ -1,6 +1,8 @@
-//! A job without a measurement: the program of the launcher's tests, and the smallest example of a binary on the harness.
+//! A job without a measurement: the program of the launcher's tests, and the smallest example of a
+//! binary on the harness.
 //!
-//! `launch-probe RANKS DEED [RANK]`: each rank gathers its process id and passes a barrier; then RANK does DEED.
+//! `launch-probe RANKS DEED [RANK]`: each rank gathers its process id and passes a barrier; then
+//! RANK does DEED.
 
 #![allow(clippy::print_stdout, reason = "a binary's output is its result")]
 
@@ -36,15 +38,29 @@ fn say(text: &str) {
 
 fn run() -> Result<ExitCode, Failure> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    let word = |at: usize| {
+        args.get(at)
+            .map(|arg| arg.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    };
     match role()? {
         Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
         Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
         Role::Launcher => {
             let ranks = word(0).parse()?;
-            let limit = if word(1) == "overrun" { Duration::from_millis(500) } else { Duration::from_secs(20) };
+            let limit = if word(1) == "overrun" {
+                Duration::from_millis(500)
+            } else {
+                Duration::from_secs(20)
+            };
             let grace = Duration::from_millis(if word(1) == "defy" { 60_000 } else { 500 });
-            let launch = Launch { ranks, args, environment: Vec::new(), time_limit: limit, grace };
+            let launch = Launch {
+                ranks,
+                args,
+                environment: Vec::new(),
+                time_limit: limit,
+                grace,
+            };
             Ok(launch.run().map_or_else(
                 |error| {
                     say(&format!("launcher: {error}"));
@@ -66,33 +82,54 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         exchange.catch_interrupts()?;
     }
     let pids = exchange.all_gather(std::process::id().to_string().as_bytes(), WITHIN, &never)?;
-    let pids: Vec<String> = pids.into_iter().map(String::from_utf8).collect::<Result<_, _>>()?;
+    let pids: Vec<String> = pids
+        .into_iter()
+        .map(String::from_utf8)
+        .collect::<Result<_, _>>()?;
     println!("rank {me} of {} sees {}", exchange.size(), pids.join(" "));
     exchange.barrier(WITHIN, &never)?;
     match deed {
         "large" => {
             let part = vec![me as u8; 3 << 20];
             let parts = exchange.all_gather(&part, Duration::from_secs(10), &never)?;
-            let intact = parts.iter().enumerate().all(|(rank, part)| part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8));
+            let intact = parts.iter().enumerate().all(|(rank, part)| {
+                part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8)
+            });
             println!("rank {me} large parts intact: {intact}");
             // From rank 1: more than fits into one part.
             let length = |rank| if rank == 1 { 5 << 20 } else { 1000 };
-            let wholes = exchange.gather(&vec![me as u8; length(me)], Duration::from_secs(10), &never)?;
-            let is_whole = |(rank, whole): (usize, &Vec<u8>)| *whole == vec![rank as u8; length(rank)];
-            let intact = wholes.len() == if me == 0 { exchange.size() } else { 0 } && wholes.iter().enumerate().all(is_whole);
+            let wholes =
+                exchange.gather(&vec![me as u8; length(me)], Duration::from_secs(10), &never)?;
+            let is_whole =
+                |(rank, whole): (usize, &Vec<u8>)| *whole == vec![rank as u8; length(rank)];
+            let intact = wholes.len() == if me == 0 { exchange.size() } else { 0 }
+                && wholes.iter().enumerate().all(is_whole);
             println!("rank {me} gathered: {intact}");
         }
         "echo" if mine => {
-            let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
+            let echo = Echo {
+                depth: 8,
+                request_bytes: 24,
+                reply_bytes: 16,
+                duration: Duration::from_millis(50),
+            };
             println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
         }
         "ping-pong" if mine => {
-            let ping_pong = PingPong { cores: None, duration: Duration::from_millis(50) };
-            println!("ping-pong {}", ping_pong.measure(&Clock::detect())?.latency_ns.count);
+            let ping_pong = PingPong {
+                cores: None,
+                duration: Duration::from_millis(50),
+            };
+            println!(
+                "ping-pong {}",
+                ping_pong.measure(&Clock::detect())?.latency_ns.count
+            );
         }
         "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
         "leave-early" if mine => return Ok(ExitCode::SUCCESS),
-        "precede-killed" | "precede-failed" | "precede-stuck" if !mine => return Ok(ExitCode::from(EXIT_FOLLOWS)),
+        "precede-killed" | "precede-failed" | "precede-stuck" if !mine => {
+            return Ok(ExitCode::from(EXIT_FOLLOWS));
+        }
         "precede-killed" => {
             let _ = exchange.sleep(Duration::from_secs(15), &never);
             std::process::abort();

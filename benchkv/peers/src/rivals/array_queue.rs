@@ -1,4 +1,5 @@
-//! A pair of crossbeam's `ArrayQueue`: requests of all clients in one, replies to the client in the other.
+//! A pair of crossbeam's `ArrayQueue`: requests of all clients in one, replies to the client in the
+//! other.
 
 use crossbeam_queue::ArrayQueue;
 
@@ -14,7 +15,10 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new(clients: usize, ring_depth: usize, depth: usize) -> Self {
-        Self { requests: ArrayQueue::new(ring_depth), replies: (0..clients).map(|_| ArrayQueue::new(depth)).collect() }
+        Self {
+            requests: ArrayQueue::new(ring_depth),
+            replies: (0..clients).map(|_| ArrayQueue::new(depth)).collect(),
+        }
     }
 }
 
@@ -28,8 +32,14 @@ impl Answerer for QueueAnswerer<'_> {
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let mut answered = 0;
         while let Some((client, slot, request)) = self.0.requests.pop() {
-            let replies = self.0.replies.get(client as usize).ok_or("an unknown client")?;
-            replies.push((slot, f(&request))).map_err(|_| "the queue of replies is full")?;
+            let replies = self
+                .0
+                .replies
+                .get(client as usize)
+                .ok_or("an unknown client")?;
+            replies
+                .push((slot, f(&request)))
+                .map_err(|_| "the queue of replies is full")?;
             answered += 1;
         }
         Ok(answered)
@@ -44,7 +54,11 @@ impl Caller for QueueCaller<'_> {
 
     #[inline]
     fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
-        let replies = self.0.replies.get(self.1 as usize).ok_or("an unknown client")?;
+        let replies = self
+            .0
+            .replies
+            .get(self.1 as usize)
+            .ok_or("an unknown client")?;
         let mut taken = 0;
         while let Some((slot, reply)) = replies.pop() {
             f(slot, reply);

@@ -22,7 +22,10 @@ impl Answerer for ChannelAnswerer {
         let mut answered = 0;
         loop {
             match self.0.try_recv() {
-                Ok((slot, request)) => self.1.try_send((slot, f(&request))).map_err(|_| "the channel of replies is full")?,
+                Ok((slot, request)) => self
+                    .1
+                    .try_send((slot, f(&request)))
+                    .map_err(|_| "the channel of replies is full")?,
                 Err(TryRecvError::Empty) => return Ok(answered),
                 Err(TryRecvError::Disconnected) => return Err("the caller is gone".into()),
             }

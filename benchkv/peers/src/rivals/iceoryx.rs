@@ -29,8 +29,8 @@ pub(crate) struct IceoryxClient {
     _node: Node<ipc::Service>,
 }
 
-/// The place of iceoryx2's files, some of which it leaves behind: under a name of their own, so that they can be distinguished from other
-/// programs'.
+/// The place of iceoryx2's files, some of which it leaves behind: under a name of their own, so
+/// that they can be distinguished from other programs'.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Prefix of the names of its shared memory.
@@ -46,28 +46,48 @@ impl Place {
     fn config(&self) -> Result<Config, Failure> {
         let mut config = Config::default();
         config.global.prefix = self.prefix.as_str().try_into()?;
-        config.global.set_root_path(&self.root().to_str().ok_or("the temporary directory's name is not UTF-8")?.try_into()?);
+        config.global.set_root_path(
+            &self
+                .root()
+                .to_str()
+                .ok_or("the temporary directory's name is not UTF-8")?
+                .try_into()?,
+        );
         Ok(config)
     }
 }
 
 fn service(place: &Place, name: &str) -> Result<(Node<ipc::Service>, Factory), Failure> {
-    let node = NodeBuilder::new().config(&place.config()?).create::<ipc::Service>()?;
-    let service = node.service_builder(&name.try_into()?).request_response::<Payload, Payload>().open_or_create()?;
+    let node = NodeBuilder::new()
+        .config(&place.config()?)
+        .create::<ipc::Service>()?;
+    let service = node
+        .service_builder(&name.try_into()?)
+        .request_response::<Payload, Payload>()
+        .open_or_create()?;
     Ok((node, service))
 }
 
 impl IceoryxServer {
     pub(crate) fn create(place: &Place, name: &str) -> Result<Self, Failure> {
         let (node, service) = service(place, name)?;
-        Ok(Self { server: service.server_builder().create()?, _service: service, _node: node })
+        Ok(Self {
+            server: service.server_builder().create()?,
+            _service: service,
+            _node: node,
+        })
     }
 }
 
 impl IceoryxClient {
     pub(crate) fn connect(place: &Place, name: &str) -> Result<Self, Failure> {
         let (node, service) = service(place, name)?;
-        Ok(Self { pending: None, client: service.client_builder().create()?, _service: service, _node: node })
+        Ok(Self {
+            pending: None,
+            client: service.client_builder().create()?,
+            _service: service,
+            _node: node,
+        })
     }
 }
 
@@ -95,8 +115,12 @@ impl Caller for IceoryxClient {
 
     #[inline]
     fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
-        let Some((slot, pending)) = &self.pending else { return Ok(0) };
-        let Some(reply) = pending.receive()? else { return Ok(0) };
+        let Some((slot, pending)) = &self.pending else {
+            return Ok(0);
+        };
+        let Some(reply) = pending.receive()? else {
+            return Ok(0);
+        };
         f(*slot, *reply);
         drop(reply);
         self.pending = None;

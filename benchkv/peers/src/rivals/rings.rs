@@ -21,7 +21,9 @@ impl Answerer for RingAnswerer {
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let mut answered = 0;
         while let Ok((slot, request)) = self.0.pop() {
-            self.1.push((slot, f(&request))).map_err(|_| "the ring of replies is full")?;
+            self.1
+                .push((slot, f(&request)))
+                .map_err(|_| "the ring of replies is full")?;
             answered += 1;
         }
         Ok(answered)

@@ -2,9 +2,13 @@ use super::{CallKey, Calls, NO_SLOT, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
-    /// Returns the allowance of the call whose request has this id and is not answered, and whether its caller waits.
+    /// Returns the allowance of the call whose request has this id and is not answered, and whether
+    /// its caller waits.
     pub(in crate::link) fn pending(&self, id: CallId) -> Option<(u64, bool)> {
-        let slot = self.slots.get(id.index() as usize).filter(|slot| CallId::new(id.index(), slot.generation) == id)?;
+        let slot = self
+            .slots
+            .get(id.index() as usize)
+            .filter(|slot| CallId::new(id.index(), slot.generation) == id)?;
         let is_waiting = match slot.state {
             State::Free(_) => return None,
             State::Waiting(_) => true,
@@ -17,17 +21,23 @@ impl<U> Calls<U> {
     pub(in crate::link) fn keys(&self) -> impl Iterator<Item = CallKey> {
         let key = |(index, generation)| CallKey { index, generation };
         let is_waiting = |key: &CallKey| self.slots[key.index as usize].is_waiting(*key);
-        (0..).zip(self.slots.iter().map(|slot| slot.generation)).map(key).filter(is_waiting)
+        (0..)
+            .zip(self.slots.iter().map(|slot| slot.generation))
+            .map(key)
+            .filter(is_waiting)
     }
 
-    /// Restores these calls as not answered, with the ids 0, 1, 2.. Each is given as user data and allowance, and whether its caller
-    /// waits.
+    /// Restores these calls as not answered, with the ids 0, 1, 2.. Each is given as user data and
+    /// allowance, and whether its caller waits.
     pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64, bool)>) {
         self.slots.clear();
         (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);
         for (user_data, internal_allowance, is_waiting) in calls {
             assert!(self.make_room());
-            let key = self.insert(user_data, internal_allowance, 0).ok().expect("there is room");
+            let key = self
+                .insert(user_data, internal_allowance, 0)
+                .ok()
+                .expect("there is room");
             if !is_waiting {
                 self.abandon(key);
             }

@@ -3,13 +3,15 @@
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
-/// Start of restored positions and credit: far enough from 0 that words that lag behind are positive.
+/// Start of restored positions and credit: far enough from 0 that words that lag behind are
+/// positive.
 pub(in crate::link) const RESTORED_AT: u64 = 1 << 20;
 
-/// Writes a state as bytes, or sets a state from such bytes: one walk does both, so they cannot differ.
+/// Writes a state as bytes, or sets a state from such bytes: one walk does both, so they cannot
+/// differ.
 ///
-/// Numbers are coded relative to a base that a walk has coded before. So two states that differ only in the number of laps, the credit
-/// ever granted, or the names of calls, have the same bytes.
+/// Numbers are coded relative to a base that a walk has coded before. So two states that differ
+/// only in the number of laps, the credit ever granted, or the names of calls, have the same bytes.
 #[derive(Default)]
 pub(in crate::link) struct Coder {
     bytes: Vec<u8>,
@@ -46,7 +48,8 @@ impl Coder {
             self.at += 1;
         } else {
             let steps = value.checked_sub(base).expect("a number below its base") / unit;
-            self.bytes.push(u8::try_from(steps).expect("a number that does not stay small"));
+            self.bytes
+                .push(u8::try_from(steps).expect("a number that does not stay small"));
         }
     }
 

@@ -4,7 +4,12 @@ use crate::link::explore::{Coder, RESTORED_AT};
 impl Reservation {
     /// Codes the credit relative to the released credit.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
-        let Self { granted, unused, max_granted, max } = self;
+        let Self {
+            granted,
+            unused,
+            max_granted,
+            max,
+        } = self;
         if coder.restores() {
             *max_granted = RESTORED_AT + *max;
         }

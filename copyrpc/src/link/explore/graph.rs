@@ -9,18 +9,24 @@ use super::world::{Action, Setup, Step, World};
 
 const NONE: u32 = u32::MAX;
 
-/// States by number, in the order of discovery. Whole states are kept and compared, not their hashes.
+/// States by number, in the order of discovery. Whole states are kept and compared, not their
+/// hashes.
 struct States {
     bytes: Vec<u8>,
     /// End of each state's bytes.
     ends: Vec<usize>,
-    /// Open addressing, at most half full: numbers, each with the hash that avoids most comparisons.
+    /// Open addressing, at most half full: numbers, each with the hash that avoids most
+    /// comparisons.
     table: Vec<(u32, u32)>,
 }
 
 impl States {
     fn new() -> Self {
-        Self { bytes: Vec::new(), ends: Vec::new(), table: vec![(NONE, 0); 1 << 16] }
+        Self {
+            bytes: Vec::new(),
+            ends: Vec::new(),
+            table: vec![(NONE, 0); 1 << 16],
+        }
     }
 
     fn len(&self) -> usize {
@@ -36,14 +42,17 @@ impl States {
     fn slot(&self, hash: u32, bytes: &[u8]) -> usize {
         let mask = self.table.len() - 1;
         let mut slot = hash as usize & mask;
-        let is_other = |(state, of): (u32, u32)| state != NONE && (of != hash || self.get(state as usize) != bytes);
+        let is_other = |(state, of): (u32, u32)| {
+            state != NONE && (of != hash || self.get(state as usize) != bytes)
+        };
         while is_other(self.table[slot]) {
             slot = (slot + 1) & mask;
         }
         slot
     }
 
-    /// Loads the first place for this hash into the cache. A table of millions of states is out of it.
+    /// Loads the first place for this hash into the cache. A table of millions of states is out of
+    /// it.
     fn fetch(&self, hash: u32) {
         prefetch(std::ptr::from_ref(&self.table[hash as usize & (self.table.len() - 1)]).addr());
     }
@@ -76,10 +85,19 @@ impl States {
 
 /// Multiplies and rotates, eight bytes at a time.
 fn hash(bytes: &[u8]) -> u32 {
-    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let mix = |hash: u64, word: u64| {
+        (hash ^ word)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    };
     let mut chunks = bytes.chunks_exact(8);
-    let whole = chunks.by_ref().fold(bytes.len() as u64, |hash, chunk| mix(hash, u64::from_le_bytes(chunk.try_into().unwrap())));
-    let rest = chunks.remainder().iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    let whole = chunks.by_ref().fold(bytes.len() as u64, |hash, chunk| {
+        mix(hash, u64::from_le_bytes(chunk.try_into().unwrap()))
+    });
+    let rest = chunks
+        .remainder()
+        .iter()
+        .fold(0, |word, &byte| word << 8 | u64::from(byte));
     (mix(mix(whole, rest), 0) >> 32) as u32
 }
 
@@ -114,13 +132,15 @@ pub(super) struct Graph {
     /// All actions but serves.
     actions: Vec<Action>,
     states: States,
-    /// The transitions from the state that is expanded and the one before, so that the table has come into the cache for each.
+    /// The transitions from the state that is expanded and the one before, so that the table has
+    /// come into the cache for each.
     found: Vec<Found>,
     /// Their states.
     found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
-    /// Transitions that are neither a new call nor an early end, as (from, to): the events while the applications only finish.
+    /// Transitions that are neither a new call nor an early end, as (from, to): the events while
+    /// the applications only finish.
     finishing: Vec<(u32, u32)>,
     done: Vec<u32>,
     report: Report,
@@ -152,15 +172,28 @@ impl Graph {
         self.world.save(&mut self.buffer);
         let hash = hash(&self.buffer);
         self.states.fetch(hash);
-        self.found.push(Found { from, hash, len: self.buffer.len(), is_finishing });
+        self.found.push(Found {
+            from,
+            hash,
+            len: self.buffer.len(),
+            is_finishing,
+        });
         self.found_bytes.extend_from_slice(&self.buffer);
     }
 
     /// Gives the states of the oldest transitions their numbers.
     fn number(&mut self, transitions: usize) {
         let mut start = 0;
-        for Found { from, hash, len, is_finishing } in self.found.drain(..transitions) {
-            let (to, is_new) = self.states.number(hash, &self.found_bytes[start..start + len]);
+        for Found {
+            from,
+            hash,
+            len,
+            is_finishing,
+        } in self.found.drain(..transitions)
+        {
+            let (to, is_new) = self
+                .states
+                .number(hash, &self.found_bytes[start..start + len]);
             start += len;
             if is_new {
                 self.parents.push(from);
@@ -182,7 +215,11 @@ impl Graph {
                 resume_unwind(panic);
             }
             next += 1;
-            self.number(if next < self.states.len() { before } else { self.found.len() });
+            self.number(if next < self.states.len() {
+                before
+            } else {
+                self.found.len()
+            });
         }
         self.report.is_complete = next == self.states.len();
         self.report.states = self.states.len();
@@ -228,15 +265,17 @@ impl Graph {
         if matches!(step, Step::Disabled | Step::Outside) {
             return step;
         }
-        let is_finishing = !matches!(action, Action::Call { .. } | Action::Abandon { .. }) || step == Step::Refused;
+        let is_finishing = !matches!(action, Action::Call { .. } | Action::Abandon { .. })
+            || step == Step::Refused;
         self.arrive(from, is_finishing);
         self.report.transitions += 1;
         self.report.refused += u64::from(step == Step::Refused);
         step
     }
 
-    /// Checks that from each state, if the applications only answer and repeat refused calls, a state can be reached in which all calls
-    /// have ended and the largest is taken. So there is no state in which both sides are stuck, and every fair schedule ends all calls.
+    /// Checks that from each state, if the applications only answer and repeat refused calls, a
+    /// state can be reached in which all calls have ended and the largest is taken. So there is no
+    /// state in which both sides are stuck, and every fair schedule ends all calls.
     fn check_that_all_finish(&mut self) {
         let states = self.states.len();
         let mut ends = vec![0_u32; states + 1];
@@ -263,7 +302,9 @@ impl Graph {
         while let Some(state) = queue.pop_front() {
             let next = distance[state as usize] + 1;
             self.report.farthest = next as usize - 1;
-            for &source in &sources[ends[state as usize] as usize..ends[state as usize + 1] as usize] {
+            for &source in
+                &sources[ends[state as usize] as usize..ends[state as usize + 1] as usize]
+            {
                 if distance[source as usize] == NONE {
                     distance[source as usize] = next;
                     queue.push_back(source);
@@ -284,9 +325,17 @@ impl Graph {
         }
         let mut world = World::new(self.world.setup, [0, 0]);
         for pair in way.windows(2).rev() {
-            let (to, from) = (self.states.get(pair[0] as usize), self.states.get(pair[1] as usize));
-            let rooms = (0..8).chain([usize::MAX]).map(|room| Action::Serve { room });
-            for (side, action) in actions(world.setup).chain(rooms).flat_map(|action| [(0, action), (1, action)]) {
+            let (to, from) = (
+                self.states.get(pair[0] as usize),
+                self.states.get(pair[1] as usize),
+            );
+            let rooms = (0..8)
+                .chain([usize::MAX])
+                .map(|room| Action::Serve { room });
+            for (side, action) in actions(world.setup)
+                .chain(rooms)
+                .flat_map(|action| [(0, action), (1, action)])
+            {
                 world.restore(from);
                 if world.apply(side, action) == Step::Disabled {
                     continue;
@@ -304,9 +353,18 @@ impl Graph {
 }
 
 fn actions(setup: Setup) -> impl Iterator<Item = Action> {
-    let replies = (0..setup.calls[0].max(setup.calls[1])).flat_map(|nth| [false, true].map(|is_short| Action::Reply { nth, is_short }));
+    let replies = (0..setup.calls[0].max(setup.calls[1]))
+        .flat_map(|nth| [false, true].map(|is_short| Action::Reply { nth, is_short }));
     let calls = [Action::Call { kind: 0 }, Action::Call { kind: 1 }];
-    let early_ends = if setup.abandons { setup.calls[0].max(setup.calls[1]) } else { 0 };
+    let early_ends = if setup.abandons {
+        setup.calls[0].max(setup.calls[1])
+    } else {
+        0
+    };
     let early_ends = (0..early_ends).map(|nth| Action::Abandon { nth });
-    calls.into_iter().chain(replies).chain(early_ends).chain([Action::TakeBatch, Action::ExecuteRead, Action::TakeRead])
+    calls.into_iter().chain(replies).chain(early_ends).chain([
+        Action::TakeBatch,
+        Action::ExecuteRead,
+        Action::TakeRead,
+    ])
 }

@@ -1,9 +1,13 @@
 use super::{HeldRequest, HeldRequests};
 
 impl HeldRequests {
-    /// Returns the requests that are not answered, with their numbers. The application has taken all requests.
+    /// Returns the requests that are not answered, with their numbers. The application has taken
+    /// all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {
-        assert_eq!(self.untaken, self.next, "requests are taken when they arrive");
+        assert_eq!(
+            self.untaken, self.next,
+            "requests are taken when they arrive"
+        );
         let held = (self.oldest..self.next).map(|number| (number, self.room[self.place(number)]));
         held.filter(|(_, request)| request.internal_allowance != 0)
     }

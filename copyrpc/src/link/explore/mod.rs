@@ -1,13 +1,15 @@
-//! Every state that two real links can reach, in the smallest ring: no overrun (S2), no missing receive (B1), each call in one place and
-//! ended once (C2), no state from which the calls cannot end (L1..L5).
+//! Every state that two real links can reach, in the smallest ring: no overrun (S2), no missing
+//! receive (B1), each call in one place and ended once (C2), no state from which the calls cannot
+//! end (L1..L5).
 //!
-//! A `World` is two links and the memory between them. A state of it is kept as bytes without anything that has no effect. Counters that
-//! only grow are relative to the other side's knowledge, calls are named by their place, payloads are dropped, mirror images are one. So
-//! runs of any length have finitely many states, and `Graph` finds them all. Nothing is a model: each step restores two links, does one
-//! action on them, and saves them.
+//! A `World` is two links and the memory between them. A state of it is kept as bytes without
+//! anything that has no effect. Counters that only grow are relative to the other side's knowledge,
+//! calls are named by their place, payloads are dropped, mirror images are one. So runs of any
+//! length have finitely many states, and `Graph` finds them all. Nothing is a model: each step
+//! restores two links, does one action on them, and saves them.
 //!
-//! There are still too many states for three calls a side with all events in any order. So there are three explorations, and the bound of
-//! each is in its name and its comment.
+//! There are still too many states for three calls a side with all events in any order. So there
+//! are three explorations, and the bound of each is in its name and its comment.
 
 mod coder;
 mod graph;
@@ -30,10 +32,19 @@ const MOST_STATES: usize = 100_000_000;
 /// Returns two kinds of call: the smallest; and the largest, with the largest response.
 fn setup() -> Setup {
     let ring = RingSize::new(RingSize::CORE_MIN).unwrap();
-    let largest = Kind { len: ring.max_payload() as u32, allowance: ring.max_response_allowance() as usize };
+    let largest = Kind {
+        len: ring.max_payload() as u32,
+        allowance: ring.max_response_allowance() as usize,
+    };
     Setup {
         ring,
-        kinds: [Kind { len: 0, allowance: 0 }, largest],
+        kinds: [
+            Kind {
+                len: 0,
+                allowance: 0,
+            },
+            largest,
+        ],
         calls: [3, 3],
         scripts: None,
         batches: [1, 1],
@@ -51,84 +62,151 @@ fn scale() -> usize {
     std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }
 
-/// Returns the starts of the two directions. In the first, the largest request and the largest response just do not fit before the ring's
-/// end, which wastes the maximum; the others are spread over the ring.
+/// Returns the starts of the two directions. In the first, the largest request and the largest
+/// response just do not fit before the ring's end, which wastes the maximum; the others are spread
+/// over the ring.
 fn start(nth: usize) -> [u64; 2] {
     let blocks = RingSize::CORE_MIN / 32;
     let nth = nth as u64;
-    [(55 + 37 * nth) % blocks * 32, (52 + 29 * nth + nth / blocks) % blocks * 32]
+    [
+        (55 + 37 * nth) % blocks * 32,
+        (52 + 29 * nth + nth / blocks) % blocks * 32,
+    ]
 }
 
-/// Explores all states, and prints their number. Not by `println`, which a passing test does not show.
+/// Explores all states, and prints their number. Not by `println`, which a passing test does not
+/// show.
 fn explore(setup: Setup, start: [u64; 2]) {
     let report = Graph::new(setup, start).explore(MOST_STATES);
     assert!(report.is_complete);
-    let Setup { calls, scripts, batches, .. } = setup;
-    let what = format!("{calls:?} calls outstanding (scripts {scripts:?}), {batches:?} batches, start {start:?}");
-    std::io::stderr().write_all(format!("explored {what}: {report:?}\n").as_bytes()).unwrap();
+    let Setup {
+        calls,
+        scripts,
+        batches,
+        ..
+    } = setup;
+    let what = format!(
+        "{calls:?} calls outstanding (scripts {scripts:?}), {batches:?} batches, start {start:?}"
+    );
+    std::io::stderr()
+        .write_all(format!("explored {what}: {report:?}\n").as_bytes())
+        .unwrap();
 }
 
-/// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls, one call at a time. With all behaviours
-/// of a fabric and a driver: delayed completions, delayed READs, deferred posts, two batches in flight, short replies.
+/// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls,
+/// one call at a time. With all behaviours of a fabric and a driver: delayed completions, delayed
+/// READs, deferred posts, two batches in flight, short replies.
 #[test]
 fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
-    explore(Setup { calls: [1, 0], batches: [2, 1], delays_reads: true, defers: true, short_replies: true, ..setup() }, [0, 0]);
+    explore(
+        Setup {
+            calls: [1, 0],
+            batches: [2, 1],
+            delays_reads: true,
+            defers: true,
+            short_replies: true,
+            ..setup()
+        },
+        [0, 0],
+    );
 }
 
-/// Time as an event: each call may run out of it, or be cancelled, before it is sent, on its way, while its request is held, while its
-/// answer is on its way, or never. For one side, from several offsets.
+/// Time as an event: each call may run out of it, or be cancelled, before it is sent, on its way,
+/// while its request is held, while its answer is on its way, or never. For one side, from several
+/// offsets.
 #[test]
 fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
     for nth in 0..2 * scale() {
         let scripts: [Script; 2] = [&[EITHER, EITHER, SMALL], &[]];
-        explore(Setup { calls: [2, 0], scripts: Some(scripts), abandons: true, delays_reads: true, ..setup() }, start(nth));
+        explore(
+            Setup {
+                calls: [2, 0],
+                scripts: Some(scripts),
+                abandons: true,
+                delays_reads: true,
+                ..setup()
+            },
+            start(nth),
+        );
     }
 }
 
-/// Both sides call: three calls in all, each of either kind, in any order with delayed completions and READs. From several pairs of
-/// offsets.
+/// Both sides call: three calls in all, each of either kind, in any order with delayed completions
+/// and READs. From several pairs of offsets.
 #[test]
 fn two_calls_against_one_in_every_order_are_safe_and_end() {
     for nth in 0..2 * scale() {
         let scripts: [Script; 2] = [&[EITHER, EITHER], &[EITHER]];
         // The largest call needs more credit than the second of these grants at the start.
         let credit = [setup().credit, 224][nth % 2];
-        explore(Setup { scripts: Some(scripts), credit, delays_reads: true, ..setup() }, start(nth));
+        explore(
+            Setup {
+                scripts: Some(scripts),
+                credit,
+                delays_reads: true,
+                ..setup()
+            },
+            start(nth),
+        );
     }
 }
 
-/// Three calls a side outstanding at once, of both kinds: replies in any order, calls and replies batched in any way, polls in any order.
-/// A poll takes everything that the peer posted before, as with a device that executes at once. From one pair of offsets; the order of
-/// the kinds is given.
+/// Three calls a side outstanding at once, of both kinds: replies in any order, calls and replies
+/// batched in any way, polls in any order. A poll takes everything that the peer posted before, as
+/// with a device that executes at once. From one pair of offsets; the order of the kinds is given.
 #[test]
 fn three_calls_of_two_sizes_a_side_are_safe_and_end() {
     const LARGE_FIRST: Script = &[LARGE, SMALL, SMALL];
     const SMALL_FIRST: Script = &[SMALL, LARGE, SMALL];
     const SMALL_ONLY: Script = &[SMALL, SMALL, SMALL];
-    let pairs = [[LARGE_FIRST, LARGE_FIRST], [SMALL_FIRST, SMALL_FIRST], [SMALL_ONLY, SMALL_ONLY], [LARGE_FIRST, SMALL_ONLY]];
+    let pairs = [
+        [LARGE_FIRST, LARGE_FIRST],
+        [SMALL_FIRST, SMALL_FIRST],
+        [SMALL_ONLY, SMALL_ONLY],
+        [LARGE_FIRST, SMALL_ONLY],
+    ];
     for nth in 0..scale() {
-        let setup = Setup { scripts: Some(pairs[nth % pairs.len()]), drains: true, ..setup() };
+        let setup = Setup {
+            scripts: Some(pairs[nth % pairs.len()]),
+            drains: true,
+            ..setup()
+        };
         explore(setup, start(nth / pairs.len()));
     }
 }
 
-/// The parts left out of a saved state have no effect: a world that is saved and restored before each step goes through the same states
-/// as a world that never is.
+/// The parts left out of a saved state have no effect: a world that is saved and restored before
+/// each step goes through the same states as a world that never is.
 #[test]
 fn a_restored_state_goes_on_as_the_one_that_was_saved() {
     for seed in 0..50 {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let setup = Setup { batches: [3, 2], delays_reads: true, defers: true, short_replies: true, abandons: true, ..setup() };
+        let setup = Setup {
+            batches: [3, 2],
+            delays_reads: true,
+            defers: true,
+            short_replies: true,
+            abandons: true,
+            ..setup()
+        };
         let (mut saved, mut other) = (Vec::new(), Vec::new());
-        let (mut world, mut restored) = (World::new(setup, start(seed as usize)), World::new(setup, [0, 0]));
+        let (mut world, mut restored) = (
+            World::new(setup, start(seed as usize)),
+            World::new(setup, [0, 0]),
+        );
         world.save(&mut saved);
         for _ in 0..2_000 {
             restored.restore(&saved);
             let side = rng.usize(..2);
             let action = match rng.u8(..7) {
                 0 => Action::Call { kind: rng.u8(..2) },
-                1 => Action::Reply { nth: rng.usize(..3), is_short: rng.bool() },
-                2 => Action::Serve { room: rng.usize(..4) },
+                1 => Action::Reply {
+                    nth: rng.usize(..3),
+                    is_short: rng.bool(),
+                },
+                2 => Action::Serve {
+                    room: rng.usize(..4),
+                },
                 3 => Action::TakeBatch,
                 4 => Action::ExecuteRead,
                 // With several calls, a restored world may have their names exchanged.

@@ -3,7 +3,9 @@
 use super::Coder;
 use crate::link::calls::Calls;
 use crate::link::held::HeldRequest;
-use crate::wire::{ALIGNMENT, CallId, Header, RESPONSE_FLAG, internal_allowance, response_capacity};
+use crate::wire::{
+    ALIGNMENT, CallId, Header, RESPONSE_FLAG, internal_allowance, response_capacity,
+};
 
 /// A size of call.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +22,9 @@ impl Kind {
     }
 }
 
-/// Codes messages while a state is walked. Calls are named in the order in which the walk meets them, so a state does not depend on their
-/// ids. Each is met once, as a request under way, a request held, or a response under way.
+/// Codes messages while a state is walked. Calls are named in the order in which the walk meets
+/// them, so a state does not depend on their ids. Each is met once, as a request under way, a
+/// request held, or a response under way.
 pub(super) struct Names {
     kinds: [Kind; 2],
     /// The outstanding calls of each side, taken out of its link while the state is saved.
@@ -32,21 +35,32 @@ pub(super) struct Names {
 
 impl Names {
     pub(super) fn new(kinds: [Kind; 2]) -> Self {
-        Self { kinds, calls: [(); 2].map(|()| Calls::new(0, 0)), met: [Vec::new(), Vec::new()] }
+        Self {
+            kinds,
+            calls: [(); 2].map(|()| Calls::new(0, 0)),
+            met: [Vec::new(), Vec::new()],
+        }
     }
 
     pub(super) fn begin(&mut self) {
         self.met.iter_mut().for_each(Vec::clear);
     }
 
-    /// Ends the walk and asserts that no call was lost. If it restored, the calls that it met are outstanding.
+    /// Ends the walk and asserts that no call was lost. If it restored, the calls that it met are
+    /// outstanding.
     pub(super) fn end(&mut self, restores: bool) {
         for (calls, met) in self.calls.iter_mut().zip(&self.met) {
             if restores {
                 let kinds = &self.kinds;
-                calls.restore(met.iter().map(|&(_, kind, is_waiting)| (kind, kinds[kind as usize].credit(), is_waiting)));
+                calls.restore(met.iter().map(|&(_, kind, is_waiting)| {
+                    (kind, kinds[kind as usize].credit(), is_waiting)
+                }));
             } else {
-                assert_eq!(calls.unanswered(), met.len(), "each outstanding call is in one place");
+                assert_eq!(
+                    calls.unanswered(),
+                    met.len(),
+                    "each outstanding call is in one place"
+                );
             }
         }
     }
@@ -58,10 +72,19 @@ impl Names {
         if coder.restores() {
             *id = CallId::new(met.len() as u32, 0);
         } else {
-            assert!(met.iter().all(|&(index, ..)| index != id.index()), "a call is in two places");
-            let (credit, waits) = self.calls[caller].pending(*id).expect("a call that is not outstanding");
+            assert!(
+                met.iter().all(|&(index, ..)| index != id.index()),
+                "a call is in two places"
+            );
+            let (credit, waits) = self.calls[caller]
+                .pending(*id)
+                .expect("a call that is not outstanding");
             is_waiting = waits;
-            kind = self.kinds.iter().position(|kind| kind.credit() == credit).expect("a credit that no call paid") as u32;
+            kind = self
+                .kinds
+                .iter()
+                .position(|kind| kind.credit() == credit)
+                .expect("a credit that no call paid") as u32;
         }
         coder.count(&mut kind);
         coder.flag(&mut is_waiting);
@@ -70,11 +93,20 @@ impl Names {
     }
 
     /// Codes a request that `caller` made, by id and credit. Returns its length.
-    fn request(&mut self, coder: &mut Coder, caller: usize, call_id: &mut u32, credit: &mut u64) -> u32 {
+    fn request(
+        &mut self,
+        coder: &mut Coder,
+        caller: usize,
+        call_id: &mut u32,
+        credit: &mut u64,
+    ) -> u32 {
         let mut id = CallId::from_wire(*call_id);
         let kind = self.call(coder, caller, &mut id);
         let kind = self.kinds[kind as usize];
-        assert!(coder.restores() || *credit == kind.credit(), "a request claims what its call paid");
+        assert!(
+            coder.restores() || *credit == kind.credit(),
+            "a request claims what its call paid"
+        );
         (*call_id, *credit) = (id.to_request(), kind.credit());
         kind.len
     }
@@ -96,9 +128,17 @@ impl Names {
             let kind = self.call(coder, 1 - sender, &mut id);
             let mut is_long = header.len > 0;
             coder.flag(&mut is_long);
-            let len = if is_long { response_capacity(self.kinds[kind as usize].credit()) as u32 } else { 0 };
+            let len = if is_long {
+                response_capacity(self.kinds[kind as usize].credit()) as u32
+            } else {
+                0
+            };
             assert!(coder.restores() || (header.len == len && header.piggyback == 0));
-            *header = Header { call_id: id.to_response(), piggyback: 0, len };
+            *header = Header {
+                call_id: id.to_response(),
+                piggyback: 0,
+                len,
+            };
         } else {
             let mut credit = u64::from(header.piggyback) * ALIGNMENT;
             let len = self.request(coder, sender, &mut header.call_id, &mut credit);

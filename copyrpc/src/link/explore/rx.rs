@@ -4,10 +4,12 @@ use crate::link::held::HeldRequest;
 use crate::ring::RingView;
 
 impl RecvRing {
-    /// Codes every field that affects the future. Positions are relative to `position`, counts of batches to `batches`, both of which the
-    /// sender knows. `code_request` codes a request by the id of its call.
+    /// Codes every field that affects the future. Positions are relative to `position`, counts of
+    /// batches to `batches`, both of which the sender knows. `code_request` codes a request by the
+    /// id of its call.
     ///
-    /// Answered requests that wait for older ones are left out: they become free with the oldest, so they have no effect.
+    /// Answered requests that wait for older ones are left out: they become free with the oldest,
+    /// so they have no effect.
     pub(in crate::link) fn code(
         &mut self,
         coder: &mut Coder,
@@ -33,8 +35,14 @@ impl RecvRing {
             told: _,
             heard_closing: _,
         } = self;
-        assert!(*producer == *delivered && *producer == *next && *producer == *end, "between two polls all is parsed");
-        assert!(*messages_left == 0 && *announced == 0 && announced_behind.is_empty(), "between two polls all is parsed");
+        assert!(
+            *producer == *delivered && *producer == *next && *producer == *end,
+            "between two polls all is parsed"
+        );
+        assert!(
+            *messages_left == 0 && *announced == 0 && announced_behind.is_empty(),
+            "between two polls all is parsed"
+        );
         coder.span(producer, position);
         (*delivered, *next, *end) = (*producer, *producer, *producer);
         *lap = view.lap(*producer);
@@ -53,7 +61,9 @@ impl RecvRing {
                 request
             }));
         } else {
-            requests.unanswered().for_each(|(_, mut request)| code(coder, &mut request));
+            requests
+                .unanswered()
+                .for_each(|(_, mut request)| code(coder, &mut request));
         }
     }
 

@@ -8,11 +8,12 @@ use crate::ring::RingView;
 use crate::wire::{FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, padded};
 
 impl World {
-    /// Saves the state as bytes. Two states with the same bytes behave the same. If the sides have the same parameters, two states that
-    /// are each other's mirror image have the same bytes too.
+    /// Saves the state as bytes. Two states with the same bytes behave the same. If the sides have
+    /// the same parameters, two states that are each other's mirror image have the same bytes too.
     pub(super) fn save(&mut self, bytes: &mut Vec<u8>) {
         let is_symmetric = self.setup.is_symmetric();
-        // Of mirror images, the lesser bytes count. The first byte is the turn, and is lesser in the image that begins with its side.
+        // Of mirror images, the lesser bytes count. The first byte is the turn, and is lesser in
+        // the image that begins with its side.
         let (first, has_image) = match self.turn {
             Turn::Takes(side) | Turn::Acts(side) if is_symmetric => (side, false),
             _ => (0, is_symmetric),
@@ -40,7 +41,16 @@ impl World {
     }
 
     fn walk(&mut self, first: usize) {
-        let Self { setup: _, links, arrived, reads, turn, made, coder, names } = self;
+        let Self {
+            setup: _,
+            links,
+            arrived,
+            reads,
+            turn,
+            made,
+            coder,
+            names,
+        } = self;
         let order = [first, 1 - first];
         names.begin();
         code_turn(coder, turn, first);
@@ -86,7 +96,11 @@ fn code_turn(coder: &mut Coder, turn: &mut Turn, first: usize) {
 /// Returns the words that `side` knows of its peer.
 fn known(link: &Link<u8>) -> FlowWords {
     let [consumer_pos, ..] = link.tx.positions();
-    FlowWords { consumer_pos, credit: link.credit.granted(), batches_received: link.tx.batches_received() }
+    FlowWords {
+        consumer_pos,
+        credit: link.credit.granted(),
+        batches_received: link.tx.batches_received(),
+    }
 }
 
 /// Codes the receiver of `side`'s messages, and the credit it granted.
@@ -94,16 +108,24 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
     let [consumer_pos, ..] = links[side].tx.positions();
     let batches_received = links[side].tx.batches_received();
     let receiver = &mut links[1 - side];
-    receiver.rx.code(coder, consumer_pos, batches_received, |coder, held| names.held(coder, side, held));
+    receiver
+        .rx
+        .code(coder, consumer_pos, batches_received, |coder, held| {
+            names.held(coder, side, held)
+        });
     receiver.reservation.code(coder);
     let released = receiver.reservation.released();
     links[side].credit.code(coder, released);
 }
 
-/// Codes words on their way to an end that knows `known`. Words are only compared with known ones, and the newer count (F1): so older
-/// words are equivalent to equal ones.
+/// Codes words on their way to an end that knows `known`. Words are only compared with known ones,
+/// and the newer count (F1): so older words are equivalent to equal ones.
 fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
-    let FlowWords { consumer_pos, credit, batches_received } = words;
+    let FlowWords {
+        consumer_pos,
+        credit,
+        batches_received,
+    } = words;
     if !coder.restores() {
         *consumer_pos = (*consumer_pos).max(known.consumer_pos);
         *credit = (*credit).max(known.credit);
@@ -116,9 +138,10 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 
 /// Codes the words that a link told and heard.
 ///
-/// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come at any moment), no window, and no
-/// graceful end. A READ does not wait after READs without news either, which only postpones it by a bounded number of polls (L5). The minima
-/// of heard words are not coded: they are for peers that lie, and that no word decreases is checked where it is told.
+/// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come
+/// at any moment), no window, and no graceful end. A READ does not wait after READs without news
+/// either, which only postpones it by a bounded number of polls (L5). The minima of heard words are
+/// not coded: they are for peers that lie, and that no word decreases is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];
@@ -154,11 +177,15 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         stats,
     } = link;
     let mut published = rx.told();
-    assert!(coder.restores() || !*is_unpublished, "each serve publishes what it told, or newer");
+    assert!(
+        coder.restores() || !*is_unpublished,
+        "each serve publishes what it told, or newer"
+    );
     *is_unpublished = false;
     code_heard(coder, &mut published, peer_knows);
     coder.flag(starved);
-    // L4 tests whether the news since the last batch has reached a limit. News only grows: above the limit, its amount does not matter.
+    // L4 tests whether the news since the last batch has reached a limit. News only grows: above
+    // the limit, its amount does not matter.
     let (mut consumed, mut granted) = (0, 0);
     if !coder.restores() {
         consumed = (rx.consumer_pos() - told_by_batch.consumer_pos).min(ring / 8);
@@ -175,8 +202,16 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     }
 }
 
-/// Codes consecutive messages in a ring, from `start`. Their payload has no effect, so it is not kept.
-fn code_messages(coder: &mut Coder, names: &mut Names, sender: usize, ring: &RingView, start: u64, count: u32) -> u64 {
+/// Codes consecutive messages in a ring, from `start`. Their payload has no effect, so it is not
+/// kept.
+fn code_messages(
+    coder: &mut Coder,
+    names: &mut Names,
+    sender: usize,
+    ring: &RingView,
+    start: u64,
+    count: u32,
+) -> u64 {
     let mut at = start;
     for _ in 0..count {
         let mut header = Header::decode(&ring.copy_out(at));
@@ -204,8 +239,11 @@ fn code_arrived(
     coder.count(&mut batches);
     arrived.resize(batches as usize, 0);
     for span in arrived {
-        let mut metadata =
-            FlowMetadata::decode(&ring.copy_out(at)).unwrap_or(FlowMetadata { words: knows, message_count: 0, is_closing: false });
+        let mut metadata = FlowMetadata::decode(&ring.copy_out(at)).unwrap_or(FlowMetadata {
+            words: knows,
+            message_count: 0,
+            is_closing: false,
+        });
         let mut is_marker = metadata.message_count == WRAP_MESSAGE_COUNT;
         coder.flag(&mut is_marker);
         code_heard(coder, &mut metadata.words, knows);
@@ -214,7 +252,14 @@ fn code_arrived(
             at + ring.size().to_end(at)
         } else {
             coder.count(&mut metadata.message_count);
-            code_messages(coder, names, side, &ring, at + METADATA_SPAN, metadata.message_count)
+            code_messages(
+                coder,
+                names,
+                side,
+                &ring,
+                at + METADATA_SPAN,
+                metadata.message_count,
+            )
         };
         if coder.restores() {
             ring.copy_in(at, &metadata.encode());
@@ -235,7 +280,11 @@ fn code_read(coder: &mut Coder, link: &mut Link<u8>, read: &mut Read) {
     };
     coder.count(&mut stage);
     let knows = known(link);
-    let mut words = if let Read::Executed(words) = *read { words } else { knows };
+    let mut words = if let Read::Executed(words) = *read {
+        words
+    } else {
+        knows
+    };
     if stage == 2 {
         code_heard(coder, &mut words, knows);
     }

@@ -4,7 +4,8 @@ use crate::ring::RingView;
 use crate::wire::METADATA_SPAN;
 
 impl SendRing {
-    /// Codes every field that affects the future. Positions are relative to `peer_consumer`, counts of batches to `batches_received`.
+    /// Codes every field that affects the future. Positions are relative to `peer_consumer`, counts
+    /// of batches to `batches_received`.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
         let ring = self.size();
         let mut producer = self.producer();
@@ -34,7 +35,10 @@ impl SendRing {
         let mut wraps = wrap.is_some();
         coder.flag(&mut wraps);
         if wraps {
-            let Wrap { marker, count } = wrap.get_or_insert(Wrap { marker: 0, count: 0 });
+            let Wrap { marker, count } = wrap.get_or_insert(Wrap {
+                marker: 0,
+                count: 0,
+            });
             coder.span(marker, *peer_consumer);
             coder.count(count);
         } else {
@@ -50,11 +54,18 @@ impl SendRing {
         coder.number(&mut unreceived, *batches_received, 1);
         *last_metadata_only = unreceived;
         let is_open = producer != self.open_start();
-        assert!(coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only), "{self:?}");
+        assert!(
+            coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only),
+            "{self:?}"
+        );
         // Once there are messages, they are posted in the same way as without it.
         self.is_metadata_only = is_open && self.open_count == 0;
         self.note_ease();
-        self.next = if is_open { producer } else { producer + METADATA_SPAN };
+        self.next = if is_open {
+            producer
+        } else {
+            producer + METADATA_SPAN
+        };
         self.lap = self.view.lap(producer);
         let lap_end = super::lap_end(self.size(), producer);
         assert!(coder.restores() || self.lap_end == lap_end, "{self:?}");
@@ -64,15 +75,25 @@ impl SendRing {
     }
 
     fn open_start(&self) -> u64 {
-        self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
+        self.wrap.map_or(self.posted, |wrap| {
+            wrap.marker + self.size().to_end(wrap.marker)
+        })
     }
 
     /// Returns the start of the messages of each batch that is not posted, and their number.
     pub(in crate::link) fn unposted_parts(&self) -> [(u64, u32); 2] {
-        let closed = self.wrap.map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
+        let closed = self
+            .wrap
+            .map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
         let closed_is_posted = self.wrap.is_some_and(|wrap| wrap.marker == self.posted);
         let open = (self.open_start() + METADATA_SPAN, self.open_count);
-        [(closed.0 + METADATA_SPAN, if closed_is_posted { 0 } else { closed.1 }), open]
+        [
+            (
+                closed.0 + METADATA_SPAN,
+                if closed_is_posted { 0 } else { closed.1 },
+            ),
+            open,
+        ]
     }
 
     pub(in crate::link) const fn view(&self) -> &RingView {

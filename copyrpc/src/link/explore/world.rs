@@ -9,7 +9,9 @@ use crate::error::CallError;
 use crate::link::held::HeldRequest;
 use crate::link::{CallKey, Event, Hold, Link, LinkConfig, Request, Window};
 use crate::ring::{Payload, RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
+use crate::wire::{
+    ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity,
+};
 
 pub(super) const EITHER: &[u8] = &[0, 1];
 pub(super) const SMALL: &[u8] = &[0];
@@ -25,8 +27,8 @@ pub(super) struct Setup {
     pub(super) kinds: [Kind; 2],
     /// Maximum number of outstanding calls of a side.
     pub(super) calls: [usize; 2],
-    /// The calls that a side makes in all, if they are limited. A side that wants another call may be refused, and is done when it is
-    /// not.
+    /// The calls that a side makes in all, if they are limited. A side that wants another call may
+    /// be refused, and is done when it is not.
     pub(super) scripts: Option<[Script; 2]>,
     /// Maximum number of batches in flight of a side.
     pub(super) batches: [u32; 2],
@@ -40,7 +42,8 @@ pub(super) struct Setup {
     pub(super) defers: bool,
     /// Replies may also have the minimum length.
     pub(super) short_replies: bool,
-    /// Calls may end before their answers: by a deadline or a cancellation, which are equivalent for the core.
+    /// Calls may end before their answers: by a deadline or a cancellation, which are equivalent
+    /// for the core.
     pub(super) abandons: bool,
 }
 
@@ -64,7 +67,8 @@ pub(super) enum Action {
     Reply { nth: usize, is_short: bool },
     /// The `nth` of the calls that wait ends before its answer.
     Abandon { nth: usize },
-    /// The application or the driver flushes, READs and publishes; the send queue takes `room` WQEs.
+    /// The application or the driver flushes, READs and publishes; the send queue takes `room`
+    /// WQEs.
     Serve { room: usize },
     /// The driver takes a receive completion.
     TakeBatch,
@@ -88,12 +92,12 @@ pub(super) enum Step {
     Deferred,
 }
 
-/// The side whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear. So
-/// all of them may be moved to just before the second serve. Only the order of the sides' turns is explored, each from its first action
-/// to its serve.
+/// The side whose turn it is. The actions of a side between two serves have no effect outside and
+/// need nothing that could disappear. So all of them may be moved to just before the second serve.
+/// Only the order of the sides' turns is explored, each from its first action to its serve.
 ///
-/// In a turn, batches are taken first. A call or reply before that is equivalent to one after it, where it has no less space and credit;
-/// and arrivals fulfil the wish of a refused call.
+/// In a turn, batches are taken first. A call or reply before that is equivalent to one after it,
+/// where it has no less space and credit; and arrivals fulfil the wish of a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
@@ -151,7 +155,16 @@ impl World {
             Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config)
         });
         let (arrived, reads) = (Default::default(), [Read::None; 2]);
-        Self { setup, links, arrived, reads, turn: Turn::Nobody, made: [0; 2], coder: Coder::default(), names: Names::new(setup.kinds) }
+        Self {
+            setup,
+            links,
+            arrived,
+            reads,
+            turn: Turn::Nobody,
+            made: [0; 2],
+            coder: Coder::default(),
+            names: Names::new(setup.kinds),
+        }
     }
 
     /// Does an action, if it is possible, and checks the invariants after it.
@@ -166,7 +179,9 @@ impl World {
             && match action {
                 Action::TakeBatch | Action::ExecuteRead => false,
                 Action::TakeRead => !self.arrived[side].is_empty(),
-                _ => !self.arrived[side].is_empty() || matches!(self.reads[side], Read::Executed(_)),
+                _ => {
+                    !self.arrived[side].is_empty() || matches!(self.reads[side], Read::Executed(_))
+                }
             };
         if !may_act || must_poll {
             return Step::Disabled;
@@ -195,13 +210,25 @@ impl World {
     }
 
     fn call(&mut self, side: usize, kind: u8) -> Step {
-        let next = self.setup.scripts.map_or(EITHER, |scripts| scripts[side].get(self.made[side] as usize).copied().unwrap_or(LARGE));
+        let next = self.setup.scripts.map_or(EITHER, |scripts| {
+            scripts[side]
+                .get(self.made[side] as usize)
+                .copied()
+                .unwrap_or(LARGE)
+        });
         let link = &mut self.links[side];
         if link.unanswered_requests() == self.setup.calls[side] || !next.contains(&kind) {
             return Step::Disabled;
         }
         match Self::try_call(link, self.setup.kinds[kind as usize], kind) {
-            Ok(_) if self.setup.scripts.is_some_and(|scripts| self.made[side] as usize == scripts[side].len()) => Step::Outside,
+            Ok(_)
+                if self
+                    .setup
+                    .scripts
+                    .is_some_and(|scripts| self.made[side] as usize == scripts[side].len()) =>
+            {
+                Step::Outside
+            }
             Ok(_) => {
                 self.made[side] += u32::from(self.setup.scripts.is_some());
                 Step::Done
@@ -214,35 +241,60 @@ impl World {
     }
 
     fn try_call(link: &mut Link<u8>, kind: Kind, user_data: u8) -> Result<CallKey, CallError<u8>> {
-        link.call(&[0; RingSize::CORE_MIN as usize][..kind.len as usize], user_data, kind.allowance)
+        link.call(
+            &[0; RingSize::CORE_MIN as usize][..kind.len as usize],
+            user_data,
+            kind.allowance,
+        )
     }
 
     fn reply(&mut self, side: usize, nth: usize, is_short: bool) -> Step {
         let link = &mut self.links[side];
-        let Some((number, held)) = link.rx.requests.unanswered().nth(nth) else { return Step::Disabled };
+        let Some((number, held)) = link.rx.requests.unanswered().nth(nth) else {
+            return Step::Disabled;
+        };
         let max_reply = response_capacity(u64::from(held.internal_allowance)) as usize;
         if is_short && (!self.setup.short_replies || padded(max_reply as u64) == padded(0)) {
             return Step::Disabled;
         }
-        let HeldRequest { position, len, internal_allowance, call_id } = held;
-        let request = Request { hold: Hold::Held(number as u32), payload: Payload::of_message(position, len), internal_allowance, call_id };
-        let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
-        assert!(link.reply(request, payload).is_ok(), "a reply never fails for lack of space");
+        let HeldRequest {
+            position,
+            len,
+            internal_allowance,
+            call_id,
+        } = held;
+        let request = Request {
+            hold: Hold::Held(number as u32),
+            payload: Payload::of_message(position, len),
+            internal_allowance,
+            call_id,
+        };
+        let payload = if is_short {
+            &[][..]
+        } else {
+            &vec![0; max_reply]
+        };
+        assert!(
+            link.reply(request, payload).is_ok(),
+            "a reply never fails for lack of space"
+        );
         Step::Done
     }
 
     fn abandon(&mut self, side: usize, nth: usize) -> Step {
         let link = &mut self.links[side];
-        let Some(key) = link.calls.keys().nth(nth) else { return Step::Disabled };
+        let Some(key) = link.calls.keys().nth(nth) else {
+            return Step::Disabled;
+        };
         assert!(link.cancel(key).is_some());
         Step::Done
     }
 
     /// Does a driver's work for a connection: flush, READ if starved, publish.
     ///
-    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order, and free by actions of its owner: so a
-    /// later WRITE finds fewer such blocks and more posted receives the later it is executed. The time at which its completion is taken
-    /// stays open.
+    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order,
+    /// and free by actions of its owner: so a later WRITE finds fewer such blocks and more posted
+    /// receives the later it is executed. The time at which its completion is taken stays open.
     fn serve(&mut self, side: usize, room: usize) -> Step {
         let recv = *self.links[1 - side].rx.view();
         let (link, arrived) = (&mut self.links[side], &mut self.arrived[1 - side]);
@@ -252,16 +304,25 @@ impl World {
         let mut left = room;
         let flushed: Result<(), ()> = link.flush(|emit| {
             left = left.checked_sub(1).ok_or(())?;
-            // The smallest receive queue that B1 permits: a receive for each batch granted, posted again when its completion is taken.
-            assert!(arrived.len() < limit, "RNR: a batch finds no posted receive");
+            // The smallest receive queue that B1 permits: a receive for each batch granted, posted
+            // again when its completion is taken.
+            assert!(
+                arrived.len() < limit,
+                "RNR: a batch finds no posted receive"
+            );
             for block in (emit.offset..emit.offset + emit.bytes).step_by(ALIGNMENT as usize) {
                 recv.copy_in(block, &send.copy_out::<{ ALIGNMENT as usize }>(block));
             }
             arrived.push_back(decode_imm(emit.imm));
             Ok(())
         });
-        let mut step = if flushed.is_ok() { Step::Done } else { Step::Deferred };
-        // A READ that waits after READs without news comes at a later poll (L5), so all its effects are possible here, too.
+        let mut step = if flushed.is_ok() {
+            Step::Done
+        } else {
+            Step::Deferred
+        };
+        // A READ that waits after READs without news comes at a later poll (L5), so all its effects
+        // are possible here, too.
         link.backoff.news();
         if flushed.is_ok() && link.poll_read(0) {
             if left == 0 {
@@ -276,18 +337,28 @@ impl World {
         if !self.setup.delays_reads {
             self.execute_read(side);
         }
-        assert!(words.consumer_pos >= told.consumer_pos && words.credit >= told.credit, "F1: {words:?} after {told:?}");
-        assert!(words.batches_received >= told.batches_received, "F1: {words:?} after {told:?}");
+        assert!(
+            words.consumer_pos >= told.consumer_pos && words.credit >= told.credit,
+            "F1: {words:?} after {told:?}"
+        );
+        assert!(
+            words.batches_received >= told.batches_received,
+            "F1: {words:?} after {told:?}"
+        );
         step
     }
 
     fn take_batch(&mut self, side: usize) -> Step {
-        let Some(span) = self.arrived[side].pop_front() else { return Step::Disabled };
+        let Some(span) = self.arrived[side].pop_front() else {
+            return Step::Disabled;
+        };
         let link = &mut self.links[side];
         link.on_imm(encode_imm(span));
         while let Some(event) = link.next_event() {
             match event {
-                Event::Requests(count) => assert!((0..count).all(|_| link.take_request().is_some())),
+                Event::Requests(count) => {
+                    assert!((0..count).all(|_| link.take_request().is_some()))
+                }
                 Event::Ended { outcome, .. } => assert!(outcome.is_ok(), "{outcome:?}"),
             }
         }
@@ -303,8 +374,14 @@ impl World {
     }
 
     fn take_read(&mut self, side: usize) -> Step {
-        let Read::Executed(words) = self.reads[side] else { return Step::Disabled };
-        let record = PublishedRecord { words, heartbeat: 0, batches_taken: words.batches_received as u32 };
+        let Read::Executed(words) = self.reads[side] else {
+            return Step::Disabled;
+        };
+        let record = PublishedRecord {
+            words,
+            heartbeat: 0,
+            batches_taken: words.batches_received as u32,
+        };
         self.links[side].on_read_done(&record.encode());
         self.reads[side] = Read::None;
         Step::Done
@@ -317,16 +394,29 @@ impl World {
             let ring = self.setup.ring;
             assert_eq!(link.closed(), None, "side {side}");
             assert_eq!(link.stats().stale_responses, 0, "side {side}");
-            assert!(link.in_flight() + 2 * link.reserved() <= ring.bytes(), "S1, side {side}");
+            assert!(
+                link.in_flight() + 2 * link.reserved() <= ring.bytes(),
+                "S1, side {side}"
+            );
             assert!(link.reserved() <= ring.max_reservation(), "R1, side {side}");
             // F1: the words that a side knows of its peer are true.
             let [known, _, _] = link.tx.positions();
             assert!(known <= peer.rx.consumer_pos(), "side {side}");
-            // Overrun: the bytes that a side writes must not reach the bytes that its peer still needs, one lap before. Checked when they
-            // are written, so it holds for the send ring too, and for every time of the post.
-            let needed = peer.rx.requests.unanswered().map(|(_, held)| held.position).min().unwrap_or(peer.rx.parsed());
+            // Overrun: the bytes that a side writes must not reach the bytes that its peer still
+            // needs, one lap before. Checked when they are written, so it holds for the send ring
+            // too, and for every time of the post.
+            let needed = peer
+                .rx
+                .requests
+                .unanswered()
+                .map(|(_, held)| held.position)
+                .min()
+                .unwrap_or(peer.rx.parsed());
             let [_, _, written] = link.tx.positions();
-            assert!(written <= needed + ring.bytes(), "overrun by side {side}: {written} written, {needed} needed");
+            assert!(
+                written <= needed + ring.bytes(),
+                "overrun by side {side}: {written} written, {needed} needed"
+            );
         }
     }
 
@@ -340,7 +430,8 @@ impl World {
     pub(super) fn takes_the_largest(&mut self, state: &[u8]) -> bool {
         [0, 1].into_iter().all(|side| {
             self.restore(state);
-            self.setup.calls[side] == 0 || Self::try_call(&mut self.links[side], self.setup.kinds[1], 1).is_ok()
+            self.setup.calls[side] == 0
+                || Self::try_call(&mut self.links[side], self.setup.kinds[1], 1).is_ok()
         })
     }
 }

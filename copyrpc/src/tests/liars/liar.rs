@@ -2,11 +2,14 @@
 
 use crate::link::{Emit, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{RingSize, RingView};
-use crate::wire::{CallId, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, encode_imm, padded};
+use crate::wire::{
+    CallId, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, PublishedRecord, RESPONSE_FLAG,
+    encode_imm, padded,
+};
 use crate::{EXCHANGE_RECORD_SIZE, ExchangeRecord};
 use mlx5::{
-    Access, ConnectOptions, Cq, Device, DeviceSpec, Inline, Mr, Pd, QpConfig, RcQp, Read, ReceiveSource, Send, SendImm, Sge, Signal,
-    WriteImm,
+    Access, ConnectOptions, Cq, Device, DeviceSpec, Inline, Mr, Pd, QpConfig, RcQp, Read,
+    ReceiveSource, Send, SendImm, Sge, Signal, WriteImm,
 };
 
 use super::victim::{BATCHES, RING};
@@ -19,7 +22,8 @@ const READ_AT: usize = FLOW_METADATA_SIZE;
 const WRITTEN: u64 = 0;
 const READ: u64 = 1;
 
-/// The shared resources of all liars of one device: each begins with the bytes that the last one left in its rings.
+/// The shared resources of all liars of one device: each begins with the bytes that the last one
+/// left in its rings.
 pub(crate) struct Home {
     send: Mr,
     recv: Mr,
@@ -70,7 +74,8 @@ pub(crate) fn damage_record(record: &mut [u8; EXCHANGE_RECORD_SIZE], rng: &mut f
             let at = 8 * rng.usize(..EXCHANGE_RECORD_SIZE / 8);
             let mut word = [0; 8];
             word.copy_from_slice(&record[at..at + 8]);
-            record[at..at + 8].copy_from_slice(&odd_number(u64::from_le_bytes(word), rng).to_le_bytes());
+            record[at..at + 8]
+                .copy_from_slice(&odd_number(u64::from_le_bytes(word), rng).to_le_bytes());
         }
         _ => record[rng.usize(..EXCHANGE_RECORD_SIZE)] ^= 1 << rng.u8(..8),
     }
@@ -78,7 +83,17 @@ pub(crate) fn damage_record(record: &mut [u8; EXCHANGE_RECORD_SIZE], rng: &mut f
 
 /// Near `word`, or near a wrap.
 fn odd_number(word: u64, rng: &mut fastrand::Rng) -> u64 {
-    let near = [word, 0, 1 << 16, 1 << 31, 1 << 32, 1 << 37, 1 << 63, RING, RING / 4][rng.usize(..9)];
+    let near = [
+        word,
+        0,
+        1 << 16,
+        1 << 31,
+        1 << 32,
+        1 << 37,
+        1 << 63,
+        RING,
+        RING / 4,
+    ][rng.usize(..9)];
     let off = [32, !31, 1, !0, 0][rng.usize(..5)];
     near.wrapping_add(off)
 }
@@ -103,10 +118,24 @@ pub(crate) struct Liar {
 
 impl Liar {
     pub(crate) fn new(home: &Home, peer: &ExchangeRecord, rng: &mut fastrand::Rng) -> Self {
-        let receives = ReceiveSource::Own { depth: RECEIVES, max_sge: 0 };
-        let mut qp = home.pd.create_qp(&home.send_cq, &home.recv_cq, receives, &QpConfig::default()).unwrap();
+        let receives = ReceiveSource::Own {
+            depth: RECEIVES,
+            max_sge: 0,
+        };
+        let mut qp = home
+            .pd
+            .create_qp(&home.send_cq, &home.recv_cq, receives, &QpConfig::default())
+            .unwrap();
         // It is gone when its peer is, at once.
-        qp.connect(&peer.address, &ConnectOptions { retry_count: 0, rnr_retry: 0, ..ConnectOptions::default() }).unwrap();
+        qp.connect(
+            &peer.address,
+            &ConnectOptions {
+                retry_count: 0,
+                rnr_retry: 0,
+                ..ConnectOptions::default()
+            },
+        )
+        .unwrap();
         let config = LinkConfig {
             local_credit: RING / 4,
             peer_credit: peer.initial_credit,
@@ -121,13 +150,21 @@ impl Liar {
             reads_whole_words: true,
             window: Window::Off,
         };
-        let words = FlowWords { consumer_pos: 0, credit: RING / 4, batches_received: 0 };
+        let words = FlowWords {
+            consumer_pos: 0,
+            credit: RING / 4,
+            batches_received: 0,
+        };
         let mut liar = Self {
             qp,
             link: Link::new(view(&home.send), view(&home.recv), &config),
             peer: *peer,
             held: Vec::new(),
-            record: PublishedRecord { words, heartbeat: 0, batches_taken: 0 },
+            record: PublishedRecord {
+                words,
+                heartbeat: 0,
+                batches_taken: 0,
+            },
             sent: Vec::new(),
             lies: [0, 5, 30, 100][rng.usize(..4)],
         };
@@ -178,7 +215,11 @@ impl Liar {
     }
 
     fn call(&mut self, rng: &mut fastrand::Rng) {
-        let (len, allowance) = if rng.u8(..4) == 0 { (rng.usize(..500), rng.usize(..700)) } else { (rng.usize(..40), rng.usize(..40)) };
+        let (len, allowance) = if rng.u8(..4) == 0 {
+            (rng.usize(..500), rng.usize(..700))
+        } else {
+            (rng.usize(..40), rng.usize(..40))
+        };
         if rng.u8(..50) == 0 {
             self.link.shut_down();
         }
@@ -215,7 +256,11 @@ impl Liar {
         }
         if self.link.poll_read(0) {
             let into = home.record.sge(READ_AT, FLOW_METADATA_SIZE as u32).unwrap();
-            let read = Read { addr: self.peer.published_addr, rkey: self.peer.published_rkey, into };
+            let read = Read {
+                addr: self.peer.published_addr,
+                rkey: self.peer.published_rkey,
+                into,
+            };
             if self.qp.post(&read, Signal::Always, READ).is_ok() {
                 self.link.read_posted();
             }
@@ -235,7 +280,10 @@ impl Liar {
             addr: self.peer.recv_ring_addr.wrapping_add(emit.offset),
             rkey: self.peer.recv_ring_rkey,
             imm: emit.imm,
-            payload: Sge { len: bytes.len() as u32, ..home.scratch.sge(0, 1).unwrap() },
+            payload: Sge {
+                len: bytes.len() as u32,
+                ..home.scratch.sge(0, 1).unwrap()
+            },
         };
         let _broken = self.qp.post(&write, Signal::Always, WRITTEN);
         self.qp.ring();
@@ -257,7 +305,9 @@ impl Liar {
             }
         });
         let mut is_read = false;
-        home.send_cq.poll(64, |cqe| is_read |= cqe.qpn() == qpn && qp.complete(&cqe) == Some(READ) && cqe.result().is_ok());
+        home.send_cq.poll(64, |cqe| {
+            is_read |= cqe.qpn() == qpn && qp.complete(&cqe) == Some(READ) && cqe.result().is_ok()
+        });
         if is_read {
             let mut record = [0; FLOW_METADATA_SIZE];
             home.record.read(READ_AT, &mut record).unwrap();
@@ -288,19 +338,38 @@ impl Liar {
         }
     }
 
-    /// Sends something that copyrpc never sends: a batch of its own in place of the next one, or another operation.
+    /// Sends something that copyrpc never sends: a batch of its own in place of the next one, or
+    /// another operation.
     fn forge(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let operation = rng.u8(..16);
         let _broken = match operation {
             0 => self.qp.post(&Send { payload: () }, Signal::Always, WRITTEN),
-            1 => self.qp.post(&Send { payload: Inline(b"no batch") }, Signal::Always, WRITTEN),
-            2 => self.qp.post(&SendImm { imm: odd_u32(rng), payload: () }, Signal::Always, WRITTEN),
+            1 => self.qp.post(
+                &Send {
+                    payload: Inline(b"no batch"),
+                },
+                Signal::Always,
+                WRITTEN,
+            ),
+            2 => self.qp.post(
+                &SendImm {
+                    imm: odd_u32(rng),
+                    payload: (),
+                },
+                Signal::Always,
+                WRITTEN,
+            ),
             3 => {
                 // Memory that is not the victim's ring, for writing or reading.
                 let into = home.record.sge(READ_AT, FLOW_METADATA_SIZE as u32).unwrap();
                 let addr = odd_number(self.peer.published_addr, rng);
-                let rkey = [self.peer.published_rkey, self.peer.recv_ring_rkey, odd_u32(rng)][rng.usize(..3)];
-                self.qp.post(&Read { addr, rkey, into }, Signal::Always, WRITTEN)
+                let rkey = [
+                    self.peer.published_rkey,
+                    self.peer.recv_ring_rkey,
+                    odd_u32(rng),
+                ][rng.usize(..3)];
+                self.qp
+                    .post(&Read { addr, rkey, into }, Signal::Always, WRITTEN)
             }
             _ => {
                 let (emit, bytes) = self.forged_batch(rng);
@@ -314,15 +383,31 @@ impl Liar {
     fn forged_batch(&self, rng: &mut fastrand::Rng) -> (Emit, Vec<u8>) {
         let count = rng.u32(..4);
         let words = self.record.words;
-        let metadata = FlowMetadata { words, message_count: count, is_closing: rng.u8(..8) == 0 };
+        let metadata = FlowMetadata {
+            words,
+            message_count: count,
+            is_closing: rng.u8(..8) == 0,
+        };
         let mut bytes = metadata.encode().to_vec();
         for _ in 0..count {
             let len = [0, 20, 21, 500, 501, 700, 1000][rng.usize(..7)];
             let id = CallId::new(rng.u32(..3), rng.u32(..3)).to_request();
             let header = match rng.u8(..4) {
-                0 => Header { call_id: id, piggyback: rng.u32(..26), len },
-                1..=2 => Header { call_id: id | RESPONSE_FLAG, piggyback: rng.u32(..6), len },
-                _ => Header { call_id: odd_u32(rng), piggyback: odd_u32(rng), len: if rng.bool() { len } else { odd_u32(rng) } },
+                0 => Header {
+                    call_id: id,
+                    piggyback: rng.u32(..26),
+                    len,
+                },
+                1..=2 => Header {
+                    call_id: id | RESPONSE_FLAG,
+                    piggyback: rng.u32(..6),
+                    len,
+                },
+                _ => Header {
+                    call_id: odd_u32(rng),
+                    piggyback: odd_u32(rng),
+                    len: if rng.bool() { len } else { odd_u32(rng) },
+                },
             };
             let at = bytes.len();
             bytes.extend_from_slice(&header.encode());
@@ -333,7 +418,16 @@ impl Liar {
             _ => rng.u64(..RING / 32) * 32,
         };
         bytes.truncate((RING - offset) as usize);
-        (Emit { offset, bytes: bytes.len() as u64, imm: encode_imm(bytes.len() as u64), is_last: true, signal: false }, bytes)
+        (
+            Emit {
+                offset,
+                bytes: bytes.len() as u64,
+                imm: encode_imm(bytes.len() as u64),
+                is_last: true,
+                signal: false,
+            },
+            bytes,
+        )
     }
 }
 
@@ -353,7 +447,9 @@ fn change(emit: &mut Emit, bytes: &mut [u8], rng: &mut fastrand::Rng) {
         2 => bytes[16..20].copy_from_slice(&odd_u32(rng).to_le_bytes()),
         3 => bytes[20 + rng.usize(..4)] ^= 1 << rng.u8(..8),
         4 => bytes[16] = bytes[16].wrapping_add([1, !0][rng.usize(..2)]),
-        5..=6 if bytes.len() > FLOW_METADATA_SIZE => bytes[header_at..header_at + 4].copy_from_slice(&odd_u32(rng).to_le_bytes()),
+        5..=6 if bytes.len() > FLOW_METADATA_SIZE => {
+            bytes[header_at..header_at + 4].copy_from_slice(&odd_u32(rng).to_le_bytes())
+        }
         7 => emit.imm = odd_u32(rng),
         8 => emit.imm = emit.imm.wrapping_add([1, 2, !0][rng.usize(..3)]),
         9 => emit.offset = odd_number(emit.offset, rng) % (2 * RING),

@@ -1,13 +1,17 @@
-//! Peers that are not copyrpc, at the binding: a raw queue pair that exchanges a record, now and then a damaged one, and then lies. It runs the
-//! real core, so that its lies begin in every state a connection can be in, and changes what that says on the way: batches, words, messages,
-//! immediates, its record, the place of a WRITE; it sends again what it sent, sends what copyrpc never sends, and goes half-way. Beside it an
-//! honest client has calls answered by the same server.
+//! Peers that are not copyrpc, at the binding: a raw queue pair that exchanges a record, now and
+//! then a damaged one, and then lies. It runs the real core, so that its lies begin in every state
+//! a connection can be in, and changes what that says on the way: batches, words, messages,
+//! immediates, its record, the place of a WRITE; it sends again what it sent, sends what copyrpc
+//! never sends, and goes half-way. Beside it an honest client has calls answered by the same
+//! server.
 //!
-//! Held: nothing panics or hangs; each call of the honest client is answered right; each call to a liar ends once, by an answer that fits it or
-//! a typed failure; its connection ends for a reason that is known, at the latest by `PeerStalled`; no rule of the device is broken, and
-//! everything an endpoint took is given back. Time is virtual: nothing here waits.
+//! Held: nothing panics or hangs; each call of the honest client is answered right; each call to a
+//! liar ends once, by an answer that fits it or a typed failure; its connection ends for a reason
+//! that is known, at the latest by `PeerStalled`; no rule of the device is broken, and everything
+//! an endpoint took is given back. Time is virtual: nothing here waits.
 //!
-//! `COPYRPC_TEST_SCALE=n` makes n times as many connections; `COPYRPC_TEST_SEED=s` makes connection s alone.
+//! `COPYRPC_TEST_SCALE=n` makes n times as many connections; `COPYRPC_TEST_SEED=s` makes connection
+//! s alone.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -68,8 +72,12 @@ impl Ends {
     fn count(&mut self, end: &End) {
         let name = match end {
             End::Refused(error) => format!("refused: {}", first_word(&format!("{error:?}"))),
-            End::Closed(CloseReason::Protocol(ProtocolError::Overrun { span: 0, .. })) => "Overrun of nothing".to_owned(),
-            End::Closed(CloseReason::Protocol(error)) => first_word(&format!("{error:?}")).to_owned(),
+            End::Closed(CloseReason::Protocol(ProtocolError::Overrun { span: 0, .. })) => {
+                "Overrun of nothing".to_owned()
+            }
+            End::Closed(CloseReason::Protocol(error)) => {
+                first_word(&format!("{error:?}")).to_owned()
+            }
             End::Closed(reason) => first_word(&format!("{reason:?}")).to_owned(),
         };
         *self.0.entry(name).or_default() += 1;
@@ -140,7 +148,9 @@ fn liars_end_their_own_connections_only_and_every_call_ends_once() {
     }
     server.finish();
     // Not by `println`, which a test that passes does not show.
-    std::io::stderr().write_all(format!("liars: seeds 0..{connections}: {:?}\n", ends.0).as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("liars: seeds 0..{connections}: {:?}\n", ends.0).as_bytes())
+        .unwrap();
     // Each rule was broken, and each way to end taken.
     let rules = [
         "Overrun",
@@ -159,7 +169,17 @@ fn liars_end_their_own_connections_only_and_every_call_ends_once() {
         "ResponseTooLarge",
         "UnknownStatus",
     ];
-    let others = ["Disconnected", "Transport", "PeerStalled", "ClosedHere", "ClosedByPeer"];
-    let missing: Vec<_> = rules.into_iter().chain(others).filter(|name| !ends.0.contains_key(*name)).collect();
+    let others = [
+        "Disconnected",
+        "Transport",
+        "PeerStalled",
+        "ClosedHere",
+        "ClosedByPeer",
+    ];
+    let missing: Vec<_> = rules
+        .into_iter()
+        .chain(others)
+        .filter(|name| !ends.0.contains_key(*name))
+        .collect();
     assert!(missing.is_empty(), "{missing:?} of {:?}", ends.0);
 }

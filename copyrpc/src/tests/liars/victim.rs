@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::{
-    CallFailure, CloseReason, ConnectError, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint, RecvHandle, Window,
+    CallFailure, CloseReason, ConnectError, Context, ContextBuilder, Endpoint, EndpointConfig,
+    Outcome, PendingEndpoint, RecvHandle, Window,
 };
 use mlx5::DeviceSpec;
 
@@ -47,13 +48,34 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(spec: &impl Fn() -> DeviceSpec) -> Self {
         // Room for the client and a few liars: an endpoint that gives nothing back is missed soon.
-        let build = || ContextBuilder::new(spec()).srq_size(128).cq_size(256).build().unwrap();
+        let build = || {
+            ContextBuilder::new(spec())
+                .srq_size(128)
+                .cq_size(256)
+                .build()
+                .unwrap()
+        };
         let (server, client): (Context<u64>, Context<u64>) = (build(), build());
-        let config = EndpointConfig { raw_operations: 0, ..EndpointConfig::default() };
-        let (a, b) = (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+        let config = EndpointConfig {
+            raw_operations: 0,
+            ..EndpointConfig::default()
+        };
+        let (a, b) = (
+            client.create_endpoint(&config).unwrap(),
+            server.create_endpoint(&config).unwrap(),
+        );
         let (record_a, record_b) = (a.local_info(), b.local_info());
-        let (to_server, _to_client) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
-        Self { server, client, to_server, _to_client, open: RefCell::default(), next_call: Cell::new(0), honest_calls: Cell::new(0) }
+        let (to_server, _to_client) =
+            (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+        Self {
+            server,
+            client,
+            to_server,
+            _to_client,
+            open: RefCell::default(),
+            next_call: Cell::new(0),
+            honest_calls: Cell::new(0),
+        }
     }
 
     pub(crate) fn pending(&self, rng: &mut fastrand::Rng) -> PendingEndpoint<u64> {
@@ -66,8 +88,14 @@ impl Server {
             stall_timeout: Duration::from_millis(50),
             window: match rng.u8(..3) {
                 0 => Window::Off,
-                1 => Window::Completion { batches, exempt_bytes },
-                _ => Window::Consumption { batches, exempt_bytes },
+                1 => Window::Completion {
+                    batches,
+                    exempt_bytes,
+                },
+                _ => Window::Consumption {
+                    batches,
+                    exempt_bytes,
+                },
             },
             ..EndpointConfig::default()
         };
@@ -75,14 +103,26 @@ impl Server {
     }
 
     pub(crate) fn victim(&self, endpoint: Endpoint<u64>) -> Victim {
-        Victim { endpoint, held: Vec::new() }
+        Victim {
+            endpoint,
+            held: Vec::new(),
+        }
     }
 
     pub(crate) fn call(&self, victim: &Victim, rng: &mut fastrand::Rng) {
-        let (len, allowance) = if rng.u8(..4) == 0 { (rng.usize(..500), rng.usize(..700)) } else { (rng.usize(..40), rng.usize(..40)) };
+        let (len, allowance) = if rng.u8(..4) == 0 {
+            (rng.usize(..500), rng.usize(..700))
+        } else {
+            (rng.usize(..40), rng.usize(..40))
+        };
         let (number, payload) = (self.next_call.get(), &[5; 500][..len]);
         let taken = match rng.u8(..4) {
-            0 => victim.endpoint.call_within(payload, number, allowance, Duration::from_micros(rng.u64(..5_000))),
+            0 => victim.endpoint.call_within(
+                payload,
+                number,
+                allowance,
+                Duration::from_micros(rng.u64(..5_000)),
+            ),
             _ => victim.endpoint.call(payload, number, allowance),
         };
         let Ok(token) = taken else { return };
@@ -97,11 +137,17 @@ impl Server {
     /// One poll of the server. Requests of liars are kept, the client's are answered.
     fn poll(&self, victim: &mut Victim) {
         let on_response = |number, outcome: Outcome<'_>| {
-            let allowance = self.open.borrow_mut().remove(&number).expect("a call ended twice, or that nobody made");
+            let allowance = self
+                .open
+                .borrow_mut()
+                .remove(&number)
+                .expect("a call ended twice, or that nobody made");
             match outcome {
                 // The caller's allowance is rounded up.
                 Ok(bytes) => assert!(bytes.to_vec().len() <= allowance + 31),
-                Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. }) => {}
+                Err(
+                    CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. },
+                ) => {}
                 Err(CallFailure::TimedOut | CallFailure::Closed(_)) => {}
             }
         };
@@ -138,10 +184,15 @@ impl Server {
         let number = self.honest_calls.get();
         self.honest_calls.set(number + 1);
         let payload: Vec<u8> = (0..number % 300).map(|at| (number + at) as u8).collect();
-        self.to_server.call(&payload, number | HONEST, payload.len()).unwrap();
+        self.to_server
+            .call(&payload, number | HONEST, payload.len())
+            .unwrap();
         let is_answered = Cell::new(false);
         let on_response = |data, outcome: Outcome<'_>| {
-            assert_eq!((data, outcome.map(|bytes| bytes.to_vec())), (number | HONEST, Ok(payload.clone())));
+            assert_eq!(
+                (data, outcome.map(|bytes| bytes.to_vec())),
+                (number | HONEST, Ok(payload.clone()))
+            );
             is_answered.set(true);
         };
         for _ in 0..MOST_POLLS {
@@ -151,11 +202,20 @@ impl Server {
             }
             self.poll(victim);
         }
-        panic!("an honest call is not answered: {:?}", self.to_server.stats());
+        panic!(
+            "an honest call is not answered: {:?}",
+            self.to_server.stats()
+        );
     }
 
-    /// Ends the connection, by force if nothing else does, and returns the reason of its end. All its calls end.
-    pub(crate) fn end(&self, mut victim: Victim, time: &Time, rng: &mut fastrand::Rng) -> CloseReason {
+    /// Ends the connection, by force if nothing else does, and returns the reason of its end. All
+    /// its calls end.
+    pub(crate) fn end(
+        &self,
+        mut victim: Victim,
+        time: &Time,
+        rng: &mut fastrand::Rng,
+    ) -> CloseReason {
         match rng.u8(..4) {
             0 => victim.endpoint.abort(),
             1 => victim.endpoint.close(),
@@ -172,13 +232,18 @@ impl Server {
                 victim.held.clear();
             }
             self.poll(&mut victim);
-            if let (Some(reason), true) = (victim.endpoint.closed(), self.open.borrow().is_empty()) {
+            if let (Some(reason), true) = (victim.endpoint.closed(), self.open.borrow().is_empty())
+            {
                 return reason;
             }
             time.pass_us(1_000);
         }
         // Nothing is outstanding that the liar could be given up for.
-        assert!(self.open.borrow().is_empty(), "calls to a liar have not ended: {:?}", victim.endpoint.stats());
+        assert!(
+            self.open.borrow().is_empty(),
+            "calls to a liar have not ended: {:?}",
+            victim.endpoint.stats()
+        );
         victim.endpoint.abort();
         self.poll(&mut victim);
         victim.endpoint.closed().unwrap()

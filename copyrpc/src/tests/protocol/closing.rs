@@ -16,7 +16,9 @@ fn rounds(ends: &mut [End; 2], rounds: usize) -> [Vec<(u64, Ended)>; 2] {
     let mut ended = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         for side in [0, 1] {
-            ends[side].poll(usize::MAX, 1, |serial, outcome| ended[side].push((serial, outcome)));
+            ends[side].poll(usize::MAX, 1, |serial, outcome| {
+                ended[side].push((serial, outcome))
+            });
             ends[side].take_send_completions();
             assert!(ends[side].flush(|| true).is_ok());
             ends[side].read_if_wanted(0);
@@ -35,14 +37,21 @@ fn reasons(ends: &[End; 2]) -> [Option<CloseReason>; 2] {
 fn an_idle_connection_ends_on_both_sides_whoever_closes() {
     for start in (0..C).step_by(32) {
         for (first, second) in [(true, false), (false, true), (true, true)] {
-            let mut ends = pair(&LinkConfig { send_start: start, ..config() });
+            let mut ends = pair(&LinkConfig {
+                send_start: start,
+                ..config()
+            });
             for (side, closes) in [first, second].into_iter().enumerate() {
                 if closes {
                     ends[side].link.shut_down();
                 }
             }
             rounds(&mut ends, 3);
-            assert_eq!(reasons(&ends), [first, second].map(|closes| if closes { HERE } else { BY_PEER }), "{start}");
+            assert_eq!(
+                reasons(&ends),
+                [first, second].map(|closes| if closes { HERE } else { BY_PEER }),
+                "{start}"
+            );
         }
     }
 }
@@ -57,31 +66,49 @@ fn what_is_outstanding_ends_as_usual_and_what_comes_later_is_refused() {
     ends[0].is_receiving = false;
     ends[1].link.call(&[], 3, 20).unwrap();
     ends[0].link.shut_down();
-    assert_eq!(ends[0].link.call(&[], 9, 0), Err(CallError::Closed { user_data: 9, reason: CloseReason::ClosedHere }));
+    assert_eq!(
+        ends[0].link.call(&[], 9, 0),
+        Err(CallError::Closed {
+            user_data: 9,
+            reason: CloseReason::ClosedHere
+        })
+    );
     ends[1].link.call(&[], 4, 20).unwrap();
     let held = [0, 1].map(|side| ends[side].inbox.pop_front().unwrap());
     let mut ended = [Vec::new(), Vec::new()];
     for _ in 0..5 {
         for side in [0, 1] {
-            ends[side].poll(usize::MAX, 1, |serial, outcome| ended[side].push((serial, outcome)));
+            ends[side].poll(usize::MAX, 1, |serial, outcome| {
+                ended[side].push((serial, outcome))
+            });
             ends[side].take_send_completions();
             assert!(ends[side].flush(|| true).is_ok());
             ends[side].read_if_wanted(0);
             while execute(&mut ends, side) {}
         }
     }
-    assert_eq!(ends[1].link.call(&[], 9, 0), Err(CallError::Closed { user_data: 9, reason: CloseReason::ClosedByPeer }));
+    assert_eq!(
+        ends[1].link.call(&[], 9, 0),
+        Err(CallError::Closed {
+            user_data: 9,
+            reason: CloseReason::ClosedByPeer
+        })
+    );
     let refused = |serial| (serial, Err(CallFailure::Closed(CloseReason::ClosedByPeer)));
     assert_eq!(ended, [vec![], vec![refused(3), refused(4)]]);
     assert_eq!(reasons(&ends), [None, None]);
     for (side, request) in held.into_iter().enumerate() {
         ends[side].link.reply(request, &[side as u8]).unwrap();
     }
-    assert_eq!(rounds(&mut ends, 3), [vec![(1, Ok(vec![1]))], vec![(2, Ok(vec![0]))]]);
+    assert_eq!(
+        rounds(&mut ends, 3),
+        [vec![(1, Ok(vec![1]))], vec![(2, Ok(vec![0]))]]
+    );
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// The end that answers last parts first: its answer has arrived, but what the other posts then fails.
+/// The end that answers last parts first: its answer has arrived, but what the other posts then
+/// fails.
 #[test]
 fn a_peer_that_parted_first_is_no_failure() {
     let mut ends = pair(&config());
@@ -110,14 +137,23 @@ fn a_peer_that_goes_before_all_is_done_is_a_failure() {
     rounds(&mut ends, 3);
     ends[0].link.close(CloseReason::Disconnected);
     assert_eq!(ends[0].link.closed(), Some(CloseReason::Disconnected));
-    assert!(matches!(ends[0].link.next_event(), Some(Event::Ended { user_data: 1, outcome: Err(_) })));
+    assert!(matches!(
+        ends[0].link.next_event(),
+        Some(Event::Ended {
+            user_data: 1,
+            outcome: Err(_)
+        })
+    ));
 }
 
 /// Nothing is unanswered, but the mark is.
 #[test]
 fn a_peer_that_does_not_answer_the_mark_is_stalled_and_one_that_cannot_yet_is_not() {
     for lives in [false, true] {
-        let mut ends = pair(&LinkConfig { stall_ns: 100_000, ..config() });
+        let mut ends = pair(&LinkConfig {
+            stall_ns: 100_000,
+            ..config()
+        });
         ends[0].link.shut_down();
         for now_ns in (0..1_000_000).step_by(100) {
             assert!(ends[0].flush(|| true).is_ok());
@@ -129,13 +165,19 @@ fn a_peer_that_does_not_answer_the_mark_is_stalled_and_one_that_cannot_yet_is_no
                 ends[1].sweep();
             }
         }
-        assert_eq!(ends[0].link.closed(), (!lives).then_some(CloseReason::PeerStalled));
+        assert_eq!(
+            ends[0].link.closed(),
+            (!lives).then_some(CloseReason::PeerStalled)
+        );
     }
 }
 
 #[test]
 fn the_mark_goes_in_the_end_however_full_ring_and_batch_limit_are() {
-    let mut ends = pair(&LinkConfig { peer_batches: 1, ..config() });
+    let mut ends = pair(&LinkConfig {
+        peer_batches: 1,
+        ..config()
+    });
     while ends[0].link.call(&[0; 200], 0, 0).is_ok() {
         assert!(ends[0].flush(|| true).is_ok());
     }
@@ -147,7 +189,8 @@ fn the_mark_goes_in_the_end_however_full_ring_and_batch_limit_are() {
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// Random operations, then one side or both close in the middle of them. Each call ends once: with the answer its handler gave, or refused.
+/// Random operations, then one side or both close in the middle of them. Each call ends once: with
+/// the answer its handler gave, or refused.
 #[test]
 fn every_call_ends_once_and_both_sides_close_from_any_state() {
     let mut refused = 0;
@@ -156,8 +199,14 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let window = match rng.u8(..3) {
             0 => Window::Off,
-            1 => Window::Completion { batches: 1, exempt_bytes: 256 },
-            _ => Window::Consumption { batches: 1, exempt_bytes: 256 },
+            1 => Window::Completion {
+                batches: 1,
+                exempt_bytes: 256,
+            },
+            _ => Window::Consumption {
+                batches: 1,
+                exempt_bytes: 256,
+            },
         };
         let limit = [1, 2, 8][rng.usize(..3)];
         let mut ends = pair(&LinkConfig {
@@ -176,28 +225,43 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
         for step in 0..3_000 {
             let side = rng.usize(..2);
             // Random for a while, then everything in turn.
-            let op = if step < 300 { rng.usize(..9) } else { 2 + step % 7 };
+            let op = if step < 300 {
+                rng.usize(..9)
+            } else {
+                2 + step % 7
+            };
             let side = if step < 300 { side } else { step / 7 % 2 };
             match op {
                 0 | 1 => {
                     serial += 1;
-                    if ends[side].link.call(&vec![0; rng.usize(..200)], serial, rng.usize(7..200)).is_ok() {
+                    if ends[side]
+                        .link
+                        .call(&vec![0; rng.usize(..200)], serial, rng.usize(7..200))
+                        .is_ok()
+                    {
                         open[side].insert(serial);
                     }
                 }
                 2 => _ = ends[side].flush(|| step >= 300 || rng.bool()),
                 3 => while execute(&mut ends, side) && rng.bool() {},
                 4 | 7 => {
-                    ends[side].poll(if op == 4 { 3 } else { usize::MAX }, 1, |serial, outcome| {
-                        assert!(open[side].remove(&serial), "a call ended twice");
-                        match outcome {
-                            Ok(answer) => assert_eq!(answer, [7; 7]),
-                            Err(error) => {
-                                assert_eq!(error, CallFailure::Closed(CloseReason::ClosedByPeer));
-                                refused += 1;
+                    ends[side].poll(
+                        if op == 4 { 3 } else { usize::MAX },
+                        1,
+                        |serial, outcome| {
+                            assert!(open[side].remove(&serial), "a call ended twice");
+                            match outcome {
+                                Ok(answer) => assert_eq!(answer, [7; 7]),
+                                Err(error) => {
+                                    assert_eq!(
+                                        error,
+                                        CallFailure::Closed(CloseReason::ClosedByPeer)
+                                    );
+                                    refused += 1;
+                                }
                             }
-                        }
-                    });
+                        },
+                    );
                     if op == 7 {
                         ends[side].take_send_completions();
                     }
@@ -221,7 +285,10 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
                 });
             }
         }
-        assert_eq!(reasons(&ends), closes.map(|closes| if closes { HERE } else { BY_PEER }));
+        assert_eq!(
+            reasons(&ends),
+            closes.map(|closes| if closes { HERE } else { BY_PEER })
+        );
         assert!(open.iter().all(BTreeSet::is_empty), "{open:?}");
     }
     assert!(refused > 100, "{refused}");

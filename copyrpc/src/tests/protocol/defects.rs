@@ -93,19 +93,36 @@ fn emits<U>(link: &mut Link<U>) -> Vec<Emit> {
 #[test]
 fn what_can_never_fit_is_refused_for_good_and_what_is_legal_always_fits_an_idle_link() {
     for start in (0..C).step_by(32) {
-        let mut ends = pair(&LinkConfig { send_start: start, ..config() });
+        let mut ends = pair(&LinkConfig {
+            send_start: start,
+            ..config()
+        });
         let link = &mut ends[0].link;
         let (max, max_allowance) = (size().max_payload() as usize, 340);
         assert_eq!(size().max_response_allowance(), max_allowance as u64);
-        let too_large = CallError::PayloadTooLarge { user_data: 1, len: max + 1, max };
+        let too_large = CallError::PayloadTooLarge {
+            user_data: 1,
+            len: max + 1,
+            max,
+        };
         assert_eq!(link.call(&vec![0; max + 1], 1, 0), Err(too_large));
         // 276 B in a 1 KiB ring overran the peer by 64 B; the same just above C/4:
         let error = link.call(&vec![0; C as usize / 4 + 20], 1, 0).unwrap_err();
         assert!(!error.is_retryable());
-        let too_large = CallError::AllowanceTooLarge { user_data: 1, len: max_allowance + 1, max: max_allowance };
+        let too_large = CallError::AllowanceTooLarge {
+            user_data: 1,
+            len: max_allowance + 1,
+            max: max_allowance,
+        };
         assert_eq!(link.call(&[], 1, max_allowance + 1), Err(too_large));
-        assert_eq!(link.call(&[], 1, usize::MAX).unwrap_err().into_user_data(), 1);
-        assert!(link.call(&vec![0; max], 1, max_allowance).is_ok(), "{start}");
+        assert_eq!(
+            link.call(&[], 1, usize::MAX).unwrap_err().into_user_data(),
+            1
+        );
+        assert!(
+            link.call(&vec![0; max], 1, max_allowance).is_ok(),
+            "{start}"
+        );
     }
 }
 
@@ -115,7 +132,10 @@ fn what_can_never_fit_is_refused_for_good_and_what_is_legal_always_fits_an_idle_
 fn replies_behind_a_full_ring_overrun_nothing_at_any_offset() {
     for start in (0..C).step_by(32) {
         for (len, allowance) in [(0, 0), (20, 100), (200, 340), (244, 52)] {
-            let mut ends = pair(&LinkConfig { send_start: start, ..config() });
+            let mut ends = pair(&LinkConfig {
+                send_start: start,
+                ..config()
+            });
             // Side 1 uses all the credit it has; side 0 holds the requests and fills its own ring.
             while ends[1].link.call(&[1; 8], 1, allowance).is_ok() {}
             rounds_without_read(&mut ends, 2);
@@ -134,7 +154,10 @@ fn replies_behind_a_full_ring_overrun_nothing_at_any_offset() {
 /// Credit deadlock: grants rode on data batches only; both sides idle, one needs 256 and holds 224.
 #[test]
 fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
-    let mut ends = pair(&LinkConfig { peer_credit: 224, ..config() });
+    let mut ends = pair(&LinkConfig {
+        peer_credit: 224,
+        ..config()
+    });
     let allowance = 256 - 44;
     let refused = ends[0].link.call(&[], 9, allowance);
     assert_eq!(refused, Err(CallError::InsufficientCredit(9)));
@@ -146,7 +169,10 @@ fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
 /// The same when no batch can come: the READ alone brings the credit.
 #[test]
 fn a_refused_call_makes_a_read_that_brings_new_credit() {
-    let mut ends = pair(&LinkConfig { peer_credit: 224, ..config() });
+    let mut ends = pair(&LinkConfig {
+        peer_credit: 224,
+        ..config()
+    });
     assert!(ends[1].flush(|| false).is_err());
     ends[1].publish();
     assert!(!ends[0].read_if_wanted(0), "nothing was refused yet");
@@ -164,7 +190,10 @@ fn a_refused_call_makes_a_read_that_brings_new_credit() {
 fn an_idle_link_takes_the_largest_call_however_much_it_was_not_told() {
     for rounds in 0..24 {
         for start in (0..C).step_by(32) {
-            let mut ends = pair(&LinkConfig { send_start: start, ..config() });
+            let mut ends = pair(&LinkConfig {
+                send_start: start,
+                ..config()
+            });
             // Replies fill the ring of side 0; nothing ever flows back but metadata.
             for _ in 0..rounds {
                 ends[1].link.call(&[], 1, 20).unwrap();
@@ -203,12 +232,19 @@ fn a_metadata_only_batch_waits_until_the_last_one_was_received() {
     ends[1].link.call(&[], 0, 0).unwrap();
     step(&mut ends, 1, true);
     step(&mut ends, 0, false);
-    assert_eq!(ends[0].link.stats().metadata_only, 2, "the first was received");
+    assert_eq!(
+        ends[0].link.stats().metadata_only,
+        2,
+        "the first was received"
+    );
 }
 
 #[test]
 fn a_batch_that_leaves_little_space_makes_a_read() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, ..config() });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        ..config()
+    });
     for serial in 0..7 {
         assert!(!ends[0].read_if_wanted(0));
         ends[0].link.call(&[0; 244], serial, 0).unwrap();
@@ -220,8 +256,15 @@ fn a_batch_that_leaves_little_space_makes_a_read() {
 /// L3: a side whose calls always fill its ring still grants its peer all the credit there is.
 #[test]
 fn a_saturated_side_does_not_starve_its_peer_of_credit() {
-    for (start, len) in (0..C).step_by(32).flat_map(|start| [116, 148, 180, 244].map(|len| (start, len))) {
-        let mut ends = pair(&LinkConfig { local_credit: 0, send_start: start, ..config() });
+    for (start, len) in (0..C)
+        .step_by(32)
+        .flat_map(|start| [116, 148, 180, 244].map(|len| (start, len)))
+    {
+        let mut ends = pair(&LinkConfig {
+            local_credit: 0,
+            send_start: start,
+            ..config()
+        });
         let mut rounds = 0;
         while ends[1].link.call(&[], 0, 340).is_err() {
             while ends[0].link.call(&vec![0; len], 0, 0).is_ok() {}
@@ -230,15 +273,24 @@ fn a_saturated_side_does_not_starve_its_peer_of_credit() {
             }
             rounds_without_read(&mut ends, 1);
             rounds += 1;
-            assert!(rounds < 500, "starved with {} B of {} B granted", ends[1].link.credit_balance(), C / 4);
+            assert!(
+                rounds < 500,
+                "starved with {} B of {} B granted",
+                ends[1].link.credit_balance(),
+                C / 4
+            );
         }
     }
 }
 
-/// L3: calls leave 128 bytes and grants 64. What calls leave is granted, so calls alone never keep a peer without credit.
+/// L3: calls leave 128 bytes and grants 64. What calls leave is granted, so calls alone never keep
+/// a peer without credit.
 #[test]
 fn calls_leave_room_that_grants_take() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, ..config() });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        ..config()
+    });
     for _ in 0..7 {
         ends[0].link.call(&[0; 244], 0, 0).unwrap();
     }
@@ -250,10 +302,14 @@ fn calls_leave_room_that_grants_take() {
     assert_eq!(ends[0].link.reserved(), 32);
 }
 
-/// L3: calls and grants took all they may, and the oldest request is held, so nothing of it comes back. What was consumed can still be told.
+/// L3: calls and grants took all they may, and the oldest request is held, so nothing of it comes
+/// back. What was consumed can still be told.
 #[test]
 fn metadata_alone_has_room_after_calls_and_grants() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, ..config() });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        ..config()
+    });
     for len in [244, 244, 244, 244, 244, 244, 244, 52] {
         ends[0].link.call(&vec![0; len], 0, 20).unwrap();
     }
@@ -273,32 +329,67 @@ fn metadata_alone_has_room_after_calls_and_grants() {
 #[test]
 fn a_batch_never_ends_at_the_ring_end() {
     let near_end = |left: u64| {
-        let config = LinkConfig { send_start: 3 * C - left, ..config() };
+        let config = LinkConfig {
+            send_start: 3 * C - left,
+            ..config()
+        };
         let mut end = End::new(size(), &config);
         end.link.call(&[0; 20], 1, 0).unwrap();
         emits(&mut end.link)
     };
-    let data = |offset| Emit { offset, bytes: 64, imm: 2, is_last: true, signal: false };
+    let data = |offset| Emit {
+        offset,
+        bytes: 64,
+        imm: 2,
+        is_last: true,
+        signal: false,
+    };
     assert_eq!(near_end(96), [data(C - 96)]);
     for left in [64, 32] {
-        let marker = Emit { offset: C - left, bytes: 32, imm: left as u32 / 32, is_last: false, signal: false };
+        let marker = Emit {
+            offset: C - left,
+            bytes: 32,
+            imm: left as u32 / 32,
+            is_last: false,
+            signal: false,
+        };
         assert_eq!(near_end(left), [marker, data(0)]);
     }
 }
 
 #[test]
 fn an_open_batch_is_closed_before_the_marker_and_all_three_batches_go() {
-    let mut end = End::new(size(), &LinkConfig { send_start: C - 128, ..config() });
+    let mut end = End::new(
+        size(),
+        &LinkConfig {
+            send_start: C - 128,
+            ..config()
+        },
+    );
     end.link.call(&[0; 20], 1, 0).unwrap();
     end.link.call(&[0; 40], 2, 0).unwrap();
-    let emit = |offset, bytes, imm, is_last| Emit { offset, bytes, imm, is_last, signal: false };
-    let expected = [emit(C - 128, 64, 2, false), emit(C - 64, 32, 2, false), emit(0, 96, 3, true)];
+    let emit = |offset, bytes, imm, is_last| Emit {
+        offset,
+        bytes,
+        imm,
+        is_last,
+        signal: false,
+    };
+    let expected = [
+        emit(C - 128, 64, 2, false),
+        emit(C - 64, 32, 2, false),
+        emit(0, 96, 3, true),
+    ];
     assert_eq!(emits(&mut end.link), expected);
 }
 
 #[test]
 fn metadata_alone_in_the_last_32_bytes_goes_as_a_marker() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, send_start: C - 32, ..config() });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        send_start: C - 32,
+        ..config()
+    });
     rounds_without_read(&mut ends, 1);
     assert_eq!(ends[0].link.stats().wraps, 1);
     assert_eq!(ends[1].link.credit_balance(), C / 4);
@@ -307,7 +398,11 @@ fn metadata_alone_in_the_last_32_bytes_goes_as_a_marker() {
 
 #[test]
 fn a_message_after_a_marker_that_waits_opens_its_own_batch() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, send_start: C - 32, ..config() });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        send_start: C - 32,
+        ..config()
+    });
     assert!(ends[0].flush(|| false).is_err());
     ends[0].link.call(&[8; 8], 1, 0).unwrap();
     rounds_without_read(&mut ends, 1);
@@ -319,7 +414,11 @@ fn a_message_after_a_marker_that_waits_opens_its_own_batch() {
 /// A wrap while the batch limit holds everything back: three batches wait, replies still go.
 #[test]
 fn replies_are_written_across_a_wrap_while_no_batch_may_go() {
-    let mut ends = pair(&LinkConfig { send_start: C - 96, peer_batches: 1, ..config() });
+    let mut ends = pair(&LinkConfig {
+        send_start: C - 96,
+        peer_batches: 1,
+        ..config()
+    });
     for serial in 0..3 {
         ends[1].link.call(&[], serial, 20).unwrap();
     }
@@ -342,7 +441,10 @@ fn replies_are_written_across_a_wrap_while_no_batch_may_go() {
 
 #[test]
 fn a_deferred_post_loses_neither_messages_nor_grants() {
-    let mut ends = pair(&LinkConfig { peer_credit: 0, ..config() });
+    let mut ends = pair(&LinkConfig {
+        peer_credit: 0,
+        ..config()
+    });
     for _ in 0..5 {
         assert!(ends[1].flush(|| false).is_err());
     }
@@ -364,7 +466,11 @@ fn a_reply_above_the_allowance_gives_the_request_back() {
     let request = ends[1].inbox.pop_front().unwrap();
     assert_eq!(request.max_reply(), 20, "10 rounds up to a 32-byte block");
     let request = match ends[1].link.reply(request, &[0; 21]) {
-        Err(ReplyError::TooLarge { request, len: 21, max: 20 }) => request,
+        Err(ReplyError::TooLarge {
+            request,
+            len: 21,
+            max: 20,
+        }) => request,
         other => panic!("{other:?}"),
     };
     ends[1].link.reply(request, &[6; 20]).unwrap();
@@ -379,11 +485,17 @@ fn a_dropped_request_and_a_refused_one_end_their_calls_with_their_status() {
         ends[0].link.call(&[], serial, 0).unwrap();
     }
     rounds_without_read(&mut ends, 1);
-    let (first, second) = (ends[1].inbox.pop_front().unwrap(), ends[1].inbox.pop_front().unwrap());
+    let (first, second) = (
+        ends[1].inbox.pop_front().unwrap(),
+        ends[1].inbox.pop_front().unwrap(),
+    );
     ends[1].link.refuse(second).unwrap();
     ends[1].link.abandon(first).unwrap();
     let [ended, _] = rounds_without_read(&mut ends, 2);
-    let expected = [(1, Err(CallFailure::Refused)), (0, Err(CallFailure::Dropped))];
+    let expected = [
+        (1, Err(CallFailure::Refused)),
+        (0, Err(CallFailure::Dropped)),
+    ];
     assert_eq!(ended, expected);
 }
 
@@ -426,11 +538,29 @@ fn numbers_that_the_proof_does_not_cover_are_told_from_those_that_it_does() {
     let larger = RingSize::new(2 * C).unwrap();
     assert!(config().is_covered(size(), size()) && !config().is_covered(size(), larger));
     for other in [
-        LinkConfig { peer_credit: 544, ..config() },
-        LinkConfig { local_credit: 40, ..config() },
-        LinkConfig { local_batches: 0, ..config() },
-        LinkConfig { window: Window::Completion { batches: 0, exempt_bytes: 1 }, ..config() },
-        LinkConfig { recv_start: 16, ..config() },
+        LinkConfig {
+            peer_credit: 544,
+            ..config()
+        },
+        LinkConfig {
+            local_credit: 40,
+            ..config()
+        },
+        LinkConfig {
+            local_batches: 0,
+            ..config()
+        },
+        LinkConfig {
+            window: Window::Completion {
+                batches: 0,
+                exempt_bytes: 1,
+            },
+            ..config()
+        },
+        LinkConfig {
+            recv_start: 16,
+            ..config()
+        },
     ] {
         assert!(!other.is_covered(size(), size()), "{other:?}");
     }

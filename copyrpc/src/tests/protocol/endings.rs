@@ -1,4 +1,5 @@
-//! How calls end other than by their reply: cancelled, out of time, given up with a peer that does nothing.
+//! How calls end other than by their reply: cancelled, out of time, given up with a peer that does
+//! nothing.
 
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::link::{CallKey, LinkConfig, Past, Traffic};
@@ -11,13 +12,21 @@ fn call(end: &mut End, serial: u64) -> CallKey {
     end.link.call(&[], serial, 0).unwrap()
 }
 
-/// C3: the generation in a call id has 11 bits, and the slot freed last is used next. A server that holds one request while 2,048 others
-/// come and go would meet the same id again, were the slot of the cancelled call free.
+/// C3: the generation in a call id has 11 bits, and the slot freed last is used next. A server that
+/// holds one request while 2,048 others come and go would meet the same id again, were the slot of
+/// the cancelled call free.
 #[test]
 fn a_late_response_reaches_no_call_after_any_number_of_others() {
     let size = RingSize::new(1 << 20).unwrap();
     let quarter = size.max_reservation();
-    let mut ends = pair_of(size, &LinkConfig { local_credit: quarter, peer_credit: quarter, ..config() });
+    let mut ends = pair_of(
+        size,
+        &LinkConfig {
+            local_credit: quarter,
+            peer_credit: quarter,
+            ..config()
+        },
+    );
     let cancelled = call(&mut ends[0], u64::MAX);
     assert_eq!(ends[0].link.cancel(cancelled), Some(u64::MAX));
     rounds_without_read(&mut ends, 1);
@@ -35,7 +44,13 @@ fn a_late_response_reaches_no_call_after_any_number_of_others() {
     ends[1].link.reply(held, &[1]).unwrap();
     let [ended, _] = rounds_without_read(&mut ends, 2);
     assert_eq!(ended, []);
-    assert_eq!((ends[0].link.stats().late_responses, ends[0].link.stats().stale_responses), (1, 0));
+    assert_eq!(
+        (
+            ends[0].link.stats().late_responses,
+            ends[0].link.stats().stale_responses
+        ),
+        (1, 0)
+    );
     assert_eq!(answer_all(&mut ends[1]), 1);
     let [ended, _] = rounds_without_read(&mut ends, 2);
     assert!(matches!(ended[..], [(2_047, Ok(_))]));
@@ -50,33 +65,57 @@ fn a_cancelled_call_gives_its_data_back_once_and_its_credit_when_it_is_answered(
     }
     assert_eq!(ends[0].link.cancel(calls[1]), Some(1));
     assert_eq!(ends[0].link.cancel(calls[1]), None);
-    assert_eq!((ends[0].link.outstanding_calls(), ends[0].link.unanswered_requests()), (calls.len() - 1, calls.len()));
-    assert!(matches!(ends[0].link.call(&[], 9, 212), Err(CallError::InsufficientCredit(9))));
+    assert_eq!(
+        (
+            ends[0].link.outstanding_calls(),
+            ends[0].link.unanswered_requests()
+        ),
+        (calls.len() - 1, calls.len())
+    );
+    assert!(matches!(
+        ends[0].link.call(&[], 9, 212),
+        Err(CallError::InsufficientCredit(9))
+    ));
     rounds_without_read(&mut ends, 1);
     assert_eq!(answer_all(&mut ends[1]), calls.len());
     let [ended, _] = rounds_without_read(&mut ends, 2);
-    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [0]);
+    assert_eq!(
+        ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(),
+        [0]
+    );
     assert_eq!(ends[0].link.unanswered_requests(), 0);
     assert_eq!(ends[0].link.credit_balance(), C / 4, "granted again");
     assert_eq!(ends[0].link.cancel(calls[0]), None, "it was answered");
     let stats = ends[0].link.stats();
-    assert_eq!((stats.cancelled, stats.late_responses, stats.stale_responses), (1, 1, 0));
+    assert_eq!(
+        (stats.cancelled, stats.late_responses, stats.stale_responses),
+        (1, 1, 0)
+    );
 }
 
 #[test]
 fn a_deadline_ends_its_call_once_and_the_response_reaches_nobody() {
     let mut ends = pair(&config());
     for (serial, deadline_ns) in [(0, 300), (1, 100), (2, u64::MAX), (3, 200)] {
-        ends[0].link.call_until(&[], serial, 0, deadline_ns).unwrap();
+        ends[0]
+            .link
+            .call_until(&[], serial, 0, deadline_ns)
+            .unwrap();
     }
     rounds_without_read(&mut ends, 1);
     let link = &mut ends[0].link;
     assert_eq!((link.next_deadline(), link.expire(100)), (Some(100), None));
-    assert_eq!((link.expire(250), link.expire(250), link.expire(250)), (Some(1), Some(3), None));
+    assert_eq!(
+        (link.expire(250), link.expire(250), link.expire(250)),
+        (Some(1), Some(3), None)
+    );
     assert_eq!(link.next_deadline(), Some(300));
     answer_all(&mut ends[1]);
     let [ended, _] = rounds_without_read(&mut ends, 2);
-    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(
+        ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(),
+        [0, 2]
+    );
     let link = &mut ends[0].link;
     assert_eq!((link.next_deadline(), link.expire(u64::MAX)), (None, None));
     let stats = link.stats();
@@ -86,11 +125,20 @@ fn a_deadline_ends_its_call_once_and_the_response_reaches_nobody() {
 #[test]
 fn a_closed_connection_ends_each_call_that_waits_and_no_other() {
     let mut ends = pair(&config());
-    let keys: Vec<_> = (0..4).map(|serial| ends[0].link.call_until(&[], serial, 0, 100).unwrap()).collect();
+    let keys: Vec<_> = (0..4)
+        .map(|serial| ends[0].link.call_until(&[], serial, 0, 100).unwrap())
+        .collect();
     ends[0].link.cancel(keys[2]);
     ends[0].link.close(CloseReason::Disconnected);
-    assert_eq!((ends[0].link.expire(u64::MAX), ends[0].link.next_deadline()), (None, None));
-    assert_eq!(ends[0].link.cancel(keys[0]), Some(0), "before it was handed out");
+    assert_eq!(
+        (ends[0].link.expire(u64::MAX), ends[0].link.next_deadline()),
+        (None, None)
+    );
+    assert_eq!(
+        ends[0].link.cancel(keys[0]),
+        Some(0),
+        "before it was handed out"
+    );
     let mut ended = Vec::new();
     while let Some(crate::link::Event::Ended { user_data, outcome }) = ends[0].link.next_event() {
         assert_eq!(outcome, Err(CallFailure::Closed(CloseReason::Disconnected)));
@@ -102,7 +150,8 @@ fn a_closed_connection_ends_each_call_that_waits_and_no_other() {
 
 const STALL_NS: u64 = 100_000;
 
-/// Side 0 reads the clock every 100 ns, its READs are executed at once. Returns the time at which it gave its peer up, if within ten times the timeout.
+/// Side 0 reads the clock every 100 ns, its READs are executed at once. Returns the time at which
+/// it gave its peer up, if within ten times the timeout.
 fn gives_up_after(ends: &mut [End; 2], mut peer: impl FnMut(&mut End, u64)) -> Option<u64> {
     for now_ns in (0..10 * STALL_NS).step_by(100) {
         peer(&mut ends[1], now_ns);
@@ -120,7 +169,10 @@ fn gives_up_after(ends: &mut [End; 2], mut peer: impl FnMut(&mut End, u64)) -> O
 }
 
 fn watchful_pair() -> [End; 2] {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     call(&mut ends[0], 5);
     ends
 }
@@ -131,7 +183,11 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
     let at_ns = gives_up_after(&mut ends, |_, _| ()).unwrap();
     assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
     let ended = ends[0].link.next_event();
-    let Some(crate::link::Event::Ended { user_data: 5, outcome: Err(CallFailure::Closed(CloseReason::PeerStalled)) }) = ended else {
+    let Some(crate::link::Event::Ended {
+        user_data: 5,
+        outcome: Err(CallFailure::Closed(CloseReason::PeerStalled)),
+    }) = ended
+    else {
         panic!("{ended:?}")
     };
     assert!(ends[0].link.stats().probes >= 50);
@@ -140,7 +196,10 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
 /// Otherwise a caller whose calls all have deadlines would call a stopped peer forever.
 #[test]
 fn a_stalled_peer_is_given_up_also_when_no_caller_waits_any_more() {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     let key = call(&mut ends[0], 5);
     ends[0].link.cancel(key);
     assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
@@ -157,7 +216,10 @@ fn a_peer_that_holds_a_request_for_long_is_alive_and_one_that_stops_then_is_not(
         }
     };
     let at_ns = gives_up_after(&mut ends, stop).unwrap();
-    assert!((4 * STALL_NS - 1_000..4 * STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
+    assert!(
+        (4 * STALL_NS - 1_000..4 * STALL_NS + 5_000).contains(&at_ns),
+        "{at_ns}"
+    );
 }
 
 fn receive_and_sweep(end: &mut End, now_ns: u64) {
@@ -184,14 +246,20 @@ fn an_end_that_owes_nothing_has_no_heartbeat() {
 
 #[test]
 fn a_ring_without_calls_is_never_watched() {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
     assert_eq!(ends[0].link.stats().reads, 0);
 }
 
 /// Side 0 has answered and waits for nothing: what it sent must be taken.
 fn pair_with_a_reply() -> [End; 2] {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     call(&mut ends[1], 5);
     assert!(ends[1].flush(|| true).is_ok());
     while execute(&mut ends, 1) {}
@@ -211,9 +279,24 @@ fn a_peer_that_does_not_take_its_replies_is_given_up() {
 fn a_peer_that_gave_its_call_up_need_not_take_the_reply() {
     // The credit that it has spent, from below the end of the number that it tells, too.
     for credit in [0, (1 << 36) - 64, (1 << 36) - 128] {
-        let sent = Traffic { credit, ..Traffic::default() };
-        let config = LinkConfig { stall_ns: STALL_NS, ..config() };
-        let pasts = [Past { received: sent, ..Past::default() }, Past { sent, ..Past::default() }];
+        let sent = Traffic {
+            credit,
+            ..Traffic::default()
+        };
+        let config = LinkConfig {
+            stall_ns: STALL_NS,
+            ..config()
+        };
+        let pasts = [
+            Past {
+                received: sent,
+                ..Past::default()
+            },
+            Past {
+                sent,
+                ..Past::default()
+            },
+        ];
         give_up_and_rest(pasts.map(|past| End::with_past(size(), &config, &past)));
     }
 }
@@ -261,28 +344,47 @@ fn a_peer_in_a_handler_is_kept_for_any_time_and_one_that_stops_after_it_is_not()
     let mut ends = watchful_pair();
     assert_eq!(gives_up_after(&mut ends, |end, _| end.activity = 1), None);
     let mut ends = watchful_pair();
-    let at_ns = gives_up_after(&mut ends, |end, now_ns| end.activity = if now_ns < 3 * STALL_NS { 1 } else { 2 }).unwrap();
+    let at_ns = gives_up_after(&mut ends, |end, now_ns| {
+        end.activity = if now_ns < 3 * STALL_NS { 1 } else { 2 }
+    })
+    .unwrap();
     assert!((3 * STALL_NS..5 * STALL_NS).contains(&at_ns), "{at_ns}");
     let mut ends = watchful_pair();
     let at_ns = gives_up_after(&mut ends, |end, _| end.activity = 2).unwrap();
-    assert!((STALL_NS / 4 * 5..STALL_NS / 4 * 5 + 5_000).contains(&at_ns), "{at_ns}");
+    assert!(
+        (STALL_NS / 4 * 5..STALL_NS / 4 * 5 + 5_000).contains(&at_ns),
+        "{at_ns}"
+    );
     let mut ends = watchful_pair();
     let between = |end: &mut End, now_ns| end.activity = now_ns / (STALL_NS / 5) * 2;
-    assert_eq!(gives_up_after(&mut ends, between), None, "each time between two handlers");
+    assert_eq!(
+        gives_up_after(&mut ends, between),
+        None,
+        "each time between two handlers"
+    );
 }
 
 /// A batch without messages that had to wait takes messages with it.
 #[test]
 fn a_peer_that_does_not_take_messages_of_a_batch_begun_without_any_is_given_up() {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     while ends[0].link.call(&[], 5, 212).is_ok() {}
     rounds_without_read(&mut ends, 1);
     assert!(answer_all(&mut ends[1]) > 0);
     rounds_without_read(&mut ends, 1);
     call(&mut ends[1], 6);
     deliver(&mut ends);
-    assert!(ends[0].flush(|| false).is_err(), "the replies are to be confirmed, with a batch without messages");
-    assert_eq!((answer_all(&mut ends[0]), ends[0].link.stats().metadata_only), (1, 1));
+    assert!(
+        ends[0].flush(|| false).is_err(),
+        "the replies are to be confirmed, with a batch without messages"
+    );
+    assert_eq!(
+        (answer_all(&mut ends[0]), ends[0].link.stats().metadata_only),
+        (1, 1)
+    );
     assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
 }
 
@@ -297,13 +399,19 @@ fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
     };
     assert_eq!(gives_up_after(&mut ends, take_once), None);
     let probes = ends[0].link.stats().probes;
-    assert!((1..=STALL_NS / 2_000 + 2).contains(&probes), "nothing to watch since: {probes} probes");
+    assert!(
+        (1..=STALL_NS / 2_000 + 2).contains(&probes),
+        "nothing to watch since: {probes} probes"
+    );
 }
 
 /// Its application is busy elsewhere, and owes nothing.
 #[test]
 fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
-    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    let mut ends = pair(&LinkConfig {
+        stall_ns: STALL_NS,
+        ..config()
+    });
     while ends[0].link.call(&[], 5, 212).is_ok() {}
     rounds_without_read(&mut ends, 1);
     assert!(answer_all(&mut ends[1]) > 0);
@@ -312,7 +420,13 @@ fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
     ends[0].poll(usize::MAX, 1, |_, _| ());
     assert!(ends[0].flush(|| true).is_ok());
     while execute(&mut ends, 0) {}
-    assert_eq!((ends[0].link.unanswered_requests(), ends[0].link.stats().metadata_only), (0, 1));
+    assert_eq!(
+        (
+            ends[0].link.unanswered_requests(),
+            ends[0].link.stats().metadata_only
+        ),
+        (0, 1)
+    );
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
 }
 
@@ -340,12 +454,23 @@ fn check_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>)
 
 #[test]
 fn an_idle_peer_is_read_once_per_interval_if_it_is_known_to_be_there() {
-    let idle = LinkConfig { idle_keepalive_ns: IDLE_NS, ..config() };
+    let idle = LinkConfig {
+        idle_keepalive_ns: IDLE_NS,
+        ..config()
+    };
     let mut ends = pair(&idle);
-    assert_eq!(check_idle_until(&mut ends, 5 * IDLE_NS), (Vec::new(), None), "it may not be connected");
+    assert_eq!(
+        check_idle_until(&mut ends, 5 * IDLE_NS),
+        (Vec::new(), None),
+        "it may not be connected"
+    );
     let mut ends = pair(&idle);
     ends[0].link.note_peer_connected();
-    let every = |from: u64| (from..5).map(|interval| interval * IDLE_NS).collect::<Vec<_>>();
+    let every = |from: u64| {
+        (from..5)
+            .map(|interval| interval * IDLE_NS)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(check_idle_until(&mut ends, 5 * IDLE_NS), (every(1), None));
     let mut ends = pair(&config());
     ends[0].link.note_peer_connected();
@@ -353,14 +478,31 @@ fn an_idle_peer_is_read_once_per_interval_if_it_is_known_to_be_there() {
 }
 
 #[test]
-fn an_end_is_closed_when_nothing_happened_for_the_idle_timeout_and_not_while_something_is_outstanding() {
-    let idle = LinkConfig { idle_timeout_ns: 7 * IDLE_NS, ..config() };
+fn an_end_is_closed_when_nothing_happened_for_the_idle_timeout_and_not_while_something_is_outstanding()
+ {
+    let idle = LinkConfig {
+        idle_timeout_ns: 7 * IDLE_NS,
+        ..config()
+    };
     for idle_keepalive_ns in [IDLE_NS, u64::MAX] {
-        let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
-        assert_eq!(check_idle_until(&mut ends, 100 * IDLE_NS).1, Some(7 * IDLE_NS));
-        let mut ends = pair(&LinkConfig { idle_keepalive_ns, ..idle });
+        let mut ends = pair(&LinkConfig {
+            idle_keepalive_ns,
+            ..idle
+        });
+        assert_eq!(
+            check_idle_until(&mut ends, 100 * IDLE_NS).1,
+            Some(7 * IDLE_NS)
+        );
+        let mut ends = pair(&LinkConfig {
+            idle_keepalive_ns,
+            ..idle
+        });
         call(&mut ends[1], 5);
         rounds_without_read(&mut ends, 2);
-        assert_eq!(check_idle_until(&mut ends, 100 * IDLE_NS).1, None, "a request is held");
+        assert_eq!(
+            check_idle_until(&mut ends, 100 * IDLE_NS).1,
+            None,
+            "a request is held"
+        );
     }
 }

@@ -1,10 +1,13 @@
-//! Arbitrary bytes in the receive ring, the immediate and the record, on two real links with calls outstanding and requests held. Each
-//! link gets the batches of the other, some of them changed on the way; both are then driven on, whatever they believe of each other.
+//! Arbitrary bytes in the receive ring, the immediate and the record, on two real links with calls
+//! outstanding and requests held. Each link gets the batches of the other, some of them changed on
+//! the way; both are then driven on, whatever they believe of each other.
 //!
-//! Held: nothing panics and nothing outside of the rings is touched (each ring is one page between two that cannot be reached); a link
-//! keeps S1 and R1 whatever it is told; it closes for a reason that says what was wrong; each call ends exactly once, with its data.
+//! Held: nothing panics and nothing outside of the rings is touched (each ring is one page between
+//! two that cannot be reached); a link keeps S1 and R1 whatever it is told; it closes for a reason
+//! that says what was wrong; each call ends exactly once, with its data.
 //!
-//! `COPYRPC_TEST_SCALE=n` runs n times as many, from seed `COPYRPC_TEST_FIRST_SEED` on; `COPYRPC_TEST_SEED=s` runs one seed.
+//! `COPYRPC_TEST_SCALE=n` runs n times as many, from seed `COPYRPC_TEST_FIRST_SEED` on;
+//! `COPYRPC_TEST_SEED=s` runs one seed.
 
 use std::collections::{HashSet, VecDeque};
 use std::ptr::NonNull;
@@ -32,27 +35,43 @@ impl GuardedRing {
             let base = libc::mmap(std::ptr::null_mut(), 3 * PAGE, none, flags, -1, 0);
             assert_ne!(base, libc::MAP_FAILED);
             let ring = base.cast::<u8>().add(PAGE);
-            assert_eq!(libc::mprotect(ring.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE), 0);
+            assert_eq!(
+                libc::mprotect(ring.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE),
+                0
+            );
             ring
         };
         Self(NonNull::new(base).unwrap())
     }
 
     fn view(&self) -> RingView {
-        // SAFETY: one page, mapped until `self` is dropped, which is after the links (field order of `Pair`); reached by copy only.
+        // SAFETY: one page, mapped until `self` is dropped, which is after the links (field order
+        // of `Pair`); reached by copy only.
         unsafe { RingView::new(self.0, RingSize::new(C).unwrap()) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) {
         assert!(offset as usize + bytes.len() <= PAGE);
         // SAFETY: the range was checked; `bytes` is other memory.
-        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(offset as usize), bytes.as_mut_ptr(), bytes.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.0.as_ptr().add(offset as usize),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            )
+        }
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
         assert!(offset as usize + bytes.len() <= PAGE);
         // SAFETY: the range was checked; `bytes` is other memory.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().add(offset as usize), bytes.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.0.as_ptr().add(offset as usize),
+                bytes.len(),
+            )
+        }
     }
 }
 
@@ -115,7 +134,11 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Wind
         cancellable: Vec::new(),
         held: Vec::new(),
         record: PublishedRecord {
-            words: FlowWords { consumer_pos: config.recv_start, credit: config.local_credit, batches_received: 0 },
+            words: FlowWords {
+                consumer_pos: config.recv_start,
+                credit: config.local_credit,
+                batches_received: 0,
+            },
             heartbeat: 0,
             batches_taken: 0,
         },
@@ -132,10 +155,23 @@ impl<'a> Pair<'a> {
         let batches = rng.u32(1..6);
         let window = match rng.u8(..3) {
             0 => Window::Off,
-            1 => Window::Completion { batches: 1, exempt_bytes: 256 },
-            _ => Window::Consumption { batches: 2, exempt_bytes: 256 },
+            1 => Window::Completion {
+                batches: 1,
+                exempt_bytes: 256,
+            },
+            _ => Window::Consumption {
+                batches: 2,
+                exempt_bytes: 256,
+            },
         };
-        Self { sides: [0, 1].map(|index| side(rings, index, starts, batches, window)), rings, rng, next_call: 0, changed: 0, now_ns: 0 }
+        Self {
+            sides: [0, 1].map(|index| side(rings, index, starts, batches, window)),
+            rings,
+            rng,
+            next_call: 0,
+            changed: 0,
+            now_ns: 0,
+        }
     }
 
     fn step(&mut self) {
@@ -161,10 +197,17 @@ impl<'a> Pair<'a> {
             0 => (self.rng.usize(..=500), self.rng.usize(..=724)),
             _ => (self.rng.usize(..40), self.rng.usize(..40)),
         };
-        let deadline = if self.rng.bool() { u64::MAX } else { self.now_ns + self.rng.u64(..2_000) };
+        let deadline = if self.rng.bool() {
+            u64::MAX
+        } else {
+            self.now_ns + self.rng.u64(..2_000)
+        };
         let data = self.next_call;
         let side = &mut self.sides[index];
-        if let Ok(key) = side.link.call_until(&[7; PAGE][..len], data, allowance, deadline) {
+        if let Ok(key) = side
+            .link
+            .call_until(&[7; PAGE][..len], data, allowance, deadline)
+        {
             self.next_call += 1;
             assert!(side.open.insert(data));
             side.cancellable.push((key, data));
@@ -180,7 +223,10 @@ impl<'a> Pair<'a> {
         let mut payload = [0; PAGE];
         let len = request.payload().len();
         assert!(len <= 500 && request.max_reply() <= 724);
-        let found = self.rings.recv[index].view().bytes(request.payload()).copy_to(&mut payload);
+        let found = self.rings.recv[index]
+            .view()
+            .bytes(request.payload())
+            .copy_to(&mut payload);
         assert_eq!(found, len);
         let max = request.max_reply();
         if self.rng.u8(..4) == 0 {
@@ -201,7 +247,11 @@ impl<'a> Pair<'a> {
     fn serve(&mut self, index: usize) {
         let (send, recv) = (&self.rings.send[index], &self.rings.recv[1 - index]);
         let [first, second] = &mut self.sides;
-        let (side, peer) = if index == 0 { (first, second) } else { (second, first) };
+        let (side, peer) = if index == 0 {
+            (first, second)
+        } else {
+            (second, first)
+        };
         let room = self.rng.usize(..6);
         let (mut posted, mut written) = (0, 0);
         let _deferred: Result<(), ()> = side.link.flush(|emit| {
@@ -231,7 +281,9 @@ impl<'a> Pair<'a> {
     fn tamper(&mut self, index: usize, emit: &mut Emit) {
         let recv = &self.rings.recv[index];
         let rng = &mut self.rng;
-        let at = |rng: &mut fastrand::Rng, below: u64| emit.offset + rng.u64(..below.clamp(1, emit.bytes));
+        let at = |rng: &mut fastrand::Rng, below: u64| {
+            emit.offset + rng.u64(..below.clamp(1, emit.bytes))
+        };
         match rng.u8(..16) {
             // A byte of its metadata, a byte of its first header, any byte of the batch.
             kind @ (0 | 1 | 10..) => {
@@ -242,7 +294,11 @@ impl<'a> Pair<'a> {
                 };
                 let mut byte = [0];
                 recv.read(at, &mut byte);
-                let change = if rng.bool() { 1 << rng.u8(..8) } else { rng.u8(1..) };
+                let change = if rng.bool() {
+                    1 << rng.u8(..8)
+                } else {
+                    rng.u8(1..)
+                };
                 recv.write(at, &[byte[0] ^ change]);
             }
             // A word of the metadata off.
@@ -251,20 +307,42 @@ impl<'a> Pair<'a> {
                 let mut word = [0; 8];
                 recv.read(at, &mut word);
                 let off = [32, !31, 1, !0, 1 << 63, C, C / 4][rng.usize(..7)];
-                recv.write(at, &u64::from_le_bytes(word).wrapping_add(off).to_le_bytes());
+                recv.write(
+                    at,
+                    &u64::from_le_bytes(word).wrapping_add(off).to_le_bytes(),
+                );
             }
             // A well-formed header of a message that nobody sent.
             4 => {
                 let id = CallId::new(rng.u32(..8), rng.u32(..4));
                 let header = Header {
-                    call_id: if rng.bool() { id.to_request() } else { id.to_response() },
+                    call_id: if rng.bool() {
+                        id.to_request()
+                    } else {
+                        id.to_response()
+                    },
                     piggyback: rng.u32(..26),
                     len: [0, 20, 21, 500, 501, 724, 4064, u32::MAX][rng.usize(..8)],
                 };
-                recv.write(emit.offset + if emit.offset + 44 <= C { 32 } else { 0 }, &header.encode());
+                recv.write(
+                    emit.offset + if emit.offset + 44 <= C { 32 } else { 0 },
+                    &header.encode(),
+                );
             }
-            5 => recv.write(emit.offset + 16, &[rng.u32(..4), u32::MAX, u32::MAX - 1][rng.usize(..3)].to_le_bytes()),
-            6 => emit.imm = [0, 1, emit.imm + 1, emit.imm.wrapping_sub(1), (C / 32) as u32, u32::MAX][rng.usize(..6)],
+            5 => recv.write(
+                emit.offset + 16,
+                &[rng.u32(..4), u32::MAX, u32::MAX - 1][rng.usize(..3)].to_le_bytes(),
+            ),
+            6 => {
+                emit.imm = [
+                    0,
+                    1,
+                    emit.imm + 1,
+                    emit.imm.wrapping_sub(1),
+                    (C / 32) as u32,
+                    u32::MAX,
+                ][rng.usize(..6)]
+            }
             7 => emit.imm = rng.u32(..2 * (C / 32) as u32),
             8 => (0..emit.bytes).for_each(|at| recv.write(emit.offset + at, &[rng.u8(..)])),
             // The whole ring.
@@ -274,7 +352,9 @@ impl<'a> Pair<'a> {
     }
 
     fn take_batch(&mut self, index: usize) {
-        let Some(mut emit) = self.sides[index].arrived.pop_front() else { return };
+        let Some(mut emit) = self.sides[index].arrived.pop_front() else {
+            return;
+        };
         match self.rng.u8(..32) {
             0..=3 => self.tamper(index, &mut emit),
             // Twice.
@@ -292,13 +372,21 @@ impl<'a> Pair<'a> {
         let side = &mut self.sides[index];
         while let Some(event) = side.link.next_event() {
             match event {
-                Event::Requests(count) => side.held.extend((0..count).map_while(|_| side.link.next_request())),
+                Event::Requests(count) => side
+                    .held
+                    .extend((0..count).map_while(|_| side.link.next_request())),
                 Event::Ended { user_data, outcome } => {
-                    assert!(side.open.remove(&user_data), "a call ended that was not outstanding");
+                    assert!(
+                        side.open.remove(&user_data),
+                        "a call ended that was not outstanding"
+                    );
                     if let Ok(payload) = outcome {
                         assert!(payload.len() <= 724);
                         let mut bytes = [0; PAGE];
-                        self.rings.recv[index].view().bytes(payload).copy_to(&mut bytes);
+                        self.rings.recv[index]
+                            .view()
+                            .bytes(payload)
+                            .copy_to(&mut bytes);
                     }
                 }
             }
@@ -332,10 +420,15 @@ impl<'a> Pair<'a> {
         self.now_ns += self.rng.u64(..500);
         let side = &mut self.sides[index];
         while let Some(data) = side.link.expire(self.now_ns) {
-            assert!(side.open.remove(&data), "a deadline fired for a call that was not outstanding");
+            assert!(
+                side.open.remove(&data),
+                "a deadline fired for a call that was not outstanding"
+            );
         }
         if !side.cancellable.is_empty() && self.rng.bool() {
-            let (key, data) = side.cancellable.swap_remove(self.rng.usize(..side.cancellable.len()));
+            let (key, data) = side
+                .cancellable
+                .swap_remove(self.rng.usize(..side.cancellable.len()));
             let is_open = side.open.remove(&data);
             assert_eq!(side.link.cancel(key), is_open.then_some(data));
         }
@@ -346,11 +439,15 @@ impl<'a> Pair<'a> {
         self.sides.iter().any(|side| side.link.closed().is_some())
     }
 
-    /// A closed link ends all its calls, a link that was not closed is, and does so too. Whether a lie was found.
+    /// A closed link ends all its calls, a link that was not closed is, and does so too. Whether a
+    /// lie was found.
     fn finish(&mut self) -> bool {
         let reasons = self.sides.each_ref().map(|side| side.link.closed());
         for reason in reasons.into_iter().flatten() {
-            let is_known = matches!(reason, CloseReason::Protocol(_) | CloseReason::ClosedHere | CloseReason::ClosedByPeer);
+            let is_known = matches!(
+                reason,
+                CloseReason::Protocol(_) | CloseReason::ClosedHere | CloseReason::ClosedByPeer
+            );
             assert!(is_known, "{reason:?}");
         }
         for index in [0, 1] {
@@ -364,11 +461,15 @@ impl<'a> Pair<'a> {
                 assert!(side.link.reply(request, &[]).is_err());
             }
         }
-        reasons.into_iter().flatten().any(|reason| matches!(reason, CloseReason::Protocol(_)))
+        reasons
+            .into_iter()
+            .flatten()
+            .any(|reason| matches!(reason, CloseReason::Protocol(_)))
     }
 }
 
-/// Runs one pair of links; how many batches and records were changed, and whether that was found out.
+/// Runs one pair of links; how many batches and records were changed, and whether that was found
+/// out.
 fn run(rings: &Rings, seed: u64) -> (u64, bool) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut pair = Pair::new(rings, seed);
@@ -384,7 +485,10 @@ fn run(rings: &Rings, seed: u64) -> (u64, bool) {
 
 #[test]
 fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_once() {
-    let rings = Rings { send: [GuardedRing::new(), GuardedRing::new()], recv: [GuardedRing::new(), GuardedRing::new()] };
+    let rings = Rings {
+        send: [GuardedRing::new(), GuardedRing::new()],
+        recv: [GuardedRing::new(), GuardedRing::new()],
+    };
     if let Some(seed) = env_number("COPYRPC_TEST_SEED") {
         run(&rings, seed);
         return;
@@ -400,6 +504,8 @@ fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_on
         found += u64::from(was_found);
         runs += 1;
     }
-    say(&format!("garbage: {changed} batches and records changed, {runs} pairs of links, {found} of them closed by what they found"));
+    say(&format!(
+        "garbage: {changed} batches and records changed, {runs} pairs of links, {found} of them closed by what they found"
+    ));
     assert!(found > runs / 4 && found < runs, "{found} of {runs}");
 }

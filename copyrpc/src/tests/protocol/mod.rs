@@ -31,5 +31,7 @@ fn scale() -> u64 {
 
 /// Not by `println`, which a test that passes does not show.
 fn say(line: &str) {
-    std::io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("{line}\n").as_bytes())
+        .unwrap();
 }

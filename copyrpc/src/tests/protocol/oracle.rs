@@ -1,9 +1,11 @@
-//! Random operations on two real [`Link`](crate::link::Link)s against a small oracle: every call ends exactly once with the right bytes,
-//! by its answer, its deadline, a cancellation or the end of the connection; requests arrive in order exactly once; held payloads stay
-//! intact; and from any state a fair schedule ends every call (liveness), or a graceful end both sides. The fabric's own checks are in `sim`.
+//! Random operations on two real [`Link`](crate::link::Link)s against a small oracle: every call
+//! ends exactly once with the right bytes, by its answer, its deadline, a cancellation or the end
+//! of the connection; requests arrive in order exactly once; held payloads stay intact; and from
+//! any state a fair schedule ends every call (liveness), or a graceful end both sides. The fabric's
+//! own checks are in `sim`.
 //!
-//! `COPYRPC_TEST_SCALE=n` runs n times as many operations, from seed `COPYRPC_TEST_FIRST_SEED` on; `COPYRPC_TEST_SEED=s`
-//! runs one seed.
+//! `COPYRPC_TEST_SCALE=n` runs n times as many operations, from seed `COPYRPC_TEST_FIRST_SEED` on;
+//! `COPYRPC_TEST_SEED=s` runs one seed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -99,7 +101,8 @@ impl Mood {
 }
 
 fn bytes_of(side: usize, serial: u64, reply: bool, len: usize) -> Vec<u8> {
-    let seed = (serial << 2 | (side as u64) << 1 | u64::from(reply)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let seed =
+        (serial << 2 | (side as u64) << 1 | u64::from(reply)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut bytes = Vec::with_capacity(len + 8);
     for word in 0..len.div_ceil(8) as u64 {
         bytes.extend_from_slice(&(seed ^ word.wrapping_mul(0xd1b5_4a32_d192_ed03)).to_le_bytes());
@@ -108,10 +111,18 @@ fn bytes_of(side: usize, serial: u64, reply: bool, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Just below where a counter of some width ends, so that a run goes over it; a counter of 64 bits never gets there, and is nearer than it
-/// will ever be.
+/// Just below where a counter of some width ends, so that a run goes over it; a counter of 64 bits
+/// never gets there, and is nearer than it will ever be.
 fn large_number(rng: &mut fastrand::Rng) -> u64 {
-    let ends = [1 << 11, 1 << 16, 1 << 31, 1 << 32, 1 << 37, 1 << 63, u64::MAX - (1 << 40)];
+    let ends = [
+        1 << 11,
+        1 << 16,
+        1 << 31,
+        1 << 32,
+        1 << 37,
+        1 << 63,
+        u64::MAX - (1 << 40),
+    ];
     ends[rng.usize(..ends.len())] - rng.u64(..1 << 11)
 }
 
@@ -132,11 +143,18 @@ impl World {
         });
         let batches: [u32; 2] = std::array::from_fn(|_| [1, 2, 3, 8, 64][rng.usize(..5)]);
         let windows: [Window; 2] = std::array::from_fn(|_| {
-            let (batches, exempt_bytes) = (rng.u32(1..4), [32, 256, 4096, u64::MAX][rng.usize(..4)]);
+            let (batches, exempt_bytes) =
+                (rng.u32(1..4), [32, 256, 4096, u64::MAX][rng.usize(..4)]);
             match rng.u8(..3) {
                 0 => Window::Off,
-                1 => Window::Completion { batches, exempt_bytes },
-                _ => Window::Consumption { batches, exempt_bytes },
+                1 => Window::Completion {
+                    batches,
+                    exempt_bytes,
+                },
+                _ => Window::Consumption {
+                    batches,
+                    exempt_bytes,
+                },
             }
         });
         let reads_whole_words = rng.bool();
@@ -165,32 +183,63 @@ impl World {
             End::with_past(size, &config, &past)
         });
         let mood = Mood::random(&mut rng);
-        Self { ends, apps: Default::default(), rng, limits: size, mood, away: [0; 2], now_ns: 0, operations: 0 }
+        Self {
+            ends,
+            apps: Default::default(),
+            rng,
+            limits: size,
+            mood,
+            away: [0; 2],
+            now_ns: 0,
+            operations: 0,
+        }
     }
 
     fn wish(&mut self) -> Wish {
-        let (max_len, max_allowance) = (self.limits.max_payload() as usize, self.limits.max_response_allowance() as usize);
+        let (max_len, max_allowance) = (
+            self.limits.max_payload() as usize,
+            self.limits.max_response_allowance() as usize,
+        );
         let mut pick = |max: usize| match self.rng.u8(..8) {
             0 => 0,
             1 if !self.mood.small_messages => max,
-            2 | 3 if !self.mood.small_messages => self.rng.usize(..=max) >> self.rng.u32(..=max.ilog2()),
+            2 | 3 if !self.mood.small_messages => {
+                self.rng.usize(..=max) >> self.rng.u32(..=max.ilog2())
+            }
             4 => self.rng.usize(..8) * 32 + 20,
             5 => self.rng.usize(..8) * 32 + 21,
             _ => self.rng.usize(..100),
         };
-        Wish { len: pick(max_len).min(max_len), allowance: pick(max_allowance).min(max_allowance) }
+        Wish {
+            len: pick(max_len).min(max_len),
+            allowance: pick(max_allowance).min(max_allowance),
+        }
     }
 
     /// Makes the call; whether it was taken.
     fn call(&mut self, side: usize, wish: Wish) -> bool {
-        let deadline_ns = if self.rng.u8(..4) == 0 { self.now_ns + self.rng.u64(..5_000) } else { u64::MAX };
+        let deadline_ns = if self.rng.u8(..4) == 0 {
+            self.now_ns + self.rng.u64(..5_000)
+        } else {
+            u64::MAX
+        };
         let app = &mut self.apps[side];
         let serial = app.next_serial;
         let payload = bytes_of(side, serial, false, wish.len);
-        match self.ends[side].link.call_until(&payload, serial, wish.allowance, deadline_ns) {
+        match self.ends[side]
+            .link
+            .call_until(&payload, serial, wish.allowance, deadline_ns)
+        {
             Ok(key) => {
                 app.next_serial += 1;
-                app.taken.insert(serial, Taken { key, deadline_ns, answer: None });
+                app.taken.insert(
+                    serial,
+                    Taken {
+                        key,
+                        deadline_ns,
+                        answer: None,
+                    },
+                );
                 app.cancellable.push(serial);
                 app.in_order.push_back(Sent { serial, wish });
                 true
@@ -210,9 +259,15 @@ impl World {
         let app = &mut self.apps[side];
         let end = &mut self.ends[side];
         let taken = end.poll(max, burst, |serial, ended| {
-            let call = app.taken.remove(&serial).expect("a call ended twice, or after its early end");
+            let call = app
+                .taken
+                .remove(&serial)
+                .expect("a call ended twice, or after its early end");
             if is_peer_closing && ended == REFUSED {
-                assert!(unreceived.contains(&serial), "a call was refused whose request was received");
+                assert!(
+                    unreceived.contains(&serial),
+                    "a call was refused whose request was received"
+                );
                 return;
             }
             let answer = call.answer.expect("a call ended before its answer");
@@ -224,7 +279,12 @@ impl World {
 
     /// Serials of the calls of a side whose requests the other's application has not got.
     fn unreceived(&self, side: usize) -> HashSet<u64> {
-        self.apps[side].in_order.iter().skip(self.ends[1 - side].inbox.len()).map(|sent| sent.serial).collect()
+        self.apps[side]
+            .in_order
+            .iter()
+            .skip(self.ends[1 - side].inbox.len())
+            .map(|sent| sent.serial)
+            .collect()
     }
 
     /// Cancels a call, or finds that it has ended.
@@ -233,10 +293,16 @@ impl World {
         if app.cancellable.is_empty() {
             return;
         }
-        let serial = app.cancellable.swap_remove(self.rng.usize(..app.cancellable.len()));
+        let serial = app
+            .cancellable
+            .swap_remove(self.rng.usize(..app.cancellable.len()));
         if let Some(call) = app.taken.remove(&serial) {
             assert_eq!(self.ends[side].link.cancel(call.key), Some(serial));
-            assert_eq!(self.ends[side].link.cancel(call.key), None, "cancelled twice");
+            assert_eq!(
+                self.ends[side].link.cancel(call.key),
+                None,
+                "cancelled twice"
+            );
         }
     }
 
@@ -245,12 +311,23 @@ impl World {
         self.now_ns += self.rng.u64(..200);
         let (app, link) = (&mut self.apps[side], &mut self.ends[side].link);
         while let Some(serial) = link.expire(self.now_ns) {
-            let call = app.taken.remove(&serial).expect("a deadline of a call that has ended");
+            let call = app
+                .taken
+                .remove(&serial)
+                .expect("a deadline of a call that has ended");
             assert!(call.deadline_ns < self.now_ns);
         }
-        let next = app.taken.values().map(|call| call.deadline_ns).filter(|deadline| *deadline != u64::MAX).min();
+        let next = app
+            .taken
+            .values()
+            .map(|call| call.deadline_ns)
+            .filter(|deadline| *deadline != u64::MAX)
+            .min();
         assert_eq!(link.next_deadline(), next);
-        assert!(next.is_none_or(|deadline| deadline >= self.now_ns), "a deadline did not fire");
+        assert!(
+            next.is_none_or(|deadline| deadline >= self.now_ns),
+            "a deadline did not fire"
+        );
     }
 
     /// Takes one request and checks that it is the next one, unharmed.
@@ -258,11 +335,19 @@ impl World {
         let Some(request) = self.ends[side].inbox.pop_front() else {
             return false;
         };
-        let sent = self.apps[1 - side].in_order.pop_front().expect("a request from nowhere");
+        let sent = self.apps[1 - side]
+            .in_order
+            .pop_front()
+            .expect("a request from nowhere");
         assert!(request.max_reply() >= sent.wish.allowance);
         let number = self.apps[side].received;
         self.apps[side].received += 1;
-        let held = Held { request, sent, number, has_bytes: true };
+        let held = Held {
+            request,
+            sent,
+            number,
+            has_bytes: true,
+        };
         self.check_payload(side, &held);
         self.apps[side].held.push(held);
         true
@@ -299,7 +384,11 @@ impl World {
             }
             kind => {
                 let max = held.request.max_reply();
-                let len = if kind < 6 { max } else { self.rng.usize(..=max) };
+                let len = if kind < 6 {
+                    max
+                } else {
+                    self.rng.usize(..=max)
+                };
                 let payload = bytes_of(side, serial, true, len);
                 link.reply(held.request, &payload).unwrap();
                 Ok(payload)
@@ -326,7 +415,10 @@ impl World {
         }
         held.has_bytes = false;
         held.request = self.ends[side].link.without_bytes(held.request);
-        assert_eq!((held.request.payload().len(), held.request.max_reply()), (0, max_reply));
+        assert_eq!(
+            (held.request.payload().len(), held.request.max_reply()),
+            (0, max_reply)
+        );
         self.apps[side].held.push(held);
         true
     }
@@ -434,17 +526,26 @@ impl World {
     fn fair_rounds_until(&mut self, is_done: impl Fn(&Self) -> bool) {
         let mut idle_rounds = 0;
         while !is_done(self) {
-            idle_rounds = if self.fair_round() == 0 { idle_rounds + 1 } else { 0 };
+            idle_rounds = if self.fair_round() == 0 {
+                idle_rounds + 1
+            } else {
+                0
+            };
             // The longest pause between READs (L5) is 64 polls.
             assert!(idle_rounds < 84, "stuck: {:#?}", self.ends[0].link);
         }
     }
 
-    /// Liveness: a fair schedule ends every call, also those refused before, and answers every request.
+    /// Liveness: a fair schedule ends every call, also those refused before, and answers every
+    /// request.
     fn drain(&mut self) {
         self.fair_rounds_until(|world| {
             let is_idle = |app: &App| app.taken.is_empty() && app.refused.is_empty();
-            world.apps.iter().all(is_idle) && world.ends.iter().all(|end| end.link.unanswered_requests() == 0)
+            world.apps.iter().all(is_idle)
+                && world
+                    .ends
+                    .iter()
+                    .all(|end| end.link.unanswered_requests() == 0)
         });
         assert!(self.ends.iter().all(|end| end.link.closed().is_none()));
     }
@@ -453,33 +554,50 @@ impl World {
     fn drain_largest(&mut self) {
         let limits = self.limits;
         for app in &mut self.apps {
-            app.refused.push_back(Wish { len: limits.max_payload() as usize, allowance: limits.max_response_allowance() as usize });
+            app.refused.push_back(Wish {
+                len: limits.max_payload() as usize,
+                allowance: limits.max_response_allowance() as usize,
+            });
         }
         self.drain();
         for end in &self.ends {
             let stats = end.link.stats();
-            assert_eq!(stats.late_responses, stats.cancelled + stats.deadlines_exceeded, "each is answered, to nobody");
+            assert_eq!(
+                stats.late_responses,
+                stats.cancelled + stats.deadlines_exceeded,
+                "each is answered, to nobody"
+            );
         }
     }
 
-    /// One side or both end gracefully in the middle of it all: what is outstanding is still answered, then both part.
+    /// One side or both end gracefully in the middle of it all: what is outstanding is still
+    /// answered, then both part.
     fn shut_down(&mut self) {
         let closers: &[usize] = [&[0][..], &[1], &[0, 1]][self.rng.usize(..3)];
-        closers.iter().for_each(|side| self.ends[*side].link.shut_down());
+        closers
+            .iter()
+            .for_each(|side| self.ends[*side].link.shut_down());
         self.apps.iter_mut().for_each(|app| app.refused.clear());
         self.fair_rounds_until(|world| world.ends.iter().all(|end| end.link.closed().is_some()));
         for side in [0, 1] {
-            let expected = if closers.contains(&side) { CloseReason::ClosedHere } else { CloseReason::ClosedByPeer };
+            let expected = if closers.contains(&side) {
+                CloseReason::ClosedHere
+            } else {
+                CloseReason::ClosedByPeer
+            };
             assert_eq!(self.ends[side].link.closed(), Some(expected));
             assert!(self.apps[side].taken.is_empty() && self.apps[side].held.is_empty());
         }
     }
 
-    /// A side says that it closes, and is gone before all has ended. Each call of the other's that ended as refused never reached its
-    /// application (G5). Returns how many there were that no answer had come for.
+    /// A side says that it closes, and is gone before all has ended. Each call of the other's that
+    /// ended as refused never reached its application (G5). Returns how many there were that no
+    /// answer had come for.
     fn leave(&mut self, side: usize) -> u64 {
         let (other, reason) = (1 - side, CloseReason::Disconnected);
-        let given_up = |ends: &[End; 2]| (ends[other].link.unanswered_requests() - ends[other].link.outstanding_calls()) as u64;
+        let given_up = |ends: &[End; 2]| {
+            (ends[other].link.unanswered_requests() - ends[other].link.outstanding_calls()) as u64
+        };
         let given_up_before = given_up(&self.ends);
         self.apps.iter_mut().for_each(|app| app.refused.clear());
         // The other may go on calling until it hears of it.
@@ -512,10 +630,18 @@ impl World {
         // Some ended when the goodbye was heard.
         let mut refused = given_up(&self.ends).saturating_sub(given_up_before);
         while let Some(event) = self.ends[other].link.next_event() {
-            let crate::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
-            assert!(self.apps[other].taken.remove(&user_data).is_some(), "a call ended twice");
+            let crate::link::Event::Ended { user_data, outcome } = event else {
+                panic!("a request on a closed link")
+            };
+            assert!(
+                self.apps[other].taken.remove(&user_data).is_some(),
+                "a call ended twice"
+            );
             if outcome == Err(CallFailure::Closed(CloseReason::ClosedByPeer)) {
-                assert!(unreceived.contains(&user_data), "call {user_data} was received, and can be made again");
+                assert!(
+                    unreceived.contains(&user_data),
+                    "call {user_data} was received, and can be made again"
+                );
                 refused += 1;
             } else {
                 assert_eq!(outcome, Err(CallFailure::Closed(reason)));
@@ -525,7 +651,8 @@ impl World {
         refused
     }
 
-    /// A peer is gone in the middle of it all, and the other finds out by what it posts: every call that waits ends once with the reason.
+    /// A peer is gone in the middle of it all, and the other finds out by what it posts: every call
+    /// that waits ends once with the reason.
     fn disconnect(&mut self, side: usize) {
         let reason = CloseReason::Disconnected;
         self.ends[side].link.close(reason);
@@ -539,20 +666,30 @@ impl World {
         self.ends[1 - side].link.close(reason);
         for (end, app) in self.ends.iter_mut().zip(&mut self.apps) {
             while let Some(event) = end.link.next_event() {
-                let crate::link::Event::Ended { user_data, outcome } = event else { panic!("a request on a closed link") };
+                let crate::link::Event::Ended { user_data, outcome } = event else {
+                    panic!("a request on a closed link")
+                };
                 assert_eq!(outcome, Err(CallFailure::Closed(reason)));
                 assert!(app.taken.remove(&user_data).is_some(), "a call ended twice");
             }
             assert!(app.taken.is_empty(), "a call never ended");
-            let expected = CallError::Closed { user_data: 7, reason };
+            let expected = CallError::Closed {
+                user_data: 7,
+                reason,
+            };
             assert_eq!(end.link.call(&[], 7, 0), Err(expected));
-            assert!(app.held.drain(..).all(|held| end.link.reply(held.request, &[]).is_err()));
+            assert!(
+                app.held
+                    .drain(..)
+                    .all(|held| end.link.reply(held.request, &[]).is_err())
+            );
             assert!(end.link.is_quiet());
         }
     }
 }
 
-/// Runs one seed; what it counted, how many operations it did, and how many calls behind a goodbye ended as refused.
+/// Runs one seed; what it counted, how many operations it did, and how many calls behind a goodbye
+/// ended as refused.
 fn run(seed: u64) -> (Stats, u64, u64) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut world = World::new(seed);
@@ -609,12 +746,32 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
     let runs = next_seed.into_inner() - first;
     let total = total.into_inner().unwrap();
     let operations = operations.into_inner();
-    say(&format!("oracle: {operations} operations in {runs} runs: {total:?}"));
+    say(&format!(
+        "oracle: {operations} operations in {runs} runs: {total:?}"
+    ));
     // The paths that matter were taken.
-    assert!(all_refused.into_inner() > runs / 16, "calls behind a goodbye");
+    assert!(
+        all_refused.into_inner() > runs / 16,
+        "calls behind a goodbye"
+    );
     assert!(total.calls > runs * 50, "{total:#?}");
-    let flow = [total.wraps, total.reads, total.metadata_only, total.batch_stalls, total.window_stalls];
-    let endings = [total.ring_full, total.insufficient_credit, total.cancelled, total.deadlines_exceeded, total.late_responses];
-    assert!(flow.into_iter().chain(endings).all(|taken| taken > runs), "{total:#?}");
+    let flow = [
+        total.wraps,
+        total.reads,
+        total.metadata_only,
+        total.batch_stalls,
+        total.window_stalls,
+    ];
+    let endings = [
+        total.ring_full,
+        total.insufficient_credit,
+        total.cancelled,
+        total.deadlines_exceeded,
+        total.late_responses,
+    ];
+    assert!(
+        flow.into_iter().chain(endings).all(|taken| taken > runs),
+        "{total:#?}"
+    );
     assert_eq!(total.stale_responses, 0);
 }

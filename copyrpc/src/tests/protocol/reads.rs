@@ -1,5 +1,5 @@
-//! READs of an end that waits for what its peer does not tell (L5): how often they happen. `defects` and `window` show what makes it READ
-//! at all.
+//! READs of an end that waits for what its peer does not tell (L5): how often they happen.
+//! `defects` and `window` show what makes it READ at all.
 
 use crate::link::{LinkConfig, Window};
 
@@ -19,11 +19,26 @@ enum Wait {
 }
 
 fn waiting_pair(wait: Wait) -> [End; 2] {
-    let config = LinkConfig { keepalive_ns: u64::MAX, ..config() };
+    let config = LinkConfig {
+        keepalive_ns: u64::MAX,
+        ..config()
+    };
     let mut ends = pair(&match wait {
-        Wait::RefusedCall => LinkConfig { peer_credit: 64, ..config },
-        Wait::BatchLimit => LinkConfig { peer_batches: 1, ..config },
-        Wait::Window => LinkConfig { window: Window::Consumption { batches: 1, exempt_bytes: 4096 }, ..config },
+        Wait::RefusedCall => LinkConfig {
+            peer_credit: 64,
+            ..config
+        },
+        Wait::BatchLimit => LinkConfig {
+            peer_batches: 1,
+            ..config
+        },
+        Wait::Window => LinkConfig {
+            window: Window::Consumption {
+                batches: 1,
+                exempt_bytes: 4096,
+            },
+            ..config
+        },
     });
     for _ in 0..2 {
         if wait != Wait::RefusedCall {
@@ -34,7 +49,8 @@ fn waiting_pair(wait: Wait) -> [End; 2] {
     ends
 }
 
-/// Side 0 polls, its peer does nothing. Returns the polls that posted a READ, each executed at once.
+/// Side 0 polls, its peer does nothing. Returns the polls that posted a READ, each executed at
+/// once.
 fn polls_with_read(ends: &mut [End; 2], wait: Wait, polls: usize) -> Vec<usize> {
     let step = |_: &usize| {
         if wait == Wait::RefusedCall {
@@ -43,7 +59,10 @@ fn polls_with_read(ends: &mut [End; 2], wait: Wait, polls: usize) -> Vec<usize> 
         ends[0].poll(usize::MAX, 1, |_, _| ());
         assert!(ends[0].flush(|| true).is_ok());
         let has_read = ends[0].read_if_wanted(0);
-        assert!(has_read || wait != Wait::BatchLimit || !ends[0].link.is_quiet(), "the next flush has to look again");
+        assert!(
+            has_read || wait != Wait::BatchLimit || !ends[0].link.is_quiet(),
+            "the next flush has to look again"
+        );
         while execute(ends, 0) {}
         ends[0].take_send_completions();
         has_read
@@ -59,7 +78,11 @@ fn reads_that_bring_nothing_become_rare_and_never_end() {
         let pauses: Vec<_> = reads.windows(2).map(|pair| pair[1] - pair[0] - 1).collect();
         assert_eq!(reads[0], 0);
         assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 32, 64]);
-        assert!(pauses[7..].iter().all(|pause| *pause == LONGEST - 1) && pauses.len() >= POLLS / LONGEST, "{pauses:?}");
+        assert!(
+            pauses[7..].iter().all(|pause| *pause == LONGEST - 1)
+                && pauses.len() >= POLLS / LONGEST,
+            "{pauses:?}"
+        );
         assert_eq!(ends[0].link.stats().reads, reads.len() as u64);
     }
 }
@@ -73,7 +96,10 @@ fn a_read_with_news_ends_the_pauses() {
         ends[1].link.call(&[], 1, 0).unwrap();
         ends[1].sweep();
         let reads = polls_with_read(&mut ends, wait, 3 * LONGEST);
-        assert!(reads.len() > 1 && reads.windows(2).all(|pair| pair[1] - pair[0] == LONGEST), "{reads:?}");
+        assert!(
+            reads.len() > 1 && reads.windows(2).all(|pair| pair[1] - pair[0] == LONGEST),
+            "{reads:?}"
+        );
         // Credit that is not enough is all that the next one finds.
         ends[1].tell_more_credit();
         let reads = polls_with_read(&mut ends, wait, LONGEST + 4);
@@ -111,18 +137,27 @@ fn a_refusal_does_not_end_a_pause_and_has_its_read_after_it() {
         ends[0].take_send_completions();
         has_read
     });
-    assert_eq!((without_refusal.next(), without_refusal.next()), (Some(2), None));
+    assert_eq!(
+        (without_refusal.next(), without_refusal.next()),
+        (Some(2), None)
+    );
     assert_eq!(polls_with_read(&mut ends, wait, LONGEST)[..2], [8, 25]);
 }
 
 #[test]
 fn a_probe_waits_for_no_pause() {
-    let mut ends = pair(&LinkConfig { peer_credit: 64, ..config() });
+    let mut ends = pair(&LinkConfig {
+        peer_credit: 64,
+        ..config()
+    });
     ends[0].link.call(&[], 0, 0).unwrap();
     assert!(ends[0].flush(|| true).is_ok());
     polls_with_read(&mut ends, Wait::RefusedCall, 800);
     assert!(polls_with_read(&mut ends, Wait::RefusedCall, 1).is_empty());
     assert!(ends[0].link.call(&[], 0, 212).is_err());
-    assert!(!ends[0].read_if_wanted(1_000_000), "the READs showed that the peer lives");
+    assert!(
+        !ends[0].read_if_wanted(1_000_000),
+        "the READs showed that the peer lives"
+    );
     assert!(ends[0].read_if_wanted(1_001_000));
 }

@@ -8,7 +8,10 @@ use std::ptr::NonNull;
 use crate::error::CloseReason;
 use crate::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
 use crate::ring::{RecvBytes, RingSize, RingView};
-use crate::wire::{FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG, WRAP_MESSAGE_COUNT, padded};
+use crate::wire::{
+    FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG,
+    WRAP_MESSAGE_COUNT, padded,
+};
 
 /// Bytes tracked as one by the shadow map.
 const BLOCK: u64 = 32;
@@ -21,7 +24,9 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(size: u64) -> Self {
         let bytes = vec![0xa5_u8; size as usize].into_boxed_slice();
-        Self { base: NonNull::from(Box::leak(bytes)) }
+        Self {
+            base: NonNull::from(Box::leak(bytes)),
+        }
     }
 
     pub(crate) fn view(&self, size: RingSize) -> RingView {
@@ -94,7 +99,8 @@ pub(crate) struct End {
     recv: Memory,
     recv_view: RingView,
     record: PublishedRecord,
-    /// The words before the last store to the record, where a READ may meet it (F3): the device mixes the bytes of old and new words.
+    /// The words before the last store to the record, where a READ may meet it (F3): the device
+    /// mixes the bytes of old and new words.
     words_before: Option<FlowWords>,
     may_mix_bytes: bool,
     has_mixed: bool,
@@ -190,9 +196,15 @@ impl End {
         let has_mixed = std::mem::replace(&mut self.has_mixed, false);
         if let Some(words) = self.words_before.take().filter(|_| !has_mixed) {
             self.has_mixed = true;
-            let before = PublishedRecord { words, ..self.record }.encode();
+            let before = PublishedRecord {
+                words,
+                ..self.record
+            }
+            .encode();
             // The first bytes of each word were copied before the store.
-            (0..bytes.len()).filter(|at| at % 8 <= self.link.stats().reads as usize % 8).for_each(|at| bytes[at] = before[at]);
+            (0..bytes.len())
+                .filter(|at| at % 8 <= self.link.stats().reads as usize % 8)
+                .for_each(|at| bytes[at] = before[at]);
         }
         bytes
     }
@@ -219,13 +231,18 @@ impl End {
     pub(crate) fn read_if_wanted(&mut self, now_ns: u64) -> bool {
         let wanted = self.link.poll_read(now_ns);
         if wanted {
-            self.posted.push_back(if self.link.asks_activity() { Operation::ReadActivity } else { Operation::Read });
+            self.posted.push_back(if self.link.asks_activity() {
+                Operation::ReadActivity
+            } else {
+                Operation::Read
+            });
             self.link.read_posted();
         }
         wanted
     }
 
-    /// Called after [`End::poll`], as the driver does: what arrived before a failure is seen before it.
+    /// Called after [`End::poll`], as the driver does: what arrived before a failure is seen before
+    /// it.
     pub(crate) fn take_send_completions(&mut self) {
         while let Some(completion) = self.send_cq.pop_front() {
             match completion {
@@ -239,7 +256,12 @@ impl End {
 
     /// Takes up to `max` receive completions, ends calls, refills the receive queue. `burst` says
     /// how many completions are announced before the messages are looked at.
-    pub(crate) fn poll(&mut self, max: usize, burst: usize, mut ended: impl FnMut(u64, Ended)) -> usize {
+    pub(crate) fn poll(
+        &mut self,
+        max: usize,
+        burst: usize,
+        mut ended: impl FnMut(u64, Ended),
+    ) -> usize {
         let mut taken = 0;
         while taken < max && !self.recv_cq.is_empty() {
             let announced = burst.min(max - taken).min(self.recv_cq.len());
@@ -250,7 +272,12 @@ impl End {
             loop {
                 // As a driver: what mostly comes, and what else there is.
                 let event = match self.link.next_message(self.is_receiving) {
-                    Message::Reply { user_data, payload, .. } => Event::Ended { user_data, outcome: Ok(payload) },
+                    Message::Reply {
+                        user_data, payload, ..
+                    } => Event::Ended {
+                        user_data,
+                        outcome: Ok(payload),
+                    },
                     Message::Request { request, .. } => {
                         let name = self.link.hold(&request);
                         let request = self.link.held(name);
@@ -268,12 +295,16 @@ impl End {
                     Event::Requests(count) if self.is_receiving => {
                         // None once this end marked (G5).
                         let before = self.inbox.len();
-                        self.inbox.extend((0..count).map_while(|_| self.link.next_request()));
+                        self.inbox
+                            .extend((0..count).map_while(|_| self.link.next_request()));
                         self.received += self.inbox.len() - before;
                     }
                     Event::Requests(_) => {}
                     Event::Ended { user_data, outcome } => {
-                        ended(user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec()));
+                        ended(
+                            user_data,
+                            outcome.map(|payload| self.recv_view.bytes(payload).to_vec()),
+                        );
                     }
                 }
             }
@@ -318,11 +349,18 @@ impl End {
         let first = (emit.offset / BLOCK) as usize;
         for block in first..first + bytes.len() / BLOCK as usize {
             let live = &mut self.live[block];
-            assert!(!*live, "overrun: live block {block} overwritten by {emit:?}");
+            assert!(
+                !*live,
+                "overrun: live block {block} overwritten by {emit:?}"
+            );
             *live = true;
         }
         self.recv.write(emit.offset, bytes);
-        self.unparsed.push_back(SeenBatch { offset: emit.offset, bytes: emit.bytes, requests: requests_in(emit.offset, bytes) });
+        self.unparsed.push_back(SeenBatch {
+            offset: emit.offset,
+            bytes: emit.bytes,
+            requests: requests_in(emit.offset, bytes),
+        });
         self.recv_cq.push_back(emit.imm);
     }
 }
@@ -351,8 +389,8 @@ fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
     requests
 }
 
-/// Executes the oldest operation that `ends[from]` posted; whether there was one. A connection that has ended is off the device: what it
-/// posted is lost, and what its peer posts fails.
+/// Executes the oldest operation that `ends[from]` posted; whether there was one. A connection that
+/// has ended is off the device: what it posted is lost, and what its peer posts fails.
 pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
     let is_over = ends.each_ref().map(|end| end.link.closed().is_some());
     match ends[from].posted.pop_front() {
@@ -373,7 +411,9 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
         }
         Some(Operation::ReadActivity) => {
             let activity = ends[1 - from].activity;
-            ends[from].send_cq.push_back(Completion::ReadActivity(activity));
+            ends[from]
+                .send_cq
+                .push_back(Completion::ReadActivity(activity));
             true
         }
         Some(Operation::Read) => {

@@ -60,8 +60,22 @@ impl Victim {
             Ok(())
         });
         assert_eq!(flushed, Ok(()));
-        let words = FlowWords { consumer_pos: send_start, credit: C / 4, batches_received: 0 };
-        Self { link, first, inbox: Vec::new(), recv_view, recv, _send: send, at: 0, words, sent }
+        let words = FlowWords {
+            consumer_pos: send_start,
+            credit: C / 4,
+            batches_received: 0,
+        };
+        Self {
+            link,
+            first,
+            inbox: Vec::new(),
+            recv_view,
+            recv,
+            _send: send,
+            at: 0,
+            words,
+            sent,
+        }
     }
 
     /// Puts a batch into the ring and announces `span` bytes; returns the calls that ended.
@@ -76,10 +90,15 @@ impl Victim {
         let mut ended = Vec::new();
         while let Some(event) = self.link.next_event() {
             match event {
-                Event::Requests(count) => self.inbox.extend((0..count).map(|_| self.link.next_request().unwrap())),
+                Event::Requests(count) => self
+                    .inbox
+                    .extend((0..count).map(|_| self.link.next_request().unwrap())),
                 Event::Ended { user_data, outcome } => {
                     assert!(ended.len() < 2, "more calls ended than were made");
-                    ended.push((user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec())));
+                    ended.push((
+                        user_data,
+                        outcome.map(|payload| self.recv_view.bytes(payload).to_vec()),
+                    ));
                 }
             }
         }
@@ -93,7 +112,11 @@ impl Victim {
 }
 
 fn batch(words: FlowWords, message_count: u32, messages: &[(Header, &[u8])]) -> Vec<u8> {
-    let metadata = FlowMetadata { words, message_count, is_closing: false };
+    let metadata = FlowMetadata {
+        words,
+        message_count,
+        is_closing: false,
+    };
     let mut bytes = metadata.encode().to_vec();
     for (header, payload) in messages {
         bytes.extend(header.encode());
@@ -104,11 +127,19 @@ fn batch(words: FlowWords, message_count: u32, messages: &[(Header, &[u8])]) -> 
 }
 
 fn response(index: u32, generation: u32, status: u32, len: u32) -> Header {
-    Header { call_id: CallId::new(index, generation).to_response(), piggyback: status, len }
+    Header {
+        call_id: CallId::new(index, generation).to_response(),
+        piggyback: status,
+        len,
+    }
 }
 
 fn request(blocks: u32, len: u32) -> Header {
-    Header { call_id: 77, piggyback: blocks, len }
+    Header {
+        call_id: 77,
+        piggyback: blocks,
+        len,
+    }
 }
 
 /// Delivers the batch and returns the error of the connection, after checking that both calls
@@ -138,7 +169,11 @@ fn whole(bytes: Vec<u8>) -> (Vec<u8>, u64) {
 fn an_honest_batch_is_believed() {
     let mut victim = Victim::new();
     let payload = [9; 40];
-    let messages: [(Header, &[u8]); 3] = [(response(1, 0, 0, 40), &payload), (request(2, 5), b"hello"), (response(0, 0, 1, 0), b"")];
+    let messages: [(Header, &[u8]); 3] = [
+        (response(1, 0, 0, 40), &payload),
+        (request(2, 5), b"hello"),
+        (response(0, 0, 1, 0), b""),
+    ];
     let bytes = victim.batch(&messages);
     let ended = victim.deliver(&bytes, bytes.len() as u64);
     let expected = [(1, Ok(vec![9; 40])), (0, Err(CallFailure::Dropped))];
@@ -201,7 +236,10 @@ fn bytes_beyond_what_was_published_as_free_are_refused() {
     let bytes = victim.batch(&[]);
     victim.deliver(&bytes, 32);
     victim.link.on_imm((C / 32) as u32);
-    let expected = ProtocolError::Overrun { span: C, free: C - 32 };
+    let expected = ProtocolError::Overrun {
+        span: C,
+        free: C - 32,
+    };
     assert_eq!(victim.link.closed(), Some(expected.into()));
 }
 
@@ -209,7 +247,10 @@ fn bytes_beyond_what_was_published_as_free_are_refused() {
 fn misplaced_batches_and_markers_are_refused() {
     let marker = |victim: &Victim| batch(victim.words, u32::MAX, &[]);
     let error = punished(|victim| (marker(victim), C - 32));
-    let expected = ProtocolError::Misplaced { offset: 0, span: C - 32 };
+    let expected = ProtocolError::Misplaced {
+        offset: 0,
+        span: C - 32,
+    };
     assert_eq!(error, expected, "a marker short of the ring end");
     let error = punished(|victim| (victim.batch(&[]), C));
     let expected = ProtocolError::Misplaced { offset: 0, span: C };
@@ -252,14 +293,20 @@ fn impossible_words() -> Vec<FlowWords> {
     let (truth, sent) = (victim.words, victim.sent);
     let mut lies = Vec::new();
     for consumer_pos in [0, 32, 65, 64 + sent + 32, !31] {
-        lies.push(FlowWords { consumer_pos, ..truth });
+        lies.push(FlowWords {
+            consumer_pos,
+            ..truth
+        });
     }
     // Spent 64 + 256: the balance may be at most a quarter ring.
     for credit in [0, C / 4 - 32, C / 4 + 1, C / 4 + 320 + 32, !31] {
         lies.push(FlowWords { credit, ..truth });
     }
     for batches_received in [2, u64::MAX] {
-        lies.push(FlowWords { batches_received, ..truth });
+        lies.push(FlowWords {
+            batches_received,
+            ..truth
+        });
     }
     lies
 }
@@ -281,7 +328,12 @@ fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_batches() {
 #[test]
 fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_reads() {
     for words in impossible_words() {
-        let record = PublishedRecord { words, heartbeat: 7, batches_taken: 0 }.encode();
+        let record = PublishedRecord {
+            words,
+            heartbeat: 7,
+            batches_taken: 0,
+        }
+        .encode();
         let mut victim = Victim::new();
         victim.link.read_posted();
         victim.link.on_read_done(&record);
@@ -293,9 +345,17 @@ fn positions_credit_and_counts_that_cannot_be_true_are_refused_in_reads() {
 #[test]
 fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     let mut victim = Victim::new();
-    let newer = FlowWords { consumer_pos: 96, credit: C / 4 + 32, batches_received: 1 };
+    let newer = FlowWords {
+        consumer_pos: 96,
+        credit: C / 4 + 32,
+        batches_received: 1,
+    };
     let older = victim.words;
-    let record = PublishedRecord { words: newer, heartbeat: 0, batches_taken: 1 };
+    let record = PublishedRecord {
+        words: newer,
+        heartbeat: 0,
+        batches_taken: 1,
+    };
     victim.link.read_posted();
     victim.link.on_read_done(&record.encode());
     victim.deliver(&batch(older, 0, &[]), 32);
@@ -305,22 +365,43 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     assert!(victim.link.closed().is_some(), "batches are in order");
 }
 
-/// Both of these READs are of `rxe`, which copied the low byte before the store and the others after it.
+/// Both of these READs are of `rxe`, which copied the low byte before the store and the others
+/// after it.
 #[test]
 fn a_read_that_mixes_bytes_of_two_positions_tells_neither_too_much_nor_ends_the_connection() {
-    for (before, after, mixed) in [(0x5794e0, 0x579500, 0x5795e0), (0x504ce0, 0x504d00, 0x504de0)] {
+    for (before, after, mixed) in [
+        (0x5794e0, 0x579500, 0x5795e0),
+        (0x504ce0, 0x504d00, 0x504de0),
+    ] {
         let mut victim = Victim::at(after - 128, false);
         assert_eq!(victim.sent, 128);
         let mut read = |consumer_pos| {
-            let words = FlowWords { consumer_pos, ..victim.words };
+            let words = FlowWords {
+                consumer_pos,
+                ..victim.words
+            };
             victim.link.read_posted();
-            victim.link.on_read_done(&PublishedRecord { words, heartbeat: 0, batches_taken: 0 }.encode());
+            victim.link.on_read_done(
+                &PublishedRecord {
+                    words,
+                    heartbeat: 0,
+                    batches_taken: 0,
+                }
+                .encode(),
+            );
             assert_eq!(victim.link.closed(), None);
             victim.link.in_flight()
         };
-        assert_eq!([before, mixed, after, after].map(&mut read), [128, 32, 0, 0]);
+        assert_eq!(
+            [before, mixed, after, after].map(&mut read),
+            [128, 32, 0, 0]
+        );
         // The other way round: low bytes of the new position, and the others of the old one.
-        assert_eq!([after & 0xff | before & !0xff, after].map(&mut read), [0, 0], "what was known stays known");
+        assert_eq!(
+            [after & 0xff | before & !0xff, after].map(&mut read),
+            [0, 0],
+            "what was known stays known"
+        );
     }
 }
 
@@ -330,7 +411,14 @@ fn what_cannot_be_true_is_refused_where_reads_mix_bytes_too() {
         let mut victim = Victim::at(64, false);
         for _ in 0..2 {
             victim.link.read_posted();
-            victim.link.on_read_done(&PublishedRecord { words, heartbeat: 7, batches_taken: 0 }.encode());
+            victim.link.on_read_done(
+                &PublishedRecord {
+                    words,
+                    heartbeat: 7,
+                    batches_taken: 0,
+                }
+                .encode(),
+            );
         }
         let went_back = words.consumer_pos < 64 || words.credit < C / 4;
         assert_eq!(victim.link.closed().is_none(), went_back, "{words:?}");
@@ -348,11 +436,17 @@ fn requests_beyond_their_limits_are_refused() {
     // Twice the largest allowance is more than was granted.
     let pair = [(request(12, 0), &b""[..]), (request(12, 0), b"")];
     let error = punished(|victim| whole(victim.batch(&pair)));
-    let overdraft = ProtocolError::Allowance { wanted: 384, available: 128 };
+    let overdraft = ProtocolError::Allowance {
+        wanted: 384,
+        available: 128,
+    };
     assert_eq!(error, overdraft);
     let payload = [0; 245];
     let error = punished(|victim| whole(victim.batch(&[(request(2, 245), &payload)])));
-    let too_large = ProtocolError::RequestTooLarge { padded: 288, max: 256 };
+    let too_large = ProtocolError::RequestTooLarge {
+        padded: 288,
+        max: 256,
+    };
     assert_eq!(error, too_large);
 }
 

@@ -1,4 +1,5 @@
-//! The window of small batches (W1..W3). That nothing is lost or stuck behind any window is shown by `oracle`.
+//! The window of small batches (W1..W3). That nothing is lost or stuck behind any window is shown
+//! by `oracle`.
 
 use crate::link::{LinkConfig, Window};
 
@@ -8,11 +9,23 @@ use super::sim::{End, execute};
 const EXEMPT: u64 = 256;
 
 fn completion(batches: u32) -> LinkConfig {
-    LinkConfig { window: Window::Completion { batches, exempt_bytes: EXEMPT }, ..config() }
+    LinkConfig {
+        window: Window::Completion {
+            batches,
+            exempt_bytes: EXEMPT,
+        },
+        ..config()
+    }
 }
 
 fn consumption(batches: u32) -> LinkConfig {
-    LinkConfig { window: Window::Consumption { batches, exempt_bytes: EXEMPT }, ..config() }
+    LinkConfig {
+        window: Window::Consumption {
+            batches,
+            exempt_bytes: EXEMPT,
+        },
+        ..config()
+    }
 }
 
 /// Calls and flushes `count` times; batches and messages sent then.
@@ -21,23 +34,40 @@ fn call_and_flush(end: &mut End, len: usize, count: usize) -> (u64, u64) {
         end.link.call(&vec![0; len], 0, 0).unwrap();
         assert!(end.flush(|| true).is_ok());
     }
-    (end.link.stats().batches_sent, end.link.stats().messages_sent)
+    (
+        end.link.stats().batches_sent,
+        end.link.stats().messages_sent,
+    )
 }
 
 #[test]
 fn without_a_window_each_flush_sends_and_with_one_the_messages_gather_until_a_write_completes() {
-    for (config, batches) in [(config(), 5), (completion(1), 1), (completion(3), 3), (consumption(2), 2)] {
+    for (config, batches) in [
+        (config(), 5),
+        (completion(1), 1),
+        (completion(3), 3),
+        (consumption(2), 2),
+    ] {
         let mut ends = pair(&config);
         assert_eq!(call_and_flush(&mut ends[0], 0, 5), (batches, batches));
         assert_eq!(ends[0].link.stats().window_stalls, 5 - batches);
     }
     let mut ends = pair(&completion(2));
     assert_eq!(call_and_flush(&mut ends[0], 0, 6), (2, 2));
-    assert!(ends[0].link.is_quiet(), "nothing is to do before a completion");
+    assert!(
+        ends[0].link.is_quiet(),
+        "nothing is to do before a completion"
+    );
     assert!(execute(&mut ends, 0));
     assert!(ends[0].link.on_write_done(), "something may be posted");
     assert!(ends[0].flush(|| true).is_ok());
-    assert_eq!((ends[0].link.stats().batches_sent, ends[0].link.stats().messages_sent), (3, 6));
+    assert_eq!(
+        (
+            ends[0].link.stats().batches_sent,
+            ends[0].link.stats().messages_sent
+        ),
+        (3, 6)
+    );
     // Full again: the batch took the place of the one that completed.
     assert_eq!(call_and_flush(&mut ends[0], 0, 1), (3, 6));
 }
@@ -50,10 +80,17 @@ fn a_window_that_is_suspended_holds_nothing_back_until_it_is_not() {
         ends[0].link.suspend_window(true);
         assert_eq!(call_and_flush(&mut ends[0], 0, 3), (3, 3));
         ends[0].link.suspend_window(false);
-        assert_eq!(call_and_flush(&mut ends[0], 0, 3), if is_held { (4, 4) } else { (6, 6) });
+        assert_eq!(
+            call_and_flush(&mut ends[0], 0, 3),
+            if is_held { (4, 4) } else { (6, 6) }
+        );
         ends[0].link.suspend_window(true);
         assert!(ends[0].flush(|| true).is_ok());
-        assert_eq!(ends[0].link.stats().messages_sent, 6, "what was held back goes with the next flush");
+        assert_eq!(
+            ends[0].link.stats().messages_sent,
+            6,
+            "what was held back goes with the next flush"
+        );
     }
 }
 
@@ -82,9 +119,18 @@ fn what_waits_goes_at_once_when_it_is_large_and_takes_no_place() {
 /// B1 binds every batch.
 #[test]
 fn the_batch_limit_holds_also_what_the_window_exempts() {
-    let mut ends = pair(&LinkConfig { peer_batches: 1, ..completion(1) });
+    let mut ends = pair(&LinkConfig {
+        peer_batches: 1,
+        ..completion(1)
+    });
     assert_eq!(call_and_flush(&mut ends[0], 240, 2), (1, 1));
-    assert_eq!((ends[0].link.stats().batch_stalls, ends[0].link.stats().window_stalls), (1, 0));
+    assert_eq!(
+        (
+            ends[0].link.stats().batch_stalls,
+            ends[0].link.stats().window_stalls
+        ),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -102,7 +148,13 @@ fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
     while execute(&mut ends, 1) {}
     ends[0].poll(usize::MAX, 1, |_, _| ());
     assert!(ends[0].flush(|| true).is_ok());
-    assert_eq!((ends[0].link.stats().batches_sent, ends[0].link.stats().messages_sent), (2, 3));
+    assert_eq!(
+        (
+            ends[0].link.stats().batches_sent,
+            ends[0].link.stats().messages_sent
+        ),
+        (2, 3)
+    );
 
     // By a READ, from a peer that sends nothing.
     let mut ends = pair(&consumption(1));
@@ -119,7 +171,13 @@ fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
     while execute(&mut ends, 0) {}
     ends[0].take_send_completions();
     assert!(ends[0].flush(|| true).is_ok());
-    assert_eq!((ends[0].link.stats().batches_sent, ends[0].link.stats().messages_sent), (2, 3));
+    assert_eq!(
+        (
+            ends[0].link.stats().batches_sent,
+            ends[0].link.stats().messages_sent
+        ),
+        (2, 3)
+    );
     assert_eq!(ends[0].link.stats().reads, 1);
 }
 
@@ -127,7 +185,10 @@ fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
 #[test]
 fn what_a_wrap_cuts_takes_one_place() {
     for start in (0..C).step_by(32) {
-        let mut ends = pair(&LinkConfig { send_start: start, ..completion(1) });
+        let mut ends = pair(&LinkConfig {
+            send_start: start,
+            ..completion(1)
+        });
         for round in 1..=3 {
             ends[0].link.call(&[], 0, 0).unwrap();
             assert_eq!(call_and_flush(&mut ends[0], 0, 1).1, 2 * round);
@@ -136,14 +197,24 @@ fn what_a_wrap_cuts_takes_one_place() {
             ends[0].take_send_completions();
         }
     }
-    let mut ends = pair(&LinkConfig { send_start: C - 96, ..completion(1) });
+    let mut ends = pair(&LinkConfig {
+        send_start: C - 96,
+        ..completion(1)
+    });
     ends[0].link.call(&[], 0, 0).unwrap();
     assert_eq!(call_and_flush(&mut ends[0], 0, 1), (3, 2));
     assert!(execute(&mut ends, 0) && execute(&mut ends, 0) && execute(&mut ends, 0));
     ends[0].take_send_completions();
-    assert_eq!(call_and_flush(&mut ends[0], 0, 2), (4, 3), "one completion, one place");
+    assert_eq!(
+        call_and_flush(&mut ends[0], 0, 2),
+        (4, 3),
+        "one completion, one place"
+    );
     // The second place is left for one more.
-    let mut ends = pair(&LinkConfig { send_start: C - 96, ..completion(2) });
+    let mut ends = pair(&LinkConfig {
+        send_start: C - 96,
+        ..completion(2)
+    });
     ends[0].link.call(&[], 0, 0).unwrap();
     assert_eq!(call_and_flush(&mut ends[0], 0, 1), (3, 2));
     assert_eq!(call_and_flush(&mut ends[0], 0, 2), (4, 3));
@@ -152,7 +223,10 @@ fn what_a_wrap_cuts_takes_one_place() {
 /// L4: what the peer misses of credit reaches it although the window is full when there are news.
 #[test]
 fn metadata_alone_waits_for_the_window_and_goes_then() {
-    let mut ends = pair(&LinkConfig { local_credit: 0, ..completion(1) });
+    let mut ends = pair(&LinkConfig {
+        local_credit: 0,
+        ..completion(1)
+    });
     // A call that is refused for lack of credit, so only metadata can bring it.
     assert!(ends[1].link.call(&[], 1, 0).is_err());
     rounds_without_read(&mut ends, 1);

@@ -28,7 +28,14 @@ struct Direct {
 impl Direct {
     fn new(times: usize) -> Self {
         let parts = Reassembler::new(1000, 2000);
-        Self { parts, times, handled: 0, calls: 0, fails: None, restarts: None }
+        Self {
+            parts,
+            times,
+            handled: 0,
+            calls: 0,
+            fails: None,
+            restarts: None,
+        }
     }
 }
 
@@ -40,7 +47,10 @@ impl Caller for Direct {
     }
 
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
-        assert!(request.len() <= MESSAGE && timeout.is_none_or(|timeout| timeout <= Duration::from_secs(9)));
+        assert!(
+            request.len() <= MESSAGE
+                && timeout.is_none_or(|timeout| timeout <= Duration::from_secs(9))
+        );
         self.calls += 1;
         let failure = self.fails.filter(|(call, ..)| *call == self.calls);
         if let Some((_, false, error)) = failure {
@@ -59,7 +69,12 @@ impl Caller for Direct {
 }
 
 fn backwards(bytes: &[u8], times: usize) -> Vec<u8> {
-    bytes.iter().rev().copied().collect::<Vec<_>>().repeat(times)
+    bytes
+        .iter()
+        .rev()
+        .copied()
+        .collect::<Vec<_>>()
+        .repeat(times)
 }
 
 fn payload(len: usize) -> Vec<u8> {
@@ -75,8 +90,14 @@ fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() 
     for times in [0, 1, 3] {
         let mut client = client(times);
         for len in 0..200 {
-            assert_eq!(client.call(&payload(len), None), Ok(backwards(&payload(len), times)));
-            assert_eq!((client.caller.parts.held(), client.caller.handled), (0, len + 1));
+            assert_eq!(
+                client.call(&payload(len), None),
+                Ok(backwards(&payload(len), times))
+            );
+            assert_eq!(
+                (client.caller.parts.held(), client.caller.handled),
+                (0, len + 1)
+            );
         }
     }
     let mut client = client(1);
@@ -104,16 +125,30 @@ fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_
         let ended = client.call(&request, None).unwrap_err();
         let expected = match call {
             _ if call < sent => (PartsError::Unsent(error), error != too_large, false),
-            _ if call == sent => (PartsError::Call(error), error == not_sent, error == CallFailed::TimedOut.into()),
+            _ if call == sent => (
+                PartsError::Call(error),
+                error == not_sent,
+                error == CallFailed::TimedOut.into(),
+            ),
             _ => (PartsError::Unfetched(error), false, true),
         };
-        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), expected, "call {call}");
+        assert_eq!(
+            (ended, ended.is_retryable(), ended.may_have_executed()),
+            expected,
+            "call {call}"
+        );
         assert!(ended.may_have_executed() || client.caller.handled == 0);
         // The next call replaces what the one before it left.
         assert_eq!(client.call(&request, None), Ok(backwards(&request, 1)));
-        assert_eq!((client.caller.parts.held(), client.caller.parts.calls.len()), (0, 0));
+        assert_eq!(
+            (client.caller.parts.held(), client.caller.parts.calls.len()),
+            (0, 0)
+        );
     }
-    assert_eq!(client(1).call(&request, None).map(|reply| reply.len()), Ok(95));
+    assert_eq!(
+        client(1).call(&request, None).map(|reply| reply.len()),
+        Ok(95)
+    );
 }
 
 #[test]
@@ -122,8 +157,16 @@ fn a_server_that_is_restarted_in_the_middle_runs_no_handler_for_half_a_request()
         let mut client = client(1);
         client.caller.restarts = Some(call);
         let ended = client.call(&payload(95), None).unwrap_err();
-        let expected = if call <= 10 { (PartsError::Lost, true, false) } else { (PartsError::ReplyLost, false, true) };
-        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), expected, "call {call}");
+        let expected = if call <= 10 {
+            (PartsError::Lost, true, false)
+        } else {
+            (PartsError::ReplyLost, false, true)
+        };
+        assert_eq!(
+            (ended, ended.is_retryable(), ended.may_have_executed()),
+            expected,
+            "call {call}"
+        );
         assert_eq!(client.caller.handled, usize::from(call > 10));
     }
 }
@@ -133,13 +176,34 @@ fn lengths_are_checked_before_memory_is_taken() {
     let mut client = client(3);
     let ended = client.call(&payload(1001), None).unwrap_err();
     assert_eq!(ended, PartsError::TooLong { max: 1000 });
-    assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled, client.caller.calls), (false, false, 0, 1));
+    assert_eq!(
+        (
+            ended.is_retryable(),
+            ended.may_have_executed(),
+            client.caller.handled,
+            client.caller.calls
+        ),
+        (false, false, 0, 1)
+    );
     client.max_bytes = 299;
     let ended = client.call(&payload(100), None).unwrap_err();
     assert_eq!(ended, PartsError::ReplyTooLong { bytes: 300 });
-    assert_eq!((ended.is_retryable(), ended.may_have_executed(), client.caller.handled), (false, true, 1));
+    assert_eq!(
+        (
+            ended.is_retryable(),
+            ended.may_have_executed(),
+            client.caller.handled
+        ),
+        (false, true, 1)
+    );
     let mut parts = Reassembler::new(usize::MAX, usize::MAX);
-    assert_eq!(parts.answer(&part(REQUEST, (1, 1), u64::MAX, 0, b"a"), |_| unreachable!()), [BUSY]);
+    assert_eq!(
+        parts.answer(
+            &part(REQUEST, (1, 1), u64::MAX, 0, b"a"),
+            |_| unreachable!()
+        ),
+        [BUSY]
+    );
     assert_eq!(parts.held(), 0);
 }
 
@@ -149,7 +213,9 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
     let mut parts = Reassembler::new(1000, 2 * one);
     let mut first = |client, len, idle| {
         parts.idle = idle;
-        let reply = parts.receive(&part(REQUEST, (client, 1), len, 0, b"ab")).unwrap_err();
+        let reply = parts
+            .receive(&part(REQUEST, (client, 1), len, 0, b"ab"))
+            .unwrap_err();
         (reply[0], parts.held())
     };
     let never = Duration::from_secs(3600);
@@ -157,7 +223,11 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
     assert_eq!(first(2, 500, never), (MORE, 2 * one));
     assert_eq!(first(3, 3, never), (BUSY, 2 * one));
     assert_eq!(first(2, 500, never), (MORE, 2 * one), "its own place");
-    assert_eq!(first(3, 3, Duration::ZERO), (MORE, 3 + CALL_BYTES), "the others have gone");
+    assert_eq!(
+        first(3, 3, Duration::ZERO),
+        (MORE, 3 + CALL_BYTES),
+        "the others have gone"
+    );
     parts.forget_idle(never);
     assert_eq!(parts.held(), 3 + CALL_BYTES);
     parts.forget_idle(Duration::ZERO);
@@ -166,9 +236,19 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
     parts.idle = never;
     let whole = part(REQUEST, (4, 1), 1, 0, b"a");
     assert_eq!(parts.answer(&whole, |_| vec![1; 5000])[0], DONE);
-    assert_eq!(parts.answer(&part(REQUEST, (5, 1), 1, 0, b"a"), |_| unreachable!()), [BUSY]);
-    assert!(PartsError::<AskError>::Busy.is_retryable() && !PartsError::<AskError>::Busy.may_have_executed());
-    assert_eq!(parts.answer(&whole, |_| vec![]).len(), REPLY_HEADER, "the client gave the reply up");
+    assert_eq!(
+        parts.answer(&part(REQUEST, (5, 1), 1, 0, b"a"), |_| unreachable!()),
+        [BUSY]
+    );
+    assert!(
+        PartsError::<AskError>::Busy.is_retryable()
+            && !PartsError::<AskError>::Busy.may_have_executed()
+    );
+    assert_eq!(
+        parts.answer(&whole, |_| vec![]).len(),
+        REPLY_HEADER,
+        "the client gave the reply up"
+    );
     assert_eq!(parts.held(), 0);
 }
 
@@ -176,7 +256,12 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
 fn a_late_reply_leaves_the_next_call_of_its_client_alone() {
     let mut parts = Reassembler::new(1000, 2000);
     let (given_up, _) = parts.receive(&part(REQUEST, (1, 1), 1, 0, b"a")).unwrap();
-    assert_eq!(parts.receive(&part(REQUEST, (1, 2), 4, 0, b"ab")).unwrap_err(), [MORE]);
+    assert_eq!(
+        parts
+            .receive(&part(REQUEST, (1, 2), 4, 0, b"ab"))
+            .unwrap_err(),
+        [MORE]
+    );
     assert_eq!(parts.reply(given_up, vec![0; 500])[0], DONE);
     let (_, whole) = parts.receive(&part(REQUEST, (1, 2), 4, 2, b"cd")).unwrap();
     assert_eq!((&whole[..], parts.held()), (&b"abcd"[..], 0));
@@ -186,7 +271,10 @@ fn a_late_reply_leaves_the_next_call_of_its_client_alone() {
 fn the_clone_of_a_client_is_another_client() {
     #[derive(Clone)]
     struct No;
-    let (client, parts) = (Client::new(No, MESSAGE, MESSAGE), &mut Reassembler::new(1000, 2000));
+    let (client, parts) = (
+        Client::new(No, MESSAGE, MESSAGE),
+        &mut Reassembler::new(1000, 2000),
+    );
     for client in [&client.clone(), &client] {
         let part = client.transfer(client.name, &[7; 20], None).next_part();
         assert_eq!(parts.receive(&part).unwrap_err(), [MORE]);
@@ -213,8 +301,17 @@ fn parts_that_do_not_fit_reach_no_handler() {
         assert_eq!(parts.answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
         assert_eq!(parts.held(), 0);
     }
-    for bad in [part(REQUEST, (1, 1), 3, 0, b"0123"), part(REQUEST, (1, 1), 3, 0, b""), part(FETCH, (1, 1), 0, 0, b""), b"short".to_vec()] {
-        assert_eq!(Reassembler::new(1000, 2000).answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
+    for bad in [
+        part(REQUEST, (1, 1), 3, 0, b"0123"),
+        part(REQUEST, (1, 1), 3, 0, b""),
+        part(FETCH, (1, 1), 0, 0, b""),
+        b"short".to_vec(),
+    ] {
+        assert_eq!(
+            Reassembler::new(1000, 2000).answer(&bad, |_| unreachable!()),
+            [LOST],
+            "{bad:?}"
+        );
     }
 }
 
@@ -231,7 +328,9 @@ fn transfer(max_bytes: usize) -> Transfer<'static> {
 fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
     let mut seed = 7_u64;
     let mut random = |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
     let mut parts = Reassembler::new(100, 900);
@@ -239,9 +338,29 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
     for _ in 0..100_000 {
         let numbers = [0, 1, 10, 20, 30, 99, 100, 101, u64::MAX];
         let (len, offset) = (numbers[random(9) as usize], numbers[random(9) as usize]);
-        let bytes = vec![0; if random(2) == 0 { random(12) } else { len.min(11) } as usize];
-        let mut any = part(random(4) as u32, (random(4), random(2)), len, offset, &bytes);
-        any.truncate(any.len() - if random(20) == 0 { random(60).min(any.len() as u64) as usize } else { 0 });
+        let bytes = vec![
+            0;
+            if random(2) == 0 {
+                random(12)
+            } else {
+                len.min(11)
+            } as usize
+        ];
+        let mut any = part(
+            random(4) as u32,
+            (random(4), random(2)),
+            len,
+            offset,
+            &bytes,
+        );
+        any.truncate(
+            any.len()
+                - if random(20) == 0 {
+                    random(60).min(any.len() as u64) as usize
+                } else {
+                    0
+                },
+        );
         let reply = parts.answer(&any, |whole| {
             assert!(whole.len() <= 100);
             handled += 1;
@@ -263,14 +382,32 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
 fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
     let mut long = vec![DONE];
     (9_u64, 1_u8, 2_u8).encode(&mut long);
-    for reply in [vec![], vec![DONE], vec![5], vec![MORE], vec![DONE, 9, 0, 0, 0, 0, 0, 0, 0], vec![TOO_LONG, 1], b"text".to_vec()] {
-        let ended = transfer(1000).take::<AskError>(Ok(reply.clone())).unwrap_err();
-        assert_eq!((ended, ended.is_retryable(), ended.may_have_executed()), (PartsError::Reply, false, true), "{reply:?}");
+    for reply in [
+        vec![],
+        vec![DONE],
+        vec![5],
+        vec![MORE],
+        vec![DONE, 9, 0, 0, 0, 0, 0, 0, 0],
+        vec![TOO_LONG, 1],
+        b"text".to_vec(),
+    ] {
+        let ended = transfer(1000)
+            .take::<AskError>(Ok(reply.clone()))
+            .unwrap_err();
+        assert_eq!(
+            (ended, ended.is_retryable(), ended.may_have_executed()),
+            (PartsError::Reply, false, true),
+            "{reply:?}"
+        );
     }
     let mut transfer = transfer(1000);
     assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(()));
     assert!(!transfer.is_whole());
     let mut other = vec![DONE];
     (8_u64, 1_u8).encode(&mut other);
-    assert_eq!(transfer.take::<AskError>(Ok(other)), Err(PartsError::Reply), "another length");
+    assert_eq!(
+        transfer.take::<AskError>(Ok(other)),
+        Err(PartsError::Reply),
+        "another length"
+    );
 }

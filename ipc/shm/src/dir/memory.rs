@@ -22,7 +22,10 @@ pub(crate) struct InMemory {
 
 impl InMemory {
     fn share(&self) -> Self {
-        Self { map: self.map.share(), file: self.file.clone() }
+        Self {
+            map: self.map.share(),
+            file: self.file.clone(),
+        }
     }
 }
 

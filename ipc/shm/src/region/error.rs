@@ -11,7 +11,9 @@ use crate::header::VERSION;
 #[non_exhaustive]
 pub enum CreateError {
     /// The name is not usable.
-    #[error("region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    #[error(
+        "region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'"
+    )]
     BadName(String),
     /// A living process owns a region of that name.
     #[error("{} belongs to a living process: choose another name, or end that process", .0.display())]
@@ -57,7 +59,9 @@ pub enum CreateError {
 #[non_exhaustive]
 pub enum OpenError {
     /// The name is not usable.
-    #[error("region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    #[error(
+        "region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'"
+    )]
     BadName(String),
     /// There is none: its owner has not started yet, or ended in good order.
     #[error("{} does not exist: is its owner running, as user {}, with the same directory?", .0.display(), crate::sys::user())]
@@ -117,7 +121,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns whether trying again may help soon: the owner is not up yet, or about to be replaced.
+    /// Returns whether trying again may help soon: the owner is not up yet, or about to be
+    /// replaced.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::OwnerGone { .. })

@@ -14,7 +14,8 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// Maximum number of further names that are tried, because a thread that sweeps has opened the file.
+/// Maximum number of further names that are tried, because a thread that sweeps has opened the
+/// file.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that no other process can open, with the owner's lock taken.
@@ -25,7 +26,8 @@ pub(super) struct Fresh {
     pub(super) temporary: Temporary,
 }
 
-/// The name a file has until it gets its own, where the file system has no `O_TMPFILE`. Dropping it removes that name.
+/// The name a file has until it gets its own, where the file system has no `O_TMPFILE`. Dropping it
+/// removes that name.
 #[derive(Debug)]
 pub(super) struct Temporary(Option<(Dir, String)>);
 
@@ -34,16 +36,22 @@ impl Fresh {
         match rw().custom_flags(libc::O_TMPFILE).open(dir.at(".")) {
             Ok(fd) => {
                 let (file, lock) = locked(fd)?;
-                Ok(Self { file, lock, temporary: Temporary(None) })
+                Ok(Self {
+                    file,
+                    lock,
+                    temporary: Temporary(None),
+                })
             }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Self::with_temporary_name(dir),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+                Self::with_temporary_name(dir)
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the mark on; it is written after the lock is
-    /// taken, so that no process takes a living maker's. A maker that is killed before leaves an empty file, since nothing shows whose that
-    /// is.
+    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the
+    /// mark on; it is written after the lock is taken, so that no process takes a living maker's. A
+    /// maker that is killed before leaves an empty file, since nothing shows whose that is.
     pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
         for _ in 0..TEMPORARY_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);
@@ -52,7 +60,11 @@ impl Fresh {
             match locked(fd) {
                 Ok((file, lock)) => {
                     header::mark_temporary(&file);
-                    return Ok(Self { file, lock, temporary });
+                    return Ok(Self {
+                        file,
+                        lock,
+                        temporary,
+                    });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -88,20 +100,44 @@ impl Drop for Temporary {
 
 /// Gives `file` the name `to`; `AlreadyExists` if that is taken.
 pub(super) fn link(file: &LockFile, to: PathBuf) -> io::Result<()> {
-    linkat(CWD, sys::path_of(file.as_raw_fd()), CWD, to, AtFlags::SYMLINK_FOLLOW).map_err(Into::into)
+    linkat(
+        CWD,
+        sys::path_of(file.as_raw_fd()),
+        CWD,
+        to,
+        AtFlags::SYMLINK_FOLLOW,
+    )
+    .map_err(Into::into)
 }
 
-/// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed beyond the end of a full tmpfs, and
-/// a process that touched the memory later would get SIGBUS.
-pub(super) fn allocate(file: &LockFile, user_bytes: usize, path: &Path) -> Result<usize, CreateError> {
+/// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed
+/// beyond the end of a full tmpfs, and a process that touched the memory later would get SIGBUS.
+pub(super) fn allocate(
+    file: &LockFile,
+    user_bytes: usize,
+    path: &Path,
+) -> Result<usize, CreateError> {
     let path = || path.to_owned();
-    let refused = |source| CreateError::Io { path: path(), source };
+    let refused = |source| CreateError::Io {
+        path: path(),
+        source,
+    };
     let file = file.file().map_err(refused)?;
-    let no_space = |need| CreateError::NoSpace { path: path(), need, have: sys::free_bytes(file) };
+    let no_space = |need| CreateError::NoSpace {
+        path: path(),
+        need,
+        have: sys::free_bytes(file),
+    };
     let need = (HEADER_BYTES as u64).saturating_add(user_bytes as u64);
-    let (Ok(file_bytes), Ok(length)) = (usize::try_from(need), libc::off_t::try_from(need)) else { return Err(no_space(need)) };
+    let (Ok(file_bytes), Ok(length)) = (usize::try_from(need), libc::off_t::try_from(need)) else {
+        return Err(no_space(need));
+    };
     if let Some(limit) = sys::file_size_limit_below(need) {
-        return Err(CreateError::FileLimit { path: path(), need, limit });
+        return Err(CreateError::FileLimit {
+            path: path(),
+            need,
+            limit,
+        });
     }
     loop {
         // SAFETY: no pointers are involved.

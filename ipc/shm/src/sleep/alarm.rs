@@ -1,4 +1,5 @@
-//! Ends the sleep of one thread from any other: a flag, and the word or descriptor that the thread sleeps on.
+//! Ends the sleep of one thread from any other: a flag, and the word or descriptor that the thread
+//! sleeps on.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,8 @@ use rustix::io::{read, write};
 use super::{Sleep, Watch, Word};
 use crate::sync::{AtomicBool, Ordering};
 
-/// The alarm of a thread that sleeps on it, among others, until it is rung: through its [`waker`](Self::waker), from any thread.
+/// The alarm of a thread that sleeps on it, among others, until it is rung: through its
+/// [`waker`](Self::waker), from any thread.
 ///
 /// | word | writer | reader | pairing |
 /// |---|---|---|---|
@@ -32,7 +34,10 @@ impl Alarm {
     /// No descriptor is free.
     pub fn with_descriptor() -> io::Result<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { descriptor: Some(descriptor), ..Self::default() })
+        Ok(Self {
+            descriptor: Some(descriptor),
+            ..Self::default()
+        })
     }
 
     /// Returns the descriptor, which is readable from a ring until [`take`](Self::take).

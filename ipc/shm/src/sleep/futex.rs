@@ -34,7 +34,11 @@ pub(super) struct Known {
 
 impl Default for Known {
     fn default() -> Self {
-        Self { words: [KnownWord::default(); WORDS_MAX], count: 0, is_short: false }
+        Self {
+            words: [KnownWord::default(); WORDS_MAX],
+            count: 0,
+            is_short: false,
+        }
     }
 }
 
@@ -47,7 +51,12 @@ impl Known {
         };
         // W2, W4
         let value = word.load(Ordering::Acquire).into();
-        *known = KnownWord { value, address: std::ptr::from_ref(word).addr() as u64, flags: SHARED_U32, _reserved: 0 };
+        *known = KnownWord {
+            value,
+            address: std::ptr::from_ref(word).addr() as u64,
+            flags: SHARED_U32,
+            _reserved: 0,
+        };
         self.count += 1;
         true
     }
@@ -55,7 +64,11 @@ impl Known {
     /// Sleeps while all words are unchanged, at most for `longest`. It may end early.
     #[cfg(not(loom))]
     pub(super) fn sleep(&self, _: &mut dyn Watch, longest: Duration) {
-        let longest = if self.is_short { longest.min(SHORT_SLICE) } else { longest };
+        let longest = if self.is_short {
+            longest.min(SHORT_SLICE)
+        } else {
+            longest
+        };
         match self.words.get(..self.count).unwrap_or_default() {
             [] => std::thread::sleep(longest),
             [word] => wait(word, longest),
@@ -75,7 +88,9 @@ impl Known {
             crate::sync::yield_now();
             let mut known = self.words.iter();
             watch.words(&mut |word| {
-                has_changed |= known.next().is_some_and(|known| known.value != u64::from(word.wakes.load(Ordering::Acquire)));
+                has_changed |= known.next().is_some_and(|known| {
+                    known.value != u64::from(word.wakes.load(Ordering::Acquire))
+                });
             });
         }
     }
@@ -94,15 +109,26 @@ pub(super) fn wake(_: &AtomicU32) {}
 #[cfg(not(loom))]
 fn timespec(time: Duration) -> libc::timespec {
     let seconds = time.as_secs().min(i32::MAX as u64);
-    libc::timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos() as _ }
+    libc::timespec {
+        tv_sec: seconds as _,
+        tv_nsec: time.subsec_nanos() as _,
+    }
 }
 
 #[cfg(not(loom))]
 fn wait(word: &KnownWord, longest: Duration) {
     let timeout = timespec(longest);
-    // SAFETY: the kernel reads the word, and fails where there is none; the timeout lives through the call. Any return is only a reason to
-    // look again.
-    unsafe { libc::syscall(libc::SYS_futex, word.address, libc::FUTEX_WAIT, word.value as u32, &raw const timeout) };
+    // SAFETY: the kernel reads the word, and fails where there is none; the timeout lives through
+    // the call. Any return is only a reason to look again.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.address,
+            libc::FUTEX_WAIT,
+            word.value as u32,
+            &raw const timeout,
+        )
+    };
 }
 
 /// Returns `false` if the kernel cannot; then the thread has not slept.
@@ -116,8 +142,18 @@ fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
         return false;
     }
     let end = timespec(Duration::from_nanos(crate::clock::monotonic_ns()).saturating_add(longest));
-    // SAFETY: the kernel reads so many entries and the time, which live through the call, and the words, as above.
-    let ended = unsafe { libc::syscall(libc::SYS_futex_waitv, words.as_ptr(), words.len(), 0, &raw const end, libc::CLOCK_MONOTONIC) };
+    // SAFETY: the kernel reads so many entries and the time, which live through the call, and the
+    // words, as above.
+    let ended = unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            words.as_ptr(),
+            words.len(),
+            0,
+            &raw const end,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
     let error = std::io::Error::last_os_error().raw_os_error();
     // Woken, or a reason to look again.
     if ended >= 0 || matches!(error, Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR)) {

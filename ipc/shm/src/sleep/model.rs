@@ -1,4 +1,5 @@
-//! W1, W2 and W4: a consumer is woken by what is published, at whatever point it falls asleep, and falls asleep again.
+//! W1, W2 and W4: a consumer is woken by what is published, at whatever point it falls asleep, and
+//! falls asleep again.
 
 use loom::sync::Arc;
 
@@ -51,13 +52,17 @@ fn loom_a_sleeper_is_woken_by_what_is_published() {
         let also_shared = Arc::clone(&shared);
         let producer = loom::thread::spawn(move || (0..2).for_each(|_| also_shared.publish(0)));
         for wanted in 1..=2 {
-            assert!(wait([&mut Wanted(&shared, 0, wanted) as &mut dyn Sleeper], None));
+            assert!(wait(
+                [&mut Wanted(&shared, 0, wanted) as &mut dyn Sleeper],
+                None
+            ));
         }
         producer.join().unwrap();
     });
 }
 
-/// Each of two producers wakes it through a word of its own. It takes one message after the other, from whichever there is one.
+/// Each of two producers wakes it through a word of its own. It takes one message after the other,
+/// from whichever there is one.
 #[test]
 fn loom_a_sleeper_on_two_words_is_woken_through_either() {
     model(|shared| {
@@ -73,11 +78,14 @@ fn loom_a_sleeper_on_two_words_is_woken_through_either() {
                 *taken = shared.published[which].0.load(Ordering::Acquire);
             }
         }
-        producers.into_iter().for_each(|producer| producer.join().unwrap());
+        producers
+            .into_iter()
+            .for_each(|producer| producer.join().unwrap());
     });
 }
 
-/// It reads what the bell is rung for after it began to listen, as who looks at it in each round of a loop does.
+/// It reads what the bell is rung for after it began to listen, as who looks at it in each round of
+/// a loop does.
 #[test]
 fn loom_a_listener_is_woken_by_a_ring_and_sees_what_was_published_before_it() {
     model(|shared| {
@@ -91,7 +99,10 @@ fn loom_a_listener_is_woken_by_a_ring_and_sees_what_was_published_before_it() {
             if shared.published[0].0.load(Ordering::Relaxed) == 1 {
                 break;
             }
-            assert!(wait([&mut heard as &mut dyn Sleeper, &mut Wanted(&shared, 1, 1)], None));
+            assert!(wait(
+                [&mut heard as &mut dyn Sleeper, &mut Wanted(&shared, 1, 1)],
+                None
+            ));
         }
         ringer.join().unwrap();
     });

@@ -33,19 +33,42 @@ impl Notifier {
     /// There is no descriptor or thread left.
     pub fn start(name: &str, descriptor: impl AsFd) -> io::Result<Self> {
         let descriptor = descriptor.as_fd().try_clone_to_owned()?;
-        let (epoll, end) = (epoll::create(CreateFlags::CLOEXEC)?, eventfd(0, EventfdFlags::CLOEXEC)?);
-        epoll::add(&epoll, &descriptor, EventData::new_u64(0), EventFlags::ONESHOT)?;
+        let (epoll, end) = (
+            epoll::create(CreateFlags::CLOEXEC)?,
+            eventfd(0, EventfdFlags::CLOEXEC)?,
+        );
+        epoll::add(
+            &epoll,
+            &descriptor,
+            EventData::new_u64(0),
+            EventFlags::ONESHOT,
+        )?;
         epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
         let (sleep, epoll) = (Arc::<Sleep>::default(), Arc::new(epoll));
         let (word, events) = (Arc::clone(&sleep), Arc::clone(&epoll));
-        let thread = without_signals(|| Builder::new().name(name.to_owned()).spawn(move || wake(&events, &word)))?;
-        Ok(Self { sleep, epoll, descriptor, end, thread: Some(thread) })
+        let thread = without_signals(|| {
+            Builder::new()
+                .name(name.to_owned())
+                .spawn(move || wake(&events, &word))
+        })?;
+        Ok(Self {
+            sleep,
+            epoll,
+            descriptor,
+            end,
+            thread: Some(thread),
+        })
     }
 
     /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is.
     pub fn arm(&self) {
         // It was added, so this cannot fail.
-        let _ = epoll::modify(&self.epoll, &self.descriptor, EventData::new_u64(0), EventFlags::IN | EventFlags::ONESHOT);
+        let _ = epoll::modify(
+            &self.epoll,
+            &self.descriptor,
+            EventData::new_u64(0),
+            EventFlags::IN | EventFlags::ONESHOT,
+        );
     }
 
     /// Returns the word to sleep on.

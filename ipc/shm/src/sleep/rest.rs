@@ -1,7 +1,8 @@
 //! Resting: the waiting of a driver that has all peers in its own thread, and so cannot sleep.
 //!
-//! **W5**: a sleeper that rests has its flag at [`RESTING`], and its waker here, under the address of its word. The producer that sees the
-//! flag calls the waker in the place of the kernel. Both are in one thread, so no barrier is needed, and no other thread finds the waker.
+//! **W5**: a sleeper that rests has its flag at [`RESTING`], and its waker here, under the address
+//! of its word. The producer that sees the flag calls the waker in the place of the kernel. Both
+//! are in one thread, so no barrier is needed, and no other thread finds the waker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,12 +38,16 @@ impl Hasher for Spread {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+        bytes
+            .iter()
+            .for_each(|byte| self.write_usize(usize::from(*byte)));
     }
 
     fn write_usize(&mut self, number: usize) {
         // 2^64 / golden ratio; the bits of all come together in the upper half.
-        self.0 = (self.0 ^ number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+        self.0 = (self.0 ^ number as u64)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(32);
     }
 }
 
@@ -50,13 +55,17 @@ fn address(word: &AtomicU32) -> usize {
     std::ptr::from_ref(word).addr()
 }
 
-/// In the place of [`wait`](super::wait) for a driver that runs many consumers and all of their producers in one thread, by its own clock.
-/// Asks for `waker` to be called when there is something to wake up for in any of `parts`: once, in the producer's call that makes it so.
-/// `None`: there is something now. Otherwise the time after which to check again in any case: the time until the earliest deadline, or
-/// until events that send no wake-up are checked.
+/// In the place of [`wait`](super::wait) for a driver that runs many consumers and all of their
+/// producers in one thread, by its own clock. Asks for `waker` to be called when there is something
+/// to wake up for in any of `parts`: once, in the producer's call that makes it so. `None`: there
+/// is something now. Otherwise the time after which to check again in any case: the time until the
+/// earliest deadline, or until events that send no wake-up are checked.
 ///
 /// A producer of another thread or process finds no waker: its consumers must not rest.
-pub fn rest<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, waker: &Waker) -> Option<Duration> {
+pub fn rest<'a>(
+    parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
+    waker: &Waker,
+) -> Option<Duration> {
     let mut look_again = None;
     join(parts, &mut |watch| look_again = rest_on(watch, waker));
     look_again
@@ -73,10 +82,14 @@ fn rest_on(watch: &mut dyn Watch, waker: &Waker) -> Option<Duration> {
 }
 
 impl Word<'_> {
-    /// Has `waker` called when the word is changed. A [`Sleep`](super::Sleep) has one consumer, a [`Bell`](super::Bell) any number.
+    /// Has `waker` called when the word is changed. A [`Sleep`](super::Sleep) has one consumer, a
+    /// [`Bell`](super::Bell) any number.
     fn leave(&self, waker: &Waker) {
         let (is_shared, address) = (self.sleeping.is_none(), address(self.wakes));
-        let is_known = |left: &Left| left.waker.will_wake(waker) || is_shared && left.others.iter().any(|known| known.will_wake(waker));
+        let is_known = |left: &Left| {
+            left.waker.will_wake(waker)
+                || is_shared && left.others.iter().any(|known| known.will_wake(waker))
+        };
         let is_left = WAKERS.try_with(|wakers| wakers.borrow().get(&address).is_some_and(is_known));
         if is_left == Ok(false) {
             // Wakers are cloned before the borrow and dropped behind it: they may be anything.
@@ -86,9 +99,15 @@ impl Word<'_> {
                     left.get_mut().others.push(waker);
                     None
                 }
-                Entry::Occupied(mut left) => Some(left.insert(Left { waker, others: Vec::new() })),
+                Entry::Occupied(mut left) => Some(left.insert(Left {
+                    waker,
+                    others: Vec::new(),
+                })),
                 Entry::Vacant(place) => {
-                    place.insert(Left { waker, others: Vec::new() });
+                    place.insert(Left {
+                        waker,
+                        others: Vec::new(),
+                    });
                     None
                 }
             });
@@ -99,7 +118,10 @@ impl Word<'_> {
 
 /// Calls the wakers that were left at a word. Returns whether there were any.
 pub(super) fn wake(word: &AtomicU32) -> bool {
-    let left = WAKERS.try_with(|wakers| wakers.borrow_mut().remove(&address(word))).ok().flatten();
+    let left = WAKERS
+        .try_with(|wakers| wakers.borrow_mut().remove(&address(word)))
+        .ok()
+        .flatten();
     let is_anyone = left.is_some();
     if let Some(Left { waker, others }) = left {
         waker.wake();

@@ -24,7 +24,13 @@ impl Mail {
     }
 
     fn beyond(&self, taken: u64) -> Counter<'_> {
-        Counter { mail: self, taken, slice: HOUR, checks: 0, gives_up_after: 0 }
+        Counter {
+            mail: self,
+            taken,
+            slice: HOUR,
+            checks: 0,
+            gives_up_after: 0,
+        }
     }
 }
 
@@ -53,7 +59,12 @@ impl Watch for Counter<'_> {
 }
 
 fn wait_for_all(counters: &mut [Counter<'_>], timeout: Option<Duration>) -> bool {
-    wait(counters.iter_mut().map(|counter| counter as &mut dyn Sleeper), timeout)
+    wait(
+        counters
+            .iter_mut()
+            .map(|counter| counter as &mut dyn Sleeper),
+        timeout,
+    )
 }
 
 /// Runs threads that are never to hang; `published` is what they have sent each other.
@@ -65,7 +76,10 @@ fn play<const N: usize>(published: impl Fn() -> u64, players: [Box<dyn FnOnce() 
         if now != before {
             (before, progress) = (now, Instant::now());
         }
-        assert!(progress.elapsed() < Duration::from_secs(60), "a wake-up was lost");
+        assert!(
+            progress.elapsed() < Duration::from_secs(60),
+            "a wake-up was lost"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(players.into_iter().all(|player| player.join().is_ok()));
@@ -75,23 +89,40 @@ fn play<const N: usize>(published: impl Fn() -> u64, players: [Box<dyn FnOnce() 
 fn timeout_ends_a_wait_and_a_zero_one_only_looks() {
     let mails: [Mail; 2] = Default::default();
     for count in [1, 2] {
-        let mut watches: Vec<_> = mails.iter().take(count).map(|mail| mail.beyond(0)).collect();
+        let mut watches: Vec<_> = mails
+            .iter()
+            .take(count)
+            .map(|mail| mail.beyond(0))
+            .collect();
         assert!(!wait_for_all(&mut watches, Some(Duration::ZERO)));
         assert!(watches.iter().all(|watch| watch.checks == 0));
         watches[0].slice = Duration::from_millis(1);
         assert!(!wait_for_all(&mut watches, Some(Duration::from_millis(5))));
-        assert!(watches.iter().all(|watch| watch.checks > 0), "the shortest slice is that of all");
+        assert!(
+            watches.iter().all(|watch| watch.checks > 0),
+            "the shortest slice is that of all"
+        );
     }
     mails[1].publish();
-    assert!(wait_for_all(&mut [mails[0].beyond(0), mails[1].beyond(0)], Some(Duration::ZERO)));
-    assert!(!wait([], Some(Duration::from_millis(1))), "nothing to wait for but the time");
+    assert!(wait_for_all(
+        &mut [mails[0].beyond(0), mails[1].beyond(0)],
+        Some(Duration::ZERO)
+    ));
+    assert!(
+        !wait([], Some(Duration::from_millis(1))),
+        "nothing to wait for but the time"
+    );
 }
 
 #[test]
 fn what_wakes_nobody_is_found_after_a_slice() {
     let mails: [Mail; 2] = Default::default();
     for count in [1, 2] {
-        let mut watches: Vec<_> = mails.iter().take(count).map(|mail| mail.beyond(0)).collect();
+        let mut watches: Vec<_> = mails
+            .iter()
+            .take(count)
+            .map(|mail| mail.beyond(0))
+            .collect();
         let last = watches.last_mut().unwrap();
         (last.slice, last.gives_up_after) = (Duration::from_millis(1), 3);
         assert!(wait_for_all(&mut watches, None));
@@ -102,10 +133,15 @@ fn what_wakes_nobody_is_found_after_a_slice() {
 #[test]
 fn flags_are_down_when_nobody_sleeps() {
     let mails: [Mail; 3] = Default::default();
-    assert!(!wait_for_all(&mut mails.each_ref().map(|mail| mail.beyond(0)), Some(Duration::from_millis(1))));
+    assert!(!wait_for_all(
+        &mut mails.each_ref().map(|mail| mail.beyond(0)),
+        Some(Duration::from_millis(1))
+    ));
     mails.iter().for_each(Mail::publish);
     assert!(
-        mails.iter().all(|mail| mail.sleep.wakes.load(Ordering::Relaxed) == crate::sync::FIRST),
+        mails
+            .iter()
+            .all(|mail| mail.sleep.wakes.load(Ordering::Relaxed) == crate::sync::FIRST),
         "a producer made a system call for nobody"
     );
 }
@@ -115,18 +151,28 @@ fn flags_are_down_when_nobody_sleeps() {
 fn what_is_due_ends_a_wait_when_its_time_has_come() {
     let mail = Mail::default();
     for due in [Duration::ZERO, Duration::from_millis(1)] {
-        assert!(wait([&mut mail.beyond(0) as &mut dyn Sleeper, &mut Due(due)], None));
+        assert!(wait(
+            [&mut mail.beyond(0) as &mut dyn Sleeper, &mut Due(due)],
+            None
+        ));
     }
-    assert!(!wait([&mut Due(Duration::MAX) as &mut dyn Sleeper], Some(Duration::from_millis(1))));
+    assert!(!wait(
+        [&mut Due(Duration::MAX) as &mut dyn Sleeper],
+        Some(Duration::from_millis(1))
+    ));
     let mut looks = 0;
     let mut second_look = Look(|| {
         looks += 1;
         looks == 2
     });
-    assert!(wait([&mut second_look as &mut dyn Sleeper, &mut Due(HOUR)], None), "seen behind the barrier");
+    assert!(
+        wait([&mut second_look as &mut dyn Sleeper, &mut Due(HOUR)], None),
+        "seen behind the barrier"
+    );
 }
 
-/// One message at a time, through one word or another of as many as one call of the kernel takes; of more, the rest is found by looking.
+/// One message at a time, through one word or another of as many as one call of the kernel takes;
+/// of more, the rest is found by looking.
 #[test]
 fn any_number_of_words_can_be_slept_on() {
     for count in [2, 3, 128, 200] {
@@ -181,7 +227,8 @@ fn two_that_wait_for_each_other_lose_no_wake_up() {
     play(|| ends.iter().map(Mail::sent).sum(), [player(0), player(1)]);
 }
 
-/// Each of three waits for the mail of both others at once, and sends one to each when it has one of each.
+/// Each of three waits for the mail of both others at once, and sends one to each when it has one
+/// of each.
 #[test]
 fn three_that_wait_for_two_each_lose_no_wake_up() {
     const ROUNDS: u64 = 20_000;
@@ -195,14 +242,20 @@ fn three_that_wait_for_two_each_lose_no_wake_up() {
                 others.iter().for_each(|other| mails[*other][own].publish());
                 let mut missing = others.to_vec();
                 while !missing.is_empty() {
-                    let mut watches: Vec<_> = missing.iter().map(|other| mails[own][*other].beyond(round)).collect();
+                    let mut watches: Vec<_> = missing
+                        .iter()
+                        .map(|other| mails[own][*other].beyond(round))
+                        .collect();
                     assert!(wait_for_all(&mut watches, None));
                     missing.retain(|other| !mails[own][*other].beyond(round).look(false));
                 }
             }
         })
     };
-    play(|| mails.iter().flatten().map(Mail::sent).sum(), [player(0), player(1), player(2)]);
+    play(
+        || mails.iter().flatten().map(Mail::sent).sum(),
+        [player(0), player(1), player(2)],
+    );
 }
 
 /// Two listen to one bell, each beside something else.
@@ -228,7 +281,13 @@ fn a_bell_is_heard_by_all_who_listen() {
                     seen = phase;
                     shared.seen[own].publish();
                 } else {
-                    assert!(wait([&mut heard as &mut dyn Sleeper, &mut shared.nothing[own].beyond(0)], None));
+                    assert!(wait(
+                        [
+                            &mut heard as &mut dyn Sleeper,
+                            &mut shared.nothing[own].beyond(0)
+                        ],
+                        None
+                    ));
                 }
             }
         })
@@ -239,11 +298,17 @@ fn a_bell_is_heard_by_all_who_listen() {
             for ring in 0..RINGS {
                 shared.phase.store(ring + 1, Ordering::Release);
                 shared.bell.ring();
-                shared.seen.iter().for_each(|seen| assert!(wait_for_all(&mut [seen.beyond(ring)], None)));
+                shared
+                    .seen
+                    .iter()
+                    .for_each(|seen| assert!(wait_for_all(&mut [seen.beyond(ring)], None)));
             }
         })
     };
-    play(|| shared.phase.load(Ordering::Relaxed), [listener(0), listener(1), ringer]);
+    play(
+        || shared.phase.load(Ordering::Relaxed),
+        [listener(0), listener(1), ringer],
+    );
 }
 
 /// Counts its wakes.
@@ -268,7 +333,12 @@ fn one_that_rests_is_woken_once_by_what_is_published_after() {
     let rest_beyond = |taken: [u64; 2]| {
         let mut counters = [mails[0].beyond(taken[0]), mails[1].beyond(taken[1])];
         counters[1].slice = Duration::from_secs(1);
-        rest(counters.iter_mut().map(|counter| counter as &mut dyn Sleeper), &waker)
+        rest(
+            counters
+                .iter_mut()
+                .map(|counter| counter as &mut dyn Sleeper),
+            &waker,
+        )
     };
     mails[1].publish();
     assert_eq!(rest_beyond([0, 0]), None, "there is something");
@@ -280,14 +350,24 @@ fn one_that_rests_is_woken_once_by_what_is_published_after() {
         // Once for each word.
         assert_eq!(count.0.load(Ordering::Relaxed), 2 * n);
         mails.iter().for_each(Mail::publish);
-        assert_eq!(count.0.load(Ordering::Relaxed), 2 * n, "it was woken already");
+        assert_eq!(
+            count.0.load(Ordering::Relaxed),
+            2 * n,
+            "it was woken already"
+        );
         assert!(rest_beyond([1 + 2 * n; 2]).is_some());
     }
     // The next consumer of a word takes the place of the last.
     let (next, next_waker) = counted();
     assert!(rest([&mut mails[0].beyond(7) as &mut dyn Sleeper], &next_waker).is_some());
     mails[0].publish();
-    assert_eq!((count.0.load(Ordering::Relaxed), next.0.load(Ordering::Relaxed)), (6, 1));
+    assert_eq!(
+        (
+            count.0.load(Ordering::Relaxed),
+            next.0.load(Ordering::Relaxed)
+        ),
+        (6, 1)
+    );
     // In other threads nobody knows of it, and it goes on sleeping and waking in the kernel.
     std::thread::scope(|scope| scope.spawn(|| mails[1].publish()).join()).unwrap();
     assert_eq!(count.0.load(Ordering::Relaxed), 6);
@@ -299,9 +379,16 @@ fn all_who_rest_on_a_bell_are_woken_once_by_a_ring() {
     let bell = Bell::default();
     let listeners = [counted(), counted()];
     for (_, waker) in listeners.iter().chain(&listeners) {
-        assert_eq!(rest([&mut bell.listen() as &mut dyn Sleeper], waker), Some(Duration::MAX));
+        assert_eq!(
+            rest([&mut bell.listen() as &mut dyn Sleeper], waker),
+            Some(Duration::MAX)
+        );
     }
     bell.ring();
     bell.ring();
-    assert!(listeners.iter().all(|(count, _)| count.0.load(Ordering::Relaxed) == 1));
+    assert!(
+        listeners
+            .iter()
+            .all(|(count, _)| count.0.load(Ordering::Relaxed) == 1)
+    );
 }

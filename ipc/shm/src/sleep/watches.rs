@@ -34,14 +34,19 @@ impl Watch for Both<'_> {
 }
 
 /// Adds one part after the other to `watch`, each on the stack above the one before.
-pub(super) fn link(parts: &mut dyn Iterator<Item = &mut dyn Sleeper>, watch: &mut dyn Watch, then: &mut dyn FnMut(&mut dyn Watch)) {
+pub(super) fn link(
+    parts: &mut dyn Iterator<Item = &mut dyn Sleeper>,
+    watch: &mut dyn Watch,
+    then: &mut dyn FnMut(&mut dyn Watch),
+) {
     match parts.next() {
         Some(part) => part.with_watch(&mut |next| link(parts, &mut Both(watch, next), then)),
         None => then(watch),
     }
 }
 
-/// Something that has to be looked after in so long, whichever watch wakes. [`Duration::MAX`]: nothing.
+/// Something that has to be looked after in so long, whichever watch wakes. [`Duration::MAX`]:
+/// nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Due(pub Duration);
 
@@ -69,7 +74,8 @@ impl Watch for Due {
     }
 }
 
-/// A condition, asked by a function. The thread that makes it true must wake through the word of another part.
+/// A condition, asked by a function. The thread that makes it true must wake through the word of
+/// another part.
 pub struct Look<F>(pub F);
 
 impl<F> fmt::Debug for Look<F> {
@@ -100,13 +106,19 @@ pub struct Listener<'a> {
 impl<'a> Listener<'a> {
     pub(super) fn new(bell: &'a Bell) -> Self {
         // W4
-        Self { bell, rings: bell.rings.load(Ordering::Acquire) }
+        Self {
+            bell,
+            rings: bell.rings.load(Ordering::Acquire),
+        }
     }
 }
 
 impl Watch for Listener<'_> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        show(Word { wakes: &self.bell.rings, sleeping: None });
+        show(Word {
+            wakes: &self.bell.rings,
+            sleeping: None,
+        });
     }
 
     fn look(&mut self, _: bool) -> bool {

@@ -1,10 +1,12 @@
-//! Messages of bytes as the tests of all shared-memory RPCs see them: of every length from 8 to 128, so that some lie in their lanes and
-//! some beside them.
+//! Messages of bytes as the tests of all shared-memory RPCs see them: of every length from 8 to
+//! 128, so that some lie in their lanes and some beside them.
 
 use std::time::Duration;
 
 use ipc::bytes::{Client, MessageBytes, Server};
-use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, JoinError, ReplyError, SessionEnd, Token};
+use ipc::{
+    CallError, CallToken, ConnectError, CreateError, Dir, JoinError, ReplyError, SessionEnd, Token,
+};
 use shm::region::{self, OpenError, Region};
 
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -12,7 +14,10 @@ use crate::rpc::{Outcome, Refused, Rpc};
 pub(crate) struct Bytes;
 
 const LENGTHS: u64 = 121;
-const MOST: MessageBytes = MessageBytes { request: 128, response: 128 };
+const MOST: MessageBytes = MessageBytes {
+    request: 128,
+    response: 128,
+};
 
 /// A message that stands for a number, of a length that depends on it.
 fn message(number: u64) -> Vec<u8> {
@@ -36,7 +41,9 @@ impl Rpc for Bytes {
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         match Server::bind_in(dir, "s", clients, depth, MOST, 1) {
-            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
+            Err(CreateError::Region(
+                region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
+            )) => None,
             created => Some(created.unwrap()),
         }
     }
@@ -44,7 +51,8 @@ impl Rpc for Bytes {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+                ConnectError::Join(JoinError::Full { .. })
+                | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
         }
@@ -59,7 +67,9 @@ impl Rpc for Bytes {
     }
 
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|(token, request)| (token, number(request)))
+        server
+            .recv()
+            .map(|(token, request)| (token, number(request)))
     }
 
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
@@ -75,18 +85,30 @@ impl Rpc for Bytes {
     }
 
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
-        client.call(&message(request), user_data).map_err(|error| refused(error, request))
+        client
+            .call(&message(request), user_data)
+            .map_err(|error| refused(error, request))
     }
 
-    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
-        client.call_within(&message(request), user_data, timeout).map_err(|error| refused(error, request))
+    fn call_within(
+        client: &mut Self::Client,
+        request: u64,
+        user_data: u64,
+        timeout: Duration,
+    ) -> Result<CallToken, Refused> {
+        client
+            .call_within(&message(request), user_data, timeout)
+            .map_err(|error| refused(error, request))
     }
 
     fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
         client.cancel(call)
     }
 
-    fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
+    fn poll(
+        client: &mut Self::Client,
+        mut f: impl FnMut(u64, Outcome),
+    ) -> Result<usize, SessionEnd> {
         client.poll(|user, outcome| f(user, outcome.map(number)))
     }
 
@@ -115,7 +137,10 @@ impl Rpc for Bytes {
     }
 
     fn entries(dir: &Dir, _: usize) -> (Region, usize) {
-        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x02"), 128).unwrap(), 192)
+        (
+            Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x02"), 128).unwrap(),
+            192,
+        )
     }
 }
 

@@ -29,14 +29,24 @@ pub(crate) struct Caller<R: Rpc> {
 
 impl<R: Rpc> Caller<R> {
     pub(crate) fn new(client: R::Client) -> Self {
-        Self { client, waiting: BTreeMap::new(), ended: None, answered: 0, dropped: 0, gone: 0, late: 0, cancelled: 0 }
+        Self {
+            client,
+            waiting: BTreeMap::new(),
+            ended: None,
+            answered: 0,
+            dropped: 0,
+            gone: 0,
+            late: 0,
+            cancelled: 0,
+        }
     }
 
     pub(crate) fn call(&mut self, number: u64) {
         assert!(self.try_call(number, None));
     }
 
-    /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end late.
+    /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end
+    /// late.
     pub(crate) fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let called = match timeout {
@@ -55,10 +65,16 @@ impl<R: Rpc> Caller<R> {
 
     /// Gives the oldest call up. One that has ended cannot be.
     pub(crate) fn cancel(&mut self) {
-        let ended = self.ended.and_then(|call| R::cancel(&mut self.client, call));
+        let ended = self
+            .ended
+            .and_then(|call| R::cancel(&mut self.client, call));
         assert_eq!(ended, None, "a call that has ended is given up");
         if let Some((number, (call, _))) = self.waiting.pop_first() {
-            assert_eq!(R::cancel(&mut self.client, call), Some(number), "call {number} has ended, and was not heard of");
+            assert_eq!(
+                R::cancel(&mut self.client, call),
+                Some(number),
+                "call {number} has ended, and was not heard of"
+            );
             self.ended = Some(call);
             self.cancelled += 1;
         }
@@ -79,21 +95,41 @@ impl<R: Rpc> Caller<R> {
 
     /// Polls once. A call that ends has not ended before, and ends as it may.
     pub(crate) fn poll(&mut self) -> Result<usize, SessionEnd> {
-        let Self { client, waiting, ended, answered, dropped, gone, late, .. } = self;
+        let Self {
+            client,
+            waiting,
+            ended,
+            answered,
+            dropped,
+            gone,
+            late,
+            ..
+        } = self;
         R::poll(client, |number, outcome| {
-            let (call, deadline) = waiting.remove(&number).unwrap_or_else(|| panic!("call {number} ends twice"));
+            let (call, deadline) = waiting
+                .remove(&number)
+                .unwrap_or_else(|| panic!("call {number} ends twice"));
             *ended = Some(call);
             match outcome {
                 Ok(response) => {
-                    assert_eq!(response, answer(number), "the answer to another call than {number}");
+                    assert_eq!(
+                        response,
+                        answer(number),
+                        "the answer to another call than {number}"
+                    );
                     *answered += 1;
                 }
                 Err(CallFailed::Refused | CallFailed::Dropped) => *dropped += 1,
                 Err(CallFailed::TimedOut) => {
-                    assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number} ends before its time");
+                    assert!(
+                        deadline.is_some_and(|at| at <= Instant::now()),
+                        "call {number} ends before its time"
+                    );
                     *late += 1;
                 }
-                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => *gone += 1,
+                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => {
+                    *gone += 1
+                }
                 Err(other) => panic!("call {number}: {other}"),
             }
         })

@@ -36,7 +36,10 @@ fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed
     assert_eq!(client.ask(7, LONG), Ok(49));
     handle.recv().unwrap().stop();
     server.join().unwrap();
-    assert_eq!(client.ask(1, SHORT), Err(AskError::NotSent(SessionEnd::PeerGone)));
+    assert_eq!(
+        client.ask(1, SHORT),
+        Err(AskError::NotSent(SessionEnd::PeerGone))
+    );
 }
 
 fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
@@ -44,7 +47,10 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     let bind = || Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let serve = |mut server: Server<u64, u64, T::Announced>, factor| {
         let stop = server.stop_handle();
-        (std::thread::spawn(move || server.serve(|number| number * factor)), stop)
+        (
+            std::thread::spawn(move || server.serve(|number| number * factor)),
+            stop,
+        )
     };
     let (first, stop) = serve(bind(), 10);
     let mut patient = Client::<u64, u64, (), T::Announced>::connect_within(&name, LONG).unwrap();
@@ -55,35 +61,59 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     let gone = AskError::NotSent(SessionEnd::PeerGone);
     assert!(gone.is_retryable() && !gone.may_have_executed());
     // The one waits for the next server, as long as the call may take; the other tries once.
-    assert_eq!((patient.ask(3, SHORT), hasty.ask(3, LONG)), (Err(gone), Err(gone)));
+    assert_eq!(
+        (patient.ask(3, SHORT), hasty.ask(3, LONG)),
+        (Err(gone), Err(gone))
+    );
     let asking = std::thread::spawn(move || (patient.ask(4, LONG), patient));
     std::thread::sleep(SHORT);
     let (second, stop) = serve(bind(), 100);
     let (answer, mut patient) = asking.join().unwrap();
-    assert_eq!((answer, hasty.ask(5, LONG), patient.ask(6, LONG)), (Ok(400), Ok(500), Ok(600)));
+    assert_eq!(
+        (answer, hasty.ask(5, LONG), patient.ask(6, LONG)),
+        (Ok(400), Ok(500), Ok(600))
+    );
     stop.stop();
     second.join().unwrap();
     // A call that has its end only when the server has gone.
     let mut third = bind();
-    assert_eq!(patient.ask(7, Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+    assert_eq!(
+        patient.ask(7, Duration::ZERO),
+        Err(AskError::Failed(CallFailed::TimedOut))
+    );
     third.poll();
     drop(third);
-    assert!(patient.reconnect(Duration::ZERO).is_err_and(|error| error.may_pass()));
+    assert!(
+        patient
+            .reconnect(Duration::ZERO)
+            .is_err_and(|error| error.may_pass())
+    );
     let _fourth = bind();
     patient.reconnect(LONG).unwrap();
-    assert_eq!((patient.in_flight(), patient.call(8, ()).is_ok()), (0, true));
+    assert_eq!(
+        (patient.in_flight(), patient.call(8, ()).is_ok()),
+        (0, true)
+    );
 }
 
 fn a_client_gives_up_waiting_for_a_server_that_does_not_come_up<T: Typed>(test: &str) {
-    let refused = Client::<u64, u64, (), T::Announced>::connect_within(&name(test), SHORT).map(drop).unwrap_err();
-    assert!(matches!(refused, ConnectError::Region(_)) && refused.may_pass(), "{refused:?}");
+    let refused = Client::<u64, u64, (), T::Announced>::connect_within(&name(test), SHORT)
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        matches!(refused, ConnectError::Region(_)) && refused.may_pass(),
+        "{refused:?}"
+    );
 }
 
 fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &str) {
     let name = name(test);
     let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
-    assert_eq!(client.ask(1, SHORT), Err(AskError::Failed(CallFailed::TimedOut)));
+    assert_eq!(
+        client.ask(1, SHORT),
+        Err(AskError::Failed(CallFailed::TimedOut))
+    );
     client.call(2, ()).unwrap();
     assert_eq!(client.ask(3, LONG), Err(AskError::Full));
     // The late reply reaches no call.
@@ -93,14 +123,19 @@ fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &s
     assert_eq!(replies, [Ok(20)]);
 }
 
-fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_than_fit<T: Typed>(test: &str) {
+fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_than_fit<T: Typed>(
+    test: &str,
+) {
     let name = name(test);
     let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let stop = server.stop_handle();
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
     let questions = client.depth();
     for _ in 0..questions {
-        assert_eq!(client.ask(1, Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+        assert_eq!(
+            client.ask(1, Duration::ZERO),
+            Err(AskError::Failed(CallFailed::TimedOut))
+        );
     }
     assert_eq!(client.ask(2, LONG), Err(AskError::Full));
     let mut answered = 0;

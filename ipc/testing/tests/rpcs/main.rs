@@ -1,10 +1,18 @@
-//! The suites that all RPCs through shared memory pass: ipc with values and with messages of bytes, and delegationrpc.
+//! The suites that all RPCs through shared memory pass: ipc with values and with messages of bytes,
+//! and delegationrpc.
 //!
-//! In the order of reading: `rpc` (an RPC as the suites see it), `typed` and `bytes` (the RPCs), `conformance` (the promises), `facade`
-//! (binding, connecting, serving and asking), `bad_input` (refusals), `simulated` (a server and all its clients in virtual time), `caller`
-//! (a client whose calls end once), `storm` (processes killed at random moments), `single_step` (at every instruction).
+//! In the order of reading: `rpc` (an RPC as the suites see it), `typed` and `bytes` (the RPCs),
+//! `conformance` (the promises), `facade` (binding, connecting, serving and asking), `bad_input`
+//! (refusals), `simulated` (a server and all its clients in virtual time), `caller` (a client whose
+//! calls end once), `storm` (processes killed at random moments), `single_step` (at every
+//! instruction).
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
 #![allow(clippy::print_stdout, reason = "a test says what it did")]
 
 use std::process::Command;
@@ -28,7 +36,8 @@ macro_rules! rpc {
     };
 }
 
-/// Makes the tests of a suite, each a function of the present module over an RPC and a name, for several RPCs.
+/// Makes the tests of a suite, each a function of the present module over an RPC and a name, for
+/// several RPCs.
 macro_rules! suite {
     ($($rpc:ident)+: $tests:tt) => {
         $(mod $rpc { suite!(@ $rpc $tests); })+

@@ -41,14 +41,21 @@ pub(crate) trait Rpc {
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
     fn reject(server: &mut Self::Server, held: Self::Held);
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused>;
-    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused>;
+    fn call_within(
+        client: &mut Self::Client,
+        request: u64,
+        user_data: u64,
+        timeout: Duration,
+    ) -> Result<CallToken, Refused>;
     fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64>;
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for at most 448 clients with so many calls together, and where its entries begin.
+    /// The region of a server for at most 448 clients with so many calls together, and where its
+    /// entries begin.
     fn entries(dir: &Dir, calls: usize) -> (Region, usize);
-    /// Where the words begin by which clients tell that server that they call. They reach to the entries.
+    /// Where the words begin by which clients tell that server that they call. They reach to the
+    /// entries.
     const WAKES: usize;
     /// Why there is no server `s`.
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;

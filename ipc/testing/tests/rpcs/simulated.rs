@@ -39,10 +39,16 @@ impl<R: Rpc> Peers<R> {
     fn call(&mut self, world: &mut World, number: usize) -> Turn {
         let caller = &mut self.callers[number];
         let mut ended = vec![];
-        R::poll(&mut caller.client, |user_data, outcome| ended.push((user_data, outcome))).unwrap();
+        R::poll(&mut caller.client, |user_data, outcome| {
+            ended.push((user_data, outcome))
+        })
+        .unwrap();
         let mut did = !ended.is_empty();
         for (call, outcome) in ended {
-            let (deadline, _) = caller.deadlines.remove(&call).expect("a call ended that had ended");
+            let (deadline, _) = caller
+                .deadlines
+                .remove(&call)
+                .expect("a call ended that had ended");
             self.left -= 1;
             let (kind, is_late) = match outcome {
                 Ok(answer) => {
@@ -53,15 +59,30 @@ impl<R: Rpc> Peers<R> {
                 Err(CallFailed::TimedOut) => (2, true),
                 Err(other) => panic!("{other}"),
             };
-            // Answers may come in the same turn as the deadline; what comes too late ends then and there.
-            assert!(if is_late { deadline <= world.now_ns() } else { world.now_ns() <= deadline + 2_500 });
+            // Answers may come in the same turn as the deadline; what comes too late ends then and
+            // there.
+            assert!(if is_late {
+                deadline <= world.now_ns()
+            } else {
+                world.now_ns() <= deadline + 2_500
+            });
             self.seen[kind] += 1;
             world.note(call << 2 | kind as u64);
         }
-        let given_up = if world.random.u8(..8) == 0 { caller.deadlines.pop_first() } else { None };
+        let given_up = if world.random.u8(..8) == 0 {
+            caller.deadlines.pop_first()
+        } else {
+            None
+        };
         if let Some((call, (_, token))) = given_up {
             // An answer may be on its way, or there already.
-            assert_eq!([R::cancel(&mut caller.client, token), R::cancel(&mut caller.client, token)], [Some(call), None]);
+            assert_eq!(
+                [
+                    R::cancel(&mut caller.client, token),
+                    R::cancel(&mut caller.client, token)
+                ],
+                [Some(call), None]
+            );
             self.left -= 1;
             self.seen[4] += 1;
             did = true;
@@ -69,9 +90,16 @@ impl<R: Rpc> Peers<R> {
         while caller.made < CALLS && world.random.u8(..4) > 0 {
             let timeout = world.random.u64(20_000..200_000);
             let call = (number as u64) << 32 | caller.made;
-            match R::call_within(&mut caller.client, call, call, Duration::from_nanos(timeout)) {
+            match R::call_within(
+                &mut caller.client,
+                call,
+                call,
+                Duration::from_nanos(timeout),
+            ) {
                 Ok(token) => {
-                    caller.deadlines.insert(call, (world.now_ns() + timeout, token));
+                    caller
+                        .deadlines
+                        .insert(call, (world.now_ns() + timeout, token));
                     caller.made += 1;
                     did = true;
                 }
@@ -85,7 +113,15 @@ impl<R: Rpc> Peers<R> {
         if self.left == 0 {
             return Turn::Done;
         }
-        if did { Turn::Did } else { Turn::Idle(Duration::from_micros(if caller.made < CALLS { 300 } else { u64::MAX / 1_000 })) }
+        if did {
+            Turn::Did
+        } else {
+            Turn::Idle(Duration::from_micros(if caller.made < CALLS {
+                300
+            } else {
+                u64::MAX / 1_000
+            }))
+        }
     }
 
     fn serve(&mut self, world: &mut World) -> Turn {
@@ -93,17 +129,31 @@ impl<R: Rpc> Peers<R> {
         while let Some((held, request)) = R::recv(&mut self.server) {
             match world.random.u8(..10) {
                 0 => drop(held),
-                1..4 => drop(self.held.insert((world.now_ns() + world.random.u64(..400_000), request), held)),
+                1..4 => drop(self.held.insert(
+                    (world.now_ns() + world.random.u64(..400_000), request),
+                    held,
+                )),
                 _ => assert!(R::reply(&mut self.server, held, !request)),
             }
         }
-        while let Some(entry) = self.held.first_entry().filter(|entry| entry.key().0 <= world.now_ns()) {
+        while let Some(entry) = self
+            .held
+            .first_entry()
+            .filter(|entry| entry.key().0 <= world.now_ns())
+        {
             let ((_, request), held) = entry.remove_entry();
             assert!(R::reply(&mut self.server, held, !request));
             did = true;
         }
-        let next = self.held.first_key_value().map(|((at, _), _)| Duration::from_nanos(at - world.now_ns()));
-        if did { Turn::Did } else { Turn::Idle(next.unwrap_or(Duration::MAX)) }
+        let next = self
+            .held
+            .first_key_value()
+            .map(|((at, _), _)| Duration::from_nanos(at - world.now_ns()));
+        if did {
+            Turn::Did
+        } else {
+            Turn::Idle(next.unwrap_or(Duration::MAX))
+        }
     }
 }
 
@@ -117,31 +167,71 @@ fn run<R: Rpc>(seed: u64) -> Run {
     let mut world = World::new(seed);
     let dir = Dir::in_memory(world.clock());
     let server = R::create(&dir, CLIENTS, DEPTH);
-    assert!(R::try_create(&dir, CLIENTS, DEPTH).is_none(), "a name was given twice");
-    let caller = |_| Caller { client: R::connect(&dir).unwrap(), made: 0, deadlines: BTreeMap::new() };
+    assert!(
+        R::try_create(&dir, CLIENTS, DEPTH).is_none(),
+        "a name was given twice"
+    );
+    let caller = |_| Caller {
+        client: R::connect(&dir).unwrap(),
+        made: 0,
+        deadlines: BTreeMap::new(),
+    };
     let callers = (0..CLIENTS).map(caller).collect();
     assert!(R::connect(&dir).is_none(), "there was an entry too many");
-    let mut peers = Peers::<R> { server, callers, held: BTreeMap::new(), seen: [0; 5], left: CLIENTS as u64 * CALLS };
+    let mut peers = Peers::<R> {
+        server,
+        callers,
+        held: BTreeMap::new(),
+        seen: [0; 5],
+        left: CLIENTS as u64 * CALLS,
+    };
     world.run(
         CLIENTS + 1,
         &mut peers,
-        |world, peers, actor| if actor == SERVER { peers.serve(world) } else { peers.call(world, actor) },
-        |peers, actor, rest| if actor == SERVER { rest(&mut peers.server) } else { rest(&mut peers.callers[actor].client) },
+        |world, peers, actor| {
+            if actor == SERVER {
+                peers.serve(world)
+            } else {
+                peers.call(world, actor)
+            }
+        },
+        |peers, actor, rest| {
+            if actor == SERVER {
+                rest(&mut peers.server)
+            } else {
+                rest(&mut peers.callers[actor].client)
+            }
+        },
     );
-    assert!(peers.callers.iter().all(|caller| caller.deadlines.is_empty()));
-    // A place is free again when the server has seen its client leave. And a name, when its server has ended.
+    assert!(
+        peers
+            .callers
+            .iter()
+            .all(|caller| caller.deadlines.is_empty())
+    );
+    // A place is free again when the server has seen its client leave. And a name, when its server
+    // has ended.
     peers.callers.truncate(CLIENTS / 2);
     assert_eq!(R::serve_poll(&mut peers.server), 0);
-    peers.callers.push(Caller { client: R::connect(&dir).unwrap(), made: 0, deadlines: BTreeMap::new() });
+    peers.callers.push(Caller {
+        client: R::connect(&dir).unwrap(),
+        made: 0,
+        deadlines: BTreeMap::new(),
+    });
     assert_eq!(files(), before);
     drop(peers.server);
-    assert!(R::poll(&mut peers.callers[0].client, |_, _| ()).is_err(), "the server has ended");
+    assert!(
+        R::poll(&mut peers.callers[0].client, |_, _| ()).is_err(),
+        "the server has ended"
+    );
     drop((R::create(&dir, CLIENTS, DEPTH), peers.callers));
     (world.trace, peers.seen.to_vec(), world.turns)
 }
 
 /// Descriptors are counted: in a process of its own.
-pub(crate) fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files<R: Rpc>(name: &str) {
+pub(crate) fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files<R: Rpc>(
+    name: &str,
+) {
     start::<R>("simulated: all", &Scratch::new(name)).wait();
 }
 

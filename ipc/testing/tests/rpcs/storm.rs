@@ -1,6 +1,7 @@
-//! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers
-//! with clients that live. The survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for;
-//! entries can be taken again; the next server starts; nothing is left.
+//! Processes that poll and sleep in turn, killed at random moments, and stopped and continued:
+//! clients of a server that lives, and servers with clients that live. The survivors neither hang
+//! nor lose an answer nor get one twice, whatever they give up or do not wait for; entries can be
+//! taken again; the next server starts; nothing is left.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +13,9 @@ use shm::dir::Dir;
 use crate::caller::{Caller, answer};
 use crate::rpc::Rpc;
 use crate::start;
-use shm_testing::helpers::{Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for, wait_for_some};
+use shm_testing::helpers::{
+    Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for, wait_for_some,
+};
 
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
@@ -37,20 +40,27 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
     }
 }
 
-/// How the calls of a client ended: answered, dropped by the server, too late, given up, and because the server was gone.
+/// How the calls of a client ended: answered, dropped by the server, too late, given up, and
+/// because the server was gone.
 #[derive(Default)]
 struct Tally([u64; 5]);
 
 impl Tally {
     fn add(&mut self, ended: [u64; 5]) {
-        self.0.iter_mut().zip(ended).for_each(|(sum, ended)| *sum += ended);
+        self.0
+            .iter_mut()
+            .zip(ended)
+            .for_each(|(sum, ended)| *sum += ended);
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [answered, dropped, late, cancelled, gone] = self.0;
-        write!(f, "{answered} answered, {dropped} dropped, {late} late, {cancelled} given up, {gone} ended, 0 lost, 0 duplicated")
+        write!(
+            f,
+            "{answered} answered, {dropped} dropped, {late} late, {cancelled} given up, {gone} ended, 0 lost, 0 duplicated"
+        )
     }
 }
 
@@ -67,19 +77,41 @@ fn client<R: Rpc>(dir: &Dir) {
         let mut caller = Caller::<R>::new(connected);
         session(&mut caller, &mut number, first + CALLS_MIN, &mut random);
         assert!(caller.is_idle(), "calls that did not end");
-        tally.add([caller.answered, caller.dropped, caller.late, caller.cancelled, caller.gone]);
+        tally.add([
+            caller.answered,
+            caller.dropped,
+            caller.late,
+            caller.cancelled,
+            caller.gone,
+        ]);
     }
-    assert_eq!(tally.0.iter().sum::<u64>(), number - first, "every call ends once");
+    assert_eq!(
+        tally.0.iter().sum::<u64>(),
+        number - first,
+        "every call ends once"
+    );
     say(tally.0.map(|ended| ended.to_string()).join(" "));
 }
 
-/// Returns the timeout of a call: mostly none; sometimes no time, or about as long as the call takes.
+/// Returns the timeout of a call: mostly none; sometimes no time, or about as long as the call
+/// takes.
 fn timeout(random: &mut fastrand::Rng) -> Option<Duration> {
-    (random.u8(..4) == 0).then(|| Duration::from_micros(if random.bool() { random.u64(..300) } else { random.u64(..100_000) }))
+    (random.u8(..4) == 0).then(|| {
+        Duration::from_micros(if random.bool() {
+            random.u64(..300)
+        } else {
+            random.u64(..100_000)
+        })
+    })
 }
 
 /// Until the server is gone, or the test hung up, `enough` calls were made and all have ended.
-fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random: &mut fastrand::Rng) {
+fn session<R: Rpc>(
+    caller: &mut Caller<R>,
+    number: &mut u64,
+    enough: u64,
+    random: &mut fastrand::Rng,
+) {
     let mut depth = 1;
     let mut sleeps = false;
     let mut ends = false;
@@ -102,7 +134,11 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random
             Ok(0) if ends && caller.is_idle() => return,
             Ok(0) if *number > first => {}
             Ok(0) => {
-                assert!(progress.elapsed() < PATIENCE, "{} calls hang", caller.waiting());
+                assert!(
+                    progress.elapsed() < PATIENCE,
+                    "{} calls hang",
+                    caller.waiting()
+                );
                 // A client whose call was given up just now may have nothing to wait for.
                 if sleeps && !caller.is_idle() {
                     assert!(caller.sleep(), "{} calls hang", caller.waiting());
@@ -119,7 +155,8 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random
     }
 }
 
-/// A server that makes sure that each client's calls come once and in order, and answers them in any.
+/// A server that makes sure that each client's calls come once and in order, and answers them in
+/// any.
 struct Serving<R: Rpc> {
     server: R::Server,
     held: Vec<(R::Held, u64)>,
@@ -134,21 +171,36 @@ struct Serving<R: Rpc> {
 
 impl<R: Rpc> Serving<R> {
     fn new(server: R::Server) -> Self {
-        Self { server, held: vec![], shelf: vec![], last: HashMap::new(), executed: 0, late: 0, random: fastrand::Rng::new() }
+        Self {
+            server,
+            held: vec![],
+            shelf: vec![],
+            last: HashMap::new(),
+            executed: 0,
+            late: 0,
+            random: fastrand::Rng::new(),
+        }
     }
 
     fn step(&mut self) {
         let mut is_idle = R::serve_poll(&mut self.server) == 0;
         while let Some((request, number)) = R::recv(&mut self.server) {
             let last = self.last.insert(number >> CALL_BITS, number);
-            assert!(last.is_none_or(|last| number == last + 1), "{number:#x} after {last:#x?}");
+            assert!(
+                last.is_none_or(|last| number == last + 1),
+                "{number:#x} after {last:#x?}"
+            );
             self.executed += 1;
             if self.random.u8(..128) == 0 {
                 // Which rejects it.
                 drop(request);
                 continue;
             }
-            let to = if self.random.u8(..32) == 0 { &mut self.shelf } else { &mut self.held };
+            let to = if self.random.u8(..32) == 0 {
+                &mut self.shelf
+            } else {
+                &mut self.held
+            };
             to.push((request, number));
         }
         // The calls of the living, and with time many of the dead.
@@ -171,7 +223,9 @@ impl<R: Rpc> Serving<R> {
 
 /// Serves until the test hangs up.
 fn server<R: Rpc>(dir: &Dir) {
-    let created = wait_for_some("the name stays taken", || R::try_create(dir, ENTRIES, DEPTH));
+    let created = wait_for_some("the name stays taken", || {
+        R::try_create(dir, ENTRIES, DEPTH)
+    });
     let mut serving = Serving::<R>::new(created);
     say("ready");
     while !is_over() {
@@ -192,7 +246,13 @@ struct Crowd {
 
 impl Crowd {
     fn new<R: Rpc>(scratch: &Scratch) -> Self {
-        let mut crowd = Self { clients: vec![], next: 0, kills: 0, stops: 0, random: fastrand::Rng::new() };
+        let mut crowd = Self {
+            clients: vec![],
+            next: 0,
+            kills: 0,
+            stops: 0,
+            random: fastrand::Rng::new(),
+        };
         (0..CLIENTS).for_each(|_| crowd.start::<R>(scratch));
         crowd
     }
@@ -242,7 +302,11 @@ impl Crowd {
                 meanwhile();
                 client.has_ended()
             });
-            let ended: Vec<u64> = client.hear().split(' ').map(|ended| ended.parse().unwrap()).collect();
+            let ended: Vec<u64> = client
+                .hear()
+                .split(' ')
+                .map(|ended| ended.parse().unwrap())
+                .collect();
             tally.add(ended.try_into().unwrap());
             client.wait();
         }

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use delegationrpc::Ring;
 use ipc::{
-    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReadyWords, ReplyError, Server, SessionEnd, Token,
+    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReadyWords,
+    ReplyError, Server, SessionEnd, Token,
 };
 use shm::region::{self, OpenError, Region};
 
 use crate::rpc::{Outcome, Refused, Rpc};
 
-/// A payload of more than one word, which shows whether it is whole: a number, and words that follow from it.
+/// A payload of more than one word, which shows whether it is whole: a number, and words that
+/// follow from it.
 type Block = [u64; 7];
 
 /// The block of a number.
@@ -70,8 +72,17 @@ impl<T: Typed> Rpc for T {
     const NAME: &str = <T as Typed>::NAME;
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::bind_with(dir, "s", T::words(clients, clients * depth), clients, depth, 1) {
-            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
+        match Server::bind_with(
+            dir,
+            "s",
+            T::words(clients, clients * depth),
+            clients,
+            depth,
+            1,
+        ) {
+            Err(CreateError::Region(
+                region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
+            )) => None,
             created => Some(created.unwrap()),
         }
     }
@@ -79,7 +90,8 @@ impl<T: Typed> Rpc for T {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+                ConnectError::Join(JoinError::Full { .. })
+                | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
         }
@@ -94,7 +106,9 @@ impl<T: Typed> Rpc for T {
     }
 
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|(token, request)| (token, unseal(&request)))
+        server
+            .recv()
+            .map(|(token, request)| (token, unseal(&request)))
     }
 
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
@@ -113,15 +127,25 @@ impl<T: Typed> Rpc for T {
         client.call(seal(request), user_data).map_err(refused)
     }
 
-    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
-        client.call_within(seal(request), user_data, timeout).map_err(refused)
+    fn call_within(
+        client: &mut Self::Client,
+        request: u64,
+        user_data: u64,
+        timeout: Duration,
+    ) -> Result<CallToken, Refused> {
+        client
+            .call_within(seal(request), user_data, timeout)
+            .map_err(refused)
     }
 
     fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
         client.cancel(call)
     }
 
-    fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
+    fn poll(
+        client: &mut Self::Client,
+        mut f: impl FnMut(u64, Outcome),
+    ) -> Result<usize, SessionEnd> {
         client.poll(|user_data, outcome| f(user_data, outcome.map(|block| unseal(&block))))
     }
 
@@ -136,7 +160,14 @@ impl<T: Typed> Rpc for T {
     const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::bind_with(dir, "s", T::words(clients, clients * depth), clients, depth, 1) {
+        match Self::Server::bind_with(
+            dir,
+            "s",
+            T::words(clients, clients * depth),
+            clients,
+            depth,
+            1,
+        ) {
             Err(CreateError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
@@ -152,14 +183,23 @@ impl<T: Typed> Rpc for T {
     fn entries(dir: &Dir, calls: usize) -> (Region, usize) {
         let words = T::words(ENTRIES_MAX, calls);
         let announced = 128 + T::Announced::bytes(ENTRIES_MAX, words).unwrap();
-        (Region::open(dir, "s", T::Announced::KIND, 128).unwrap(), announced)
+        (
+            Region::open(dir, "s", T::Announced::KIND, 128).unwrap(),
+            announced,
+        )
     }
 }
 
 fn refused(error: CallError<Block, u64>) -> Refused {
     match error {
-        CallError::Full { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
-        CallError::Disconnected { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
+        CallError::Full {
+            request, user_data, ..
+        } => Refused::Full(unseal(&request), user_data),
+        CallError::Disconnected {
+            request,
+            user_data,
+            end,
+        } => Refused::Ended(unseal(&request), user_data, end),
         CallError::TooLarge { .. } => panic!("{error:?}"),
     }
 }

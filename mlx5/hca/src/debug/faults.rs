@@ -5,10 +5,11 @@ use mlx5_wire::{ConnectOptions, Syndrome};
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
-/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
+/// Faults that a software HCA makes; the default makes none.
+/// [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in the order of their first attempts. A WQE
-/// that only fills the end of a send queue does not count.
+/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in
+/// the order of their first attempts. A WQE that only fills the end of a send queue does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random numbers: the same seed gives the same faults for the same operations.
@@ -19,17 +20,19 @@ pub struct Faults {
     pub delay_ns: u64,
     /// Messages in a thousand whose first attempt finds no receive, even if one is posted.
     pub rnr_permille: u16,
-    /// Lanes in a thousand that are skipped when messages are taken. So CQEs of different queue pairs change places. The CQEs of one queue
-    /// pair stay in order.
+    /// Lanes in a thousand that are skipped when messages are taken. So CQEs of different queue
+    /// pairs change places. The CQEs of one queue pair stay in order.
     pub reorder_permille: u16,
     /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
     /// From the operation with this number on, no peer answers. Datagrams need no answer.
     pub drop_peers_after: Option<u64>,
-    /// Attempts of messages in a thousand that are lost. A lost datagram is complete. Another message is sent again after the timeout of its
-    /// queue pair; if all attempts are lost, it fails, at once.
+    /// Attempts of messages in a thousand that are lost. A lost datagram is complete. Another
+    /// message is sent again after the timeout of its queue pair; if all attempts are lost, it
+    /// fails, at once.
     pub loss_permille: u16,
-    /// The place of the queue pair that gets the faults of operations: the lower 14 bits of its number. `None`: all queue pairs.
+    /// The place of the queue pair that gets the faults of operations: the lower 14 bits of its
+    /// number. `None`: all queue pairs.
     pub only: Option<u16>,
 }
 
@@ -65,8 +68,19 @@ pub(crate) struct Injector {
 impl Injector {
     /// Returns `None` if no fault is requested.
     pub(crate) fn new(faults: &Faults) -> Option<Box<Self>> {
-        let is_quiet = *faults == Faults { seed: faults.seed, ..Faults::default() };
-        (!is_quiet).then(|| Box::new(Self { faults: faults.clone(), random: Random::new(faults.seed), count: 0, delay_ns: 0 }))
+        let is_quiet = *faults
+            == Faults {
+                seed: faults.seed,
+                ..Faults::default()
+            };
+        (!is_quiet).then(|| {
+            Box::new(Self {
+                faults: faults.clone(),
+                random: Random::new(faults.seed),
+                count: 0,
+                delay_ns: 0,
+            })
+        })
     }
 
     /// Returns the delay of the operation that was delayed just now, in ns.
@@ -75,7 +89,9 @@ impl Injector {
     }
 
     fn concerns(&self, qp: &Sender<'_>) -> bool {
-        self.faults.only.is_none_or(|only| usize::from(only) == qp.index)
+        self.faults
+            .only
+            .is_none_or(|only| usize::from(only) == qp.index)
     }
 
     /// Returns the fate of the next operation. It is decided at the first attempt.
@@ -91,22 +107,35 @@ impl Injector {
         if takes_receive && self.random.happens(self.faults.rnr_permille) {
             return Fate::NotReady;
         }
-        let delay_ns = if self.random.happens(self.faults.delay_permille) { self.faults.delay_ns } else { 0 };
+        let delay_ns = if self.random.happens(self.faults.delay_permille) {
+            self.faults.delay_ns
+        } else {
+            0
+        };
         match (self.lost_attempts(qp), delay_ns) {
             (0, 0) => Fate::Normal,
             (1.., _) if qp.is_datagram => Fate::Lost,
-            (lost, _) if lost > qp.options.retry_count => Fate::Fails(Syndrome::TransportRetryExceeded),
+            (lost, _) if lost > qp.options.retry_count => {
+                Fate::Fails(Syndrome::TransportRetryExceeded)
+            }
             (lost, _) => {
-                let once_ns = ConnectOptions { retry_count: 0, ..*qp.options }.transport_timeout_ns();
+                let once_ns = ConnectOptions {
+                    retry_count: 0,
+                    ..*qp.options
+                }
+                .transport_timeout_ns();
                 self.delay_ns = once_ns.saturating_mul(lost.into()).saturating_add(delay_ns);
                 Fate::Delayed
             }
         }
     }
 
-    /// Returns the number of attempts of a message that are lost in a row, at most one more than its retries.
+    /// Returns the number of attempts of a message that are lost in a row, at most one more than
+    /// its retries.
     fn lost_attempts(&mut self, qp: &Sender<'_>) -> u8 {
-        (0..=qp.options.retry_count).take_while(|_| self.random.happens(self.faults.loss_permille)).count() as u8
+        (0..=qp.options.retry_count)
+            .take_while(|_| self.random.happens(self.faults.loss_permille))
+            .count() as u8
     }
 
     /// Returns whether the peers of a queue pair have stopped answering.

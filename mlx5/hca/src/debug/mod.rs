@@ -1,7 +1,8 @@
 //! Detects mistakes of drivers, and makes failures for tests of programs.
 //!
 //! - `strict`: strict mode, which checks the rules in `rule`. `watch`: the state of strict mode.
-//! - `faults`: failures by seed. `trace`: a hash of a run. `vendor`: the texts of vendor syndromes. `testing`: corrupted words, for tests.
+//! - `faults`: failures by seed. `trace`: a hash of a run. `vendor`: the texts of vendor syndromes.
+//!   `testing`: corrupted words, for tests.
 
 pub(crate) mod faults;
 pub(crate) mod rule;

@@ -69,8 +69,8 @@ rules! {
     ReceiveBeyondRoom: "the receive record is further ahead than the queue has WQEs",
     /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
     ReceiveZeroLength: "a receive with a data segment of length 0 that does not end the list",
-    /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not found in immediate time, nor behind a
-    /// fence.
+    /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
+    /// found in immediate time, nor behind a fence.
     SourceChanged: "the source buffer changed between the doorbell and the completion",
     /// CQEs that were not written cannot have been consumed.
     ConsumerAhead: "the consumer record is ahead of the CQEs written",
@@ -123,6 +123,8 @@ impl fmt::Display for Violation {
             Queue::Completion(cqn) => write!(f, "completion queue {cqn:#x}"),
         }?;
         write!(f, ", index {}: {}; found", self.index, self.rule)?;
-        self.bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))
+        self.bytes
+            .iter()
+            .try_for_each(|byte| write!(f, " {byte:02x}"))
     }
 }

@@ -1,10 +1,15 @@
-//! Strict mode: detects mistakes of a driver to which a NIC would react silently: it would do nothing, or the wrong thing.
+//! Strict mode: detects mistakes of a driver to which a NIC would react silently: it would do
+//! nothing, or the wrong thing.
 //!
-//! The hook of a doorbell names only the queue pair. The register, the record and the WQEs are read and compared here. Then the register is
-//! poisoned, so that the next store to it can be detected. The next progress finds WQEs that no doorbell announced. A missing barrier
-//! cannot be found here, because a thread sees its own stores in order.
+//! The hook of a doorbell names only the queue pair. The register, the record and the WQEs are read
+//! and compared here. Then the register is poisoned, so that the next store to it can be detected.
+//! The next progress finds WQEs that no doorbell announced. A missing barrier cannot be found here,
+//! because a thread sees its own stores in order.
 
-use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
+use mlx5_wire::{
+    BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB,
+    announced_bytes,
+};
 
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
@@ -24,15 +29,27 @@ pub(crate) fn poison_register(qp: &SoftQp) {
     }
 }
 
-/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it obeys all rules. If not, the next WQE of
-/// the queue pair fails.
+/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it
+/// obeys all rules. If not, the next WQE of the queue pair fails.
 #[cold]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State { queues: Queues { qps, .. }, violations, .. } = state;
-    let Some(Some(qp)) = qps.get_mut(index) else { return false };
-    let Some(register) = qp.sq.register else { return false };
+    let State {
+        queues: Queues { qps, .. },
+        violations,
+        ..
+    } = state;
+    let Some(Some(qp)) = qps.get_mut(index) else {
+        return false;
+    };
+    let Some(register) = qp.sq.register else {
+        return false;
+    };
     // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
-    let halves = unsafe { register.cast::<[[u8; BLUEFLAME_BYTES]; 2]>().replace([[POISON; BLUEFLAME_BYTES]; 2]) };
+    let halves = unsafe {
+        register
+            .cast::<[[u8; BLUEFLAME_BYTES]; 2]>()
+            .replace([[POISON; BLUEFLAME_BYTES]; 2])
+    };
     let half = usize::from(halves[0][..8] == [POISON; 8]);
     let register = halves[half];
     let producer = qp.sq.producer();
@@ -40,8 +57,11 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let result = if qp.has_failed() {
         Ok(())
     } else {
-        // WQEs are checked before the register, so that a malformed WQE is reported as such and not as a register mismatch.
-        check_room(qp, producer).and_then(|()| check_wqes(qp, producer)).and_then(|()| check_register(qp, half, &register, producer))
+        // WQEs are checked before the register, so that a malformed WQE is reported as such and not
+        // as a register mismatch.
+        check_room(qp, producer)
+            .and_then(|()| check_wqes(qp, producer))
+            .and_then(|()| check_register(qp, half, &register, producer))
     };
     qp.watch.half = Some(half);
     qp.watch.notified = producer;
@@ -60,9 +80,19 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
     }
 }
 
-fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], producer: u16) -> Result<(), Violation> {
+fn check_register(
+    qp: &SoftQp,
+    half: usize,
+    register: &[u8; BLUEFLAME_BYTES],
+    producer: u16,
+) -> Result<(), Violation> {
     let ctrl = CtrlWords::parse(&head(register));
-    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index().into(), bytes: head(register), rule };
+    let broken = |rule| Violation {
+        queue: Queue::Send(qp.qpn),
+        index: ctrl.wqe_index().into(),
+        bytes: head(register),
+        rule,
+    };
     if register[..8] == [POISON; 8] {
         return Err(broken(Rule::RegisterNotWritten));
     }
@@ -76,14 +106,16 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    // The register holds the last WQE, or all new ones as a batch. A driver may store only the first 8 bytes of a single WQE; the rest is
-    // poison then.
+    // The register holds the last WQE, or all new ones as a batch. A driver may store only the
+    // first 8 bytes of a single WQE; the rest is poison then.
     let announced = announced_bytes(ctrl, producer);
     let compared = if producer == end {
         let is_whole = register[8..SEGMENT] != [POISON; 8];
         announced.filter(|_| is_whole).unwrap_or(8).max(8)
     } else {
-        let all = announced.filter(|&all| ctrl.wqe_index() == qp.watch.notified && register[all - WQEBB..][..8] != [POISON; 8]);
+        let all = announced.filter(|&all| {
+            ctrl.wqe_index() == qp.watch.notified && register[all - WQEBB..][..8] != [POISON; 8]
+        });
         all.ok_or_else(|| broken(Rule::RegisterNotLast))?
     };
     let queue = bytes_of(qp, ctrl.wqe_index(), compared);
@@ -95,19 +127,38 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
 
 /// Returns whether the WQEs up to `producer` are in places that the driver could know to be free.
 fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
-    let QpWatch { notified, reported, signaled, .. } = qp.watch;
+    let QpWatch {
+        notified,
+        reported,
+        signaled,
+        ..
+    } = qp.watch;
     let capacity = qp.sq.capacity();
     if u32::from(producer.wrapping_sub(reported)) <= capacity {
         return Ok(());
     }
     // If no CQE is pending, the ring can never get room: the driver forgot to signal.
     let is_silent = signaled == reported && u32::from(producer.wrapping_sub(notified)) <= capacity;
-    let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
-    Err(of_send(qp, producer, &bytes_of(qp, notified, SEGMENT), rule))
+    let rule = if is_silent {
+        Rule::NoCompletion
+    } else {
+        Rule::RecordBeyondRoom
+    };
+    Err(of_send(
+        qp,
+        producer,
+        &bytes_of(qp, notified, SEGMENT),
+        rule,
+    ))
 }
 
 fn of_send(qp: &SoftQp, index: u16, bytes: &[u8], rule: Rule) -> Violation {
-    Violation { queue: Queue::Send(qp.qpn), index: index.into(), bytes: head(bytes), rule }
+    Violation {
+        queue: Queue::Send(qp.qpn),
+        index: index.into(),
+        bytes: head(bytes),
+        rule,
+    }
 }
 
 fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
@@ -116,19 +167,31 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
         let bytes = bytes_of(qp, counter, 16 * WQEBB);
         let ctrl = CtrlWords::parse(&head(&bytes));
         let outstanding = producer.wrapping_sub(counter);
-        check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
+        check_wqe(qp, counter, outstanding, ctrl, &bytes)
+            .map_err(|rule| of_send(qp, counter, &bytes, rule))?;
         counter = counter.wrapping_add(blocks(ctrl.ds()).max(1));
         if ctrl.signaled() {
             qp.watch.signaled = counter;
         }
     }
     if u32::from(producer.wrapping_sub(qp.watch.signaled)) >= qp.sq.capacity() {
-        return Err(of_send(qp, producer, &bytes_of(qp, qp.watch.notified, SEGMENT), Rule::NoCompletion));
+        return Err(of_send(
+            qp,
+            producer,
+            &bytes_of(qp, qp.watch.notified, SEGMENT),
+            Rule::NoCompletion,
+        ));
     }
     Ok(())
 }
 
-fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
+fn check_wqe(
+    qp: &SoftQp,
+    counter: u16,
+    outstanding: u16,
+    ctrl: CtrlWords,
+    bytes: &[u8; 16 * WQEBB],
+) -> Result<(), Rule> {
     if ctrl.wqe_index() != counter {
         return Err(Rule::WqeIndex);
     }
@@ -139,8 +202,13 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
-    // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
-    if bytes[0] != 0 || bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
+    // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and
+    // bit 4 mean nothing.
+    if bytes[0] != 0
+        || bytes[8..11] != [0; 3]
+        || bytes[11] & 0b0001_0001 != 0
+        || bytes[7] & 0b1100_0000 != 0
+    {
         return Err(Rule::WqeReserved);
     }
     let opcode = Opcode::from_repr(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
@@ -151,13 +219,16 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
     // An atomic has one result buffer.
-    if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
+    if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT
+    {
         return Err(Rule::WqeLength);
     }
     while let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() {
         let words = DataWords::parse(segment);
         data = match words.byte_count() {
-            bytes if words.is_inline() => data.get(InlineHeader::segments(bytes as usize) * SEGMENT..).ok_or(Rule::InlineLength)?,
+            bytes if words.is_inline() => data
+                .get(InlineHeader::segments(bytes as usize) * SEGMENT..)
+                .ok_or(Rule::InlineLength)?,
             0 => return Err(Rule::ZeroLength),
             _ => behind,
         };
@@ -165,12 +236,21 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so that no thread waits forever for them.
+/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so
+/// that no thread waits forever for them.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State { queues: Queues { qps, .. }, violations, .. } = state;
-    let Some(Some(qp)) = qps.get_mut(index) else { return false };
-    let Some(violation) = unannounced(qp) else { return false };
+    let State {
+        queues: Queues { qps, .. },
+        violations,
+        ..
+    } = state;
+    let Some(Some(qp)) = qps.get_mut(index) else {
+        return false;
+    };
+    let Some(violation) = unannounced(qp) else {
+        return false;
+    };
     qp.watch.notified = qp.sq.producer();
     if !qp.has_failed() {
         break_rule(hca, qp, violations, violation);
@@ -181,12 +261,22 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
 /// Reports mistakes in completion queues and receive queues.
 #[cold]
 pub(crate) fn check_queues(state: &mut State) {
-    let State { queues: Queues { cqs, .. }, rqs, violations, .. } = state;
+    let State {
+        queues: Queues { cqs, .. },
+        rqs,
+        violations,
+        ..
+    } = state;
     for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
         if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
             let mut bytes = [0; SEGMENT];
             bytes[..4].copy_from_slice(&counter.to_be_bytes());
-            violations.push(Violation { queue: Queue::Completion(cqn), index: counter, bytes, rule });
+            violations.push(Violation {
+                queue: Queue::Completion(cqn),
+                index: counter,
+                bytes,
+                rule,
+            });
         }
     }
     for (rqn, rq) in (0..).zip(rqs.iter_mut()) {
@@ -200,7 +290,14 @@ pub(crate) fn check_queues(state: &mut State) {
 
 fn unannounced(qp: &SoftQp) -> Option<Violation> {
     let notified = qp.watch.notified;
-    (qp.sq.producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
+    (qp.sq.producer() != notified).then(|| {
+        of_send(
+            qp,
+            notified,
+            &bytes_of(qp, notified, SEGMENT),
+            Rule::RegisterNotWritten,
+        )
+    })
 }
 
 /// Reports the WQEs that no doorbell announced, when a queue pair is destroyed.
@@ -209,14 +306,24 @@ pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
 }
 
 fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
-    let RqSlot { watch, taken, receives, .. } = rq;
+    let RqSlot {
+        watch,
+        taken,
+        receives,
+        ..
+    } = rq;
     let posted = receives.posted();
     if watch.broken || posted == watch.checked {
         return Ok(());
     }
     let found = |index: u16, rule| {
         let bytes = receives.first_bytes(index);
-        Err(Violation { queue: Queue::Receive(rqn), index: index.into(), bytes, rule })
+        Err(Violation {
+            queue: Queue::Receive(rqn),
+            index: index.into(),
+            bytes,
+            rule,
+        })
     };
     watch.posted.resize(taken.wqes(), 0);
     let new = posted.wrapping_sub(watch.checked);
@@ -227,13 +334,19 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
         let index = watch.next;
         watch.count += 1;
         watch.posted[usize::from(index)] = watch.count;
-        if receives.segments(index).any(|segment| segment.byte_count() == 0) {
+        if receives
+            .segments(index)
+            .any(|segment| segment.byte_count() == 0)
+        {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);
         // The receive was posted before and is not taken yet.
-        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
-        if receives.is_linked && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+        let is_posted =
+            |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
+        if receives.is_linked
+            && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted))
+        {
             return found(index, Rule::ReceiveLink);
         }
         watch.next = next;

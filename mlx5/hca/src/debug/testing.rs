@@ -1,4 +1,5 @@
-//! Hooks for the tests of drivers: a peer that writes random words, and sleepers that only a wake-up ends.
+//! Hooks for the tests of drivers: a peer that writes random words, and sleepers that only a
+//! wake-up ends.
 
 use std::sync::atomic::Ordering;
 
@@ -10,9 +11,13 @@ use crate::shared::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
 use crate::sleep::SLEEPS_WITHOUT_END;
 
 /// The lane of the first queue pair.
-const FIRST_LANE: LanePlace = LanePlace { first: 0, slots: LANE_SLOTS as u32 };
+const FIRST_LANE: LanePlace = LanePlace {
+    first: 0,
+    slots: LANE_SLOTS as u32,
+};
 
-/// Makes the sleepers of this process sleep without end from now on, so that a lost wake-up is a hang and not a delay.
+/// Makes the sleepers of this process sleep without end from now on, so that a lost wake-up is a
+/// hang and not a delay.
 pub fn sleep_without_end() {
     SLEEPS_WITHOUT_END.store(true, Ordering::Relaxed);
 }
@@ -33,23 +38,43 @@ impl Hca {
             6 => {
                 // A message that requests an atomic on any memory.
                 let request = &memory.lane(0).atomic;
-                for word in [&request.kind_key, &request.addr, &request.compare, &request.swap] {
+                for word in [
+                    &request.kind_key,
+                    &request.addr,
+                    &request.compare,
+                    &request.swap,
+                ] {
                     word.store(garbage, Ordering::Relaxed);
                 }
-                let position = self.state.borrow().queues.qps[0].as_ref().map_or(0, |qp| qp.lane.position());
+                let position = self.state.borrow().queues.qps[0]
+                    .as_ref()
+                    .map_or(0, |qp| qp.lane.position());
                 let slots = memory.lane_slots(FIRST_LANE);
-                // SAFETY: these are the slots of that lane. Its other producer is this thread too, which is not in the middle of a publish.
+                // SAFETY: these are the slots of that lane. Its other producer is this thread too,
+                // which is not in the middle of a publish.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };
-                tx.publish(Message { op_own: ATOMIC, imm: garbage as u32, ..Message::default() });
+                tx.publish(Message {
+                    op_own: ATOMIC,
+                    imm: garbage as u32,
+                    ..Message::default()
+                });
             }
-            0 => memory.lanes().pops[random.below(3) as usize].word.store(garbage, Ordering::Relaxed),
+            0 => memory.lanes().pops[random.below(3) as usize]
+                .word
+                .store(garbage, Ordering::Relaxed),
             1 => memory.lane(0).intent.store(garbage, Ordering::Relaxed),
             2 => memory.lanes().ready[0].store(garbage, Ordering::Relaxed),
-            3 => memory.lanes().datagram_ready[random.below(4) as usize].store(garbage, Ordering::Relaxed),
+            3 => memory.lanes().datagram_ready[random.below(4) as usize]
+                .store(garbage, Ordering::Relaxed),
             _ => {
                 let word = random.below(LANE_SLOTS as u64 * 8) as usize;
-                let at = memory.lane_slots(FIRST_LANE).as_ptr().cast::<u64>().wrapping_add(word);
-                // SAFETY: a word of the slots of the first lane. No reference to it exists: nothing else of this thread runs meanwhile.
+                let at = memory
+                    .lane_slots(FIRST_LANE)
+                    .as_ptr()
+                    .cast::<u64>()
+                    .wrapping_add(word);
+                // SAFETY: a word of the slots of the first lane. No reference to it exists: nothing
+                // else of this thread runs meanwhile.
                 unsafe { at.write_volatile(garbage) };
             }
         }

@@ -30,17 +30,24 @@ const PRIME: u64 = 0x0100_0000_01b3;
 
 /// Returns the hash of the earlier bytes, whose hash is `hash`, followed by `bytes`.
 fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+    bytes.iter().fold(hash, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+    })
 }
 
 /// Returns the hash of numbers, in order.
 pub fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    numbers.into_iter().fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))
+    numbers
+        .into_iter()
+        .fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))
 }
 
 impl Trace {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { hash: Cell::new(START), clock }
+        Self {
+            hash: Cell::new(START),
+            clock,
+        }
     }
 
     pub(crate) fn hash(&self) -> u64 {
@@ -51,6 +58,9 @@ impl Trace {
     pub(crate) fn record(&self, what: What, qpn: u32, wqe_index: u16, code: u64, data: u64) {
         let where_ = u64::from(qpn) << 32 | u64::from(wqe_index) << 8 | what as u64;
         let numbers = [self.clock.now_ns(), where_, code, data];
-        self.hash.set(numbers.into_iter().fold(self.hash.get(), |hash, number| fnv1a(hash, &number.to_le_bytes())));
+        self.hash
+            .set(numbers.into_iter().fold(self.hash.get(), |hash, number| {
+                fnv1a(hash, &number.to_le_bytes())
+            }));
     }
 }

@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
-    Writes,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE,
+    MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB, Writes,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -18,7 +18,9 @@ use crate::debug::trace::Trace;
 use crate::debug::watch::QpWatch;
 use crate::deferred::LANE_RETRY_NS;
 use crate::error::{ConnectError, CreateError, OpenError, check};
-use crate::objects::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
+use crate::objects::request::{
+    Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory,
+};
 use crate::options::SoftOptions;
 use crate::packets::port::WirePort;
 use crate::packets::run as packets;
@@ -32,7 +34,8 @@ use crate::responder::arrive;
 use crate::shared::arena::{PAGE, free_index};
 use crate::shared::fabric::Membership;
 use crate::shared::layout::{
-    DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES, qp_index,
+    DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry,
+    RECEIVES, qp_index,
 };
 use crate::shared::memory::{DeviceMemory, commit, memory_error, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
@@ -60,19 +63,45 @@ pub(crate) struct QpPlace {
 
 fn check_power_of_two(what: &'static str, value: u32) -> Result<(), CreateError> {
     let is_legal = value.is_power_of_two();
-    if is_legal { Ok(()) } else { Err(CreateError::Illegal { what, value: value.into(), legal: "a power of two" }) }
+    if is_legal {
+        Ok(())
+    } else {
+        Err(CreateError::Illegal {
+            what,
+            value: value.into(),
+            legal: "a power of two",
+        })
+    }
 }
 
 fn check_alignment(what: &'static str, at: NonNull<u8>, to: usize) -> Result<(), CreateError> {
     let is_legal = at.addr().get() % to == 0;
-    if is_legal { Ok(()) } else { Err(CreateError::Illegal { what, value: at.addr().get() as u64, legal: "an aligned address" }) }
+    if is_legal {
+        Ok(())
+    } else {
+        Err(CreateError::Illegal {
+            what,
+            value: at.addr().get() as u64,
+            legal: "an aligned address",
+        })
+    }
 }
 
 /// Checks the sizes and the address of a receive queue in the driver's memory.
 fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
-    check("the WQEs of a receive queue", memory.wqe_cnt.into(), 1, 1 << 15)?;
+    check(
+        "the WQEs of a receive queue",
+        memory.wqe_cnt.into(),
+        1,
+        1 << 15,
+    )?;
     check_power_of_two("the WQEs of a receive queue", memory.wqe_cnt)?;
-    check("the bytes of a receive WQE", memory.stride.into(), SEGMENT as u64, MAX_RECV_STRIDE.into())?;
+    check(
+        "the bytes of a receive WQE",
+        memory.stride.into(),
+        SEGMENT as u64,
+        MAX_RECV_STRIDE.into(),
+    )?;
     check_power_of_two("the bytes of a receive WQE", memory.stride)?;
     check_alignment("a receive queue's buffer", memory.buffer, SEGMENT)?;
     check_alignment("a doorbell record", memory.record.cast(), 4)
@@ -91,30 +120,52 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
     entry.armed.store(ARMED, Ordering::Relaxed);
     entry.lane.store(qp.lane_place.pack(), Ordering::Relaxed);
     // H1
-    entry.identity.store(qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }), Ordering::Release);
+    entry.identity.store(
+        qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }),
+        Ordering::Release,
+    );
 }
 
 impl Hca {
     /// Opens a device, which joins its fabric.
     ///
-    /// See [`OpenError`]. [`OpenError::NoFreeLid`] if all LIDs are taken, or all [`MAX_VF`](crate::MAX_VF) virtual functions of the port.
-    /// Nothing is left behind.
+    /// See [`OpenError`]. [`OpenError::NoFreeLid`] if all LIDs are taken, or all
+    /// [`MAX_VF`](crate::MAX_VF) virtual functions of the port. Nothing is left behind.
     pub fn open(options: &SoftOptions) -> Result<Self, OpenError> {
-        let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
+        let arena_bytes = options
+            .arena_bytes
+            .checked_next_multiple_of(PAGE)
+            .unwrap_or(options.arena_bytes);
         let memory =
-            DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory { what, source: io::Error::other(source) })?;
+            DeviceMemory::create(arena_bytes).map_err(|(what, source)| OpenError::Memory {
+                what,
+                source: io::Error::other(source),
+            })?;
         let pages = commit(memory.control_memfd(), &memory.control().header)
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
-        pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
+        pages.map_err(|source| OpenError::Memory {
+            what: "the device's tables",
+            source: io::Error::other(source),
+        })?;
         // The stamp 0 marks a free entry. So the key 0 must not match it.
         memory.mr(0).stamp.store(u64::MAX, Ordering::Relaxed);
-        // The first barrier in a process registers it with the kernel, which waits for all CPUs if the process has several threads: up to
-        // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
+        // The first barrier in a process registers it with the kernel, which waits for all CPUs if
+        // the process has several threads: up to seconds on a busy machine. So it is not done in
+        // the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
-        memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
-        let membership = Membership::join(&options.fabric, &memory, options.port.as_ref(), options.roce.is_some())?;
+        memory
+            .control()
+            .header
+            .has_fences
+            .store(barrier.is_fence().into(), Ordering::Relaxed);
+        let membership = Membership::join(
+            &options.fabric,
+            &memory,
+            options.port.as_ref(),
+            options.roce.is_some(),
+        )?;
         let random = &mut Random::new(membership.seed);
         let wire = match &options.roce {
             Some(_) if !options.timing.is_immediate() => return Err(OpenError::WireInModel),
@@ -128,8 +179,13 @@ impl Hca {
             None => None,
         };
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
-        let is_plain = options.timing.is_immediate() && !options.strict && !options.trace && options.counters.is_none();
-        let counters = options.counters.filter(|_| wire.as_ref().is_none_or(|wire| !wire.is_for_all));
+        let is_plain = options.timing.is_immediate()
+            && !options.strict
+            && !options.trace
+            && options.counters.is_none();
+        let counters = options
+            .counters
+            .filter(|_| wire.as_ref().is_none_or(|wire| !wire.is_for_all));
         if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
@@ -142,7 +198,11 @@ impl Hca {
             timing: options.timing.clone(),
             strict: options.strict,
             barrier,
-            mode: if is_plain { Mode::Plain } else { Mode::Ordinary },
+            mode: if is_plain {
+                Mode::Plain
+            } else {
+                Mode::Ordinary
+            },
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
             is_watched: options.trace || !options.timing.is_immediate() || counters.is_some(),
             counters,
@@ -185,7 +245,11 @@ impl Hca {
     /// Returns the address at which peers reach a queue pair.
     #[must_use]
     pub fn address(&self, qpn: u32) -> Address {
-        Address { lid: self.membership.lid, qpn, epoch: self.membership.epoch }
+        Address {
+            lid: self.membership.lid,
+            qpn,
+            epoch: self.membership.epoch,
+        }
     }
 
     /// Returns the hash over all events of this device so far. `None` if it is not traced.
@@ -194,13 +258,17 @@ impl Hca {
         self.trace.as_ref().map(Trace::hash)
     }
 
-    /// Returns the time of the next event that the device has to handle by itself, a retry or a delayed operation, in ns of its clock.
+    /// Returns the time of the next event that the device has to handle by itself, a retry or a
+    /// delayed operation, in ns of its clock.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         // A lane with a fault was skipped.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
         let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
-        [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
+        [self.state.borrow().deferred.next_ns(), again_ns]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Makes a protection domain. Returns its number, which repeats after 2^32 calls.
@@ -218,62 +286,112 @@ impl Hca {
     /// A size outside the limits, or a misaligned address.
     ///
     /// # Safety
-    /// The memory stays valid until [`destroy_cq`](Self::destroy_cq), and its driver accesses it like a device's queue.
+    /// The memory stays valid until [`destroy_cq`](Self::destroy_cq), and its driver accesses it
+    /// like a device's queue.
     pub unsafe fn create_cq(&self, memory: &CqMemory) -> Result<u32, CreateError> {
-        check("the number of CQ entries", memory.entries.into(), 1, MAX_CQE.into())?;
+        check(
+            "the number of CQ entries",
+            memory.entries.into(),
+            1,
+            MAX_CQE.into(),
+        )?;
         check_power_of_two("the number of CQ entries", memory.entries)?;
         check_alignment("a completion queue's buffer", memory.buffer, CQE_BYTES)?;
         check_alignment("a doorbell record", memory.record.cast(), 8)?;
         if ![CQE_BYTES, CQE128_BYTES].contains(&(memory.cqe_bytes as usize)) {
-            return Err(CreateError::Illegal { what: "the size of a CQE", value: memory.cqe_bytes.into(), legal: "64 or 128" });
+            return Err(CreateError::Illegal {
+                what: "the size of a CQE",
+                value: memory.cqe_bytes.into(),
+                legal: "64 or 128",
+            });
         }
         // SAFETY: guaranteed by the caller.
         let cq = unsafe { SoftCq::new(memory) };
         let cqs = &mut self.state.borrow_mut().queues.cqs;
-        let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
-            .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
+        let index =
+            free_index(cqs, MAX_CQS, Option::is_none, || None).ok_or(CreateError::Exhausted {
+                what: "completion queue",
+                max: MAX_CQS as u64,
+            })?;
         cqs[index] = Some(cq);
         Ok(index as u32)
     }
 
     /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&self, cqn: u32) {
-        let State { queues: Queues { cqs, .. }, produced, .. } = &mut *self.state.borrow_mut();
+        let State {
+            queues: Queues { cqs, .. },
+            produced,
+            ..
+        } = &mut *self.state.borrow_mut();
         if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
             *produced = produced.wrapping_add(cq.produced());
             self.forget_events(|event| event == AsyncEvent::CqError { cqn });
         }
     }
 
-    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, its pages committed: the index, and the place of the
-    /// slots.
-    fn free_qp(&self, state: &mut State, lane_slots: u32) -> Result<(usize, LanePlace), CreateError> {
-        let State { queues: Queues { qps, .. }, qp_places, lane_area, first_tag, .. } = state;
-        let free = |(qp, place): (&Option<Box<SoftQp>>, &QpPlace)| qp.is_none() && !place.is_quarantined;
+    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, its pages
+    /// committed: the index, and the place of the slots.
+    fn free_qp(
+        &self,
+        state: &mut State,
+        lane_slots: u32,
+    ) -> Result<(usize, LanePlace), CreateError> {
+        let State {
+            queues: Queues { qps, .. },
+            qp_places,
+            lane_area,
+            first_tag,
+            ..
+        } = state;
+        let free =
+            |(qp, place): (&Option<Box<SoftQp>>, &QpPlace)| qp.is_none() && !place.is_quarantined;
         let index = match qps.iter().zip(qp_places.iter()).position(free) {
             Some(index) => index,
             None if qps.len() < MAX_QPS => {
                 qps.push(None);
-                qp_places.push(QpPlace { tag: *first_tag, is_quarantined: false, version: FIRST });
+                qp_places.push(QpPlace {
+                    tag: *first_tag,
+                    is_quarantined: false,
+                    version: FIRST,
+                });
                 qps.len() - 1
             }
-            None => return Err(CreateError::Exhausted { what: "queue pair", max: MAX_QPS as u64 }),
+            None => {
+                return Err(CreateError::Exhausted {
+                    what: "queue pair",
+                    max: MAX_QPS as u64,
+                });
+            }
         };
-        commit(self.memory.control_memfd(), self.memory.qp(index)).map_err(memory_error("a queue pair"))?;
-        commit(self.memory.lanes_memfd(), self.memory.lane(index)).map_err(memory_error("a lane"))?;
+        commit(self.memory.control_memfd(), self.memory.qp(index))
+            .map_err(memory_error("a queue pair"))?;
+        commit(self.memory.lanes_memfd(), self.memory.lane(index))
+            .map_err(memory_error("a lane"))?;
         let slots = lane_slots.next_power_of_two().max(MIN_LANE_SLOTS as u32);
         let at = lane_area
             .take_aligned(slots as usize * LANE_SLOT_BYTES, LANE_SLOT_BYTES)
-            .ok_or(CreateError::Exhausted { what: "lane", max: MAX_QPS as u64 })?;
-        let lane_place = LanePlace { first: (at / LANE_SLOT_BYTES) as u32, slots };
-        commit(self.memory.lanes_memfd(), &self.memory.lanes().slots[lane_place.range()]).map_err(|error| {
+            .ok_or(CreateError::Exhausted {
+                what: "lane",
+                max: MAX_QPS as u64,
+            })?;
+        let lane_place = LanePlace {
+            first: (at / LANE_SLOT_BYTES) as u32,
+            slots,
+        };
+        commit(
+            self.memory.lanes_memfd(),
+            &self.memory.lanes().slots[lane_place.range()],
+        )
+        .map_err(|error| {
             lane_area.give(at, slots as usize * LANE_SLOT_BYTES);
             memory_error("a lane")(error)
         })?;
         Ok((index, lane_place))
     }
 
-    /// Makes a shared receive queue in the driver's memory, from which posted WQEs are copied. Returns its number.
+    /// Makes a shared receive queue in the driver's memory, from which posted WQEs are copied.
+    /// Returns its number.
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
@@ -289,28 +407,67 @@ impl Hca {
     ///
     /// # Safety
     /// Like [`create_cq`](Self::create_cq).
-    unsafe fn copy_rq(&self, state: &mut State, pd: u32, memory: &RqMemory, is_linked: bool) -> Result<u32, CreateError> {
+    unsafe fn copy_rq(
+        &self,
+        state: &mut State,
+        pd: u32,
+        memory: &RqMemory,
+        is_linked: bool,
+    ) -> Result<u32, CreateError> {
         check_rq(memory)?;
-        let RqMemory { buffer, wqe_cnt, stride, record } = *memory;
-        // SAFETY: guaranteed by the caller. A driver may post to a shared queue at once, to a queue pair's own queue from INIT on.
+        let RqMemory {
+            buffer,
+            wqe_cnt,
+            stride,
+            record,
+        } = *memory;
+        // SAFETY: guaranteed by the caller. A driver may post to a shared queue at once, to a queue
+        // pair's own queue from INIT on.
         let mirror = unsafe { Mirror::new(buffer, stride as usize, record, is_linked) };
-        self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror)).map(|(rqn, _)| rqn)
+        self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror))
+            .map(|(rqn, _)| rqn)
     }
 
-    /// Makes a receive queue in memory that peers map. Returns its number and its zeroed memory. It is either shared (`is_shared`), and
-    /// then every WQE starts with its next segment; or it belongs to one queue pair
-    /// ([`Receives::OwnInReach`](crate::Receives::OwnInReach)).
+    /// Makes a receive queue in memory that peers map. Returns its number and its zeroed memory. It
+    /// is either shared (`is_shared`), and then every WQE starts with its next segment; or it
+    /// belongs to one queue pair ([`Receives::OwnInReach`](crate::Receives::OwnInReach)).
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
-    pub fn create_rq(&self, pd: u32, depth: u32, max_sge: usize, is_shared: bool) -> Result<(u32, RqMemory), CreateError> {
-        check("the depth of a receive queue", depth.into(), 1, MAX_RECV_WR.into())?;
-        check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE.into())?;
+    pub fn create_rq(
+        &self,
+        pd: u32,
+        depth: u32,
+        max_sge: usize,
+        is_shared: bool,
+    ) -> Result<(u32, RqMemory), CreateError> {
+        check(
+            "the depth of a receive queue",
+            depth.into(),
+            1,
+            MAX_RECV_WR.into(),
+        )?;
+        check(
+            "the number of buffers of a receive",
+            max_sge as u64,
+            0,
+            MAX_RECV_SGE.into(),
+        )?;
         // One WQE of a list stays unposted, as its end.
         let wqe_cnt = (depth + u32::from(is_shared)).next_power_of_two();
         let segments = max_sge + usize::from(is_shared);
-        let stride = (SEGMENT * segments).next_power_of_two().max(if is_shared { 2 * SEGMENT } else { SEGMENT });
-        self.place_rq(&mut self.state.borrow_mut(), pd, (wqe_cnt, stride as u32), is_shared, None)
+        let stride = (SEGMENT * segments).next_power_of_two().max(if is_shared {
+            2 * SEGMENT
+        } else {
+            SEGMENT
+        });
+        self.place_rq(
+            &mut self.state.borrow_mut(),
+            pd,
+            (wqe_cnt, stride as u32),
+            is_shared,
+            None,
+        )
     }
 
     /// Makes a queue pair, in the state RESET. Returns its number.
@@ -322,7 +479,12 @@ impl Hca {
     /// Like [`create_cq`](Self::create_cq).
     pub unsafe fn create_qp(&self, memory: &QpMemory) -> Result<u32, CreateError> {
         let sq = memory.sq;
-        check("the WQEBBs of a send queue", sq.wqe_cnt.into(), 0, MAX_SEND_WR.into())?;
+        check(
+            "the WQEBBs of a send queue",
+            sq.wqe_cnt.into(),
+            0,
+            MAX_SEND_WR.into(),
+        )?;
         check("lane_slots", memory.lane_slots.into(), 1, LANE_SLOTS as u64)?;
         // A queue pair that never sends gets one WQEBB, so that masks are valid.
         let wqe_cnt = sq.wqe_cnt.max(1);
@@ -335,7 +497,11 @@ impl Hca {
             Source::OwnInReach(rqn) => (*rqn, false),
             // SAFETY: guaranteed by the caller.
             Source::Own(rq) => (unsafe { self.copy_rq(state, memory.pd, rq, false) }?, true),
-            Source::None => (self.place_rq(state, memory.pd, (1, SEGMENT as u32), false, None)?.0, true),
+            Source::None => (
+                self.place_rq(state, memory.pd, (1, SEGMENT as u32), false, None)?
+                    .0,
+                true,
+            ),
         };
         // SAFETY: guaranteed by the caller.
         let place = unsafe { SqPlace::new(&SqMemory { wqe_cnt, ..sq }) };
@@ -356,7 +522,11 @@ impl Hca {
 
     /// Returns the number of queue pair `index`.
     fn qpn(&self, index: usize, tag: u16) -> u32 {
-        let upper = if self.port.is_some() { self.lid() } else { tag + 1 };
+        let upper = if self.port.is_some() {
+            self.lid()
+        } else {
+            tag + 1
+        };
         u32::from(upper) << QP_INDEX_BITS | index as u32
     }
 
@@ -367,31 +537,55 @@ impl Hca {
     pub(crate) unsafe fn clear_lane(&self, index: usize, place: LanePlace) -> LaneRx<Message> {
         let slots = self.memory.lane_slots(place);
         // SAFETY: guaranteed by the caller. Zero bytes are empty slots.
-        unsafe { self.memory.clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES) };
+        unsafe {
+            self.memory
+                .clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES)
+        };
         self.memory.lane(index).intent.store(0, Ordering::Relaxed);
-        // SAFETY: the slots live as long as the device, this is the only consuming end, and they are empty.
+        // SAFETY: the slots live as long as the device, this is the only consuming end, and they
+        // are empty.
         unsafe { LaneRx::new(slots, place.slots.into(), 0) }
     }
 
     /// Makes a queue pair on existing queues, in the state RESET.
-    fn place_qp<'a>(&self, state: &'a mut State, memory: &QpMemory, rqn: u32, sq: SqPlace) -> Result<&'a mut SoftQp, CreateError> {
-        let no_rq = CreateError::Illegal { what: "the receive queue", value: rqn.into(), legal: "one of this device" };
-        let Some(rq) = state.rqs.get(rqn as usize).and_then(Option::as_ref) else { return Err(no_rq) };
+    fn place_qp<'a>(
+        &self,
+        state: &'a mut State,
+        memory: &QpMemory,
+        rqn: u32,
+        sq: SqPlace,
+    ) -> Result<&'a mut SoftQp, CreateError> {
+        let no_rq = CreateError::Illegal {
+            what: "the receive queue",
+            value: rqn.into(),
+            legal: "one of this device",
+        };
+        let Some(rq) = state.rqs.get(rqn as usize).and_then(Option::as_ref) else {
+            return Err(no_rq);
+        };
         let taken = rq.taken.clone();
-        let Some(receives) = Receives::of(&self.memory, rqn) else { return Err(no_rq) };
+        let Some(receives) = Receives::of(&self.memory, rqn) else {
+            return Err(no_rq);
+        };
         let is_datagram = memory.service == Service::Datagram;
         let (index, lane_place) = self.free_qp(state, memory.lane_slots)?;
         let QpPlace { tag, version, .. } = state.qp_places[index];
         let entry = self.memory.qp(index);
-        // SAFETY: committed by `free_qp`. No peer has this place or these slots: no peer ever had them, or `destroy_qp` waited for it.
+        // SAFETY: committed by `free_qp`. No peer has this place or these slots: no peer ever had
+        // them, or `destroy_qp` waited for it.
         let lane = unsafe { self.clear_lane(index, lane_place) };
         // Reserved here, so that scheduling allocates nothing.
         let count = state.queues.qps.len();
         state.deferred.reserve(count);
-        let later = if self.timing.is_immediate() { 0 } else { sq.capacity() as usize };
+        let later = if self.timing.is_immediate() {
+            0
+        } else {
+            sq.capacity() as usize
+        };
         let qpn = self.qpn(index, tag);
         let scatters = memory.scatter_to_cqe && !is_datagram;
-        let is_compact = scatters || matches!(state.queues.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
+        let is_compact = scatters
+            || matches!(state.queues.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
         let qp = state.queues.qps[index].insert(Box::new(SoftQp {
             qpn,
             writes: Writes::of(qpn),
@@ -420,7 +614,11 @@ impl Hca {
             lane,
             lane_place,
             ack_mask: arrive::ack_mask(lane_place.slots),
-            transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected },
+            transport: if is_datagram {
+                Transport::Datagram { qkey: 0 }
+            } else {
+                Transport::Unconnected
+            },
             is_unreliable: memory.service == Service::Unreliable,
             access: Access::empty(),
             options: ConnectOptions::default(),
@@ -438,18 +636,39 @@ impl Hca {
         Ok(qp)
     }
 
-    /// INIT to RTR: maps the peer's segments and grants it `access`. The driver must not post sends before RTS.
+    /// INIT to RTR: maps the peer's segments and grants it `access`. The driver must not post sends
+    /// before RTS.
     ///
     /// # Errors
     /// See [`ConnectError`]; nothing has changed.
-    pub fn connect(&self, qpn: u32, remote: &Address, options: &ConnectOptions, access: Access) -> Result<(), ConnectError> {
-        let State { queues: Queues { qps, .. }, links, .. } = &mut *self.state.borrow_mut();
+    pub fn connect(
+        &self,
+        qpn: u32,
+        remote: &Address,
+        options: &ConnectOptions,
+        access: Access,
+    ) -> Result<(), ConnectError> {
+        let State {
+            queues: Queues { qps, .. },
+            links,
+            ..
+        } = &mut *self.state.borrow_mut();
         let peer = links.peer(&self.membership, remote)?;
-        let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
-        let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn).and_then(|qp| {
-            let own = QpEntry::pack_peer(qpn, qp.generation);
-            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch)?, qp))
-        });
+        let no_such_qp = ConnectError::NoSuchQp {
+            lid: remote.lid,
+            qpn: remote.qpn,
+        };
+        let connection = qps
+            .get_mut(qp_index(qpn))
+            .and_then(Option::as_mut)
+            .filter(|qp| qp.qpn == qpn)
+            .and_then(|qp| {
+                let own = QpEntry::pack_peer(qpn, qp.generation);
+                Some((
+                    Remote::of(&peer, remote.qpn, own, self.membership.epoch)?,
+                    qp,
+                ))
+            });
         drop(peer);
         let Some((connection, qp)) = connection else {
             links.forget_unused();
@@ -458,38 +677,61 @@ impl Hca {
         (qp.options, qp.access) = (*options, access);
         qp.version = qp.version.wrapping_add(1);
         let entry = self.memory.qp(qp.index);
-        entry.peer.store(QpEntry::pack_peer(remote.qpn, connection.generation()), Ordering::Relaxed);
+        entry.peer.store(
+            QpEntry::pack_peer(remote.qpn, connection.generation()),
+            Ordering::Relaxed,
+        );
         qp.transport = Transport::Connected(Box::new(connection));
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
-        entry.identity.store(qp.connected_identity(), Ordering::Release);
+        entry
+            .identity
+            .store(qp.connected_identity(), Ordering::Release);
         Ok(())
     }
 
     /// INIT to RTR of a datagram queue pair: it receives datagrams with this `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
-        let State { queues: Queues { qps, .. }, links, deferred, .. } = &mut *self.state.borrow_mut();
+        let State {
+            queues: Queues { qps, .. },
+            links,
+            deferred,
+            ..
+        } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
         deferred.add_extras();
-        if let Some(qp) = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) {
+        if let Some(qp) = qps
+            .get_mut(qp_index(qpn))
+            .and_then(Option::as_mut)
+            .filter(|qp| qp.qpn == qpn)
+        {
             qp.transport = Transport::Datagram { qkey };
-            qp.entry().identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
+            qp.entry()
+                .identity
+                .store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
         }
     }
 
-    /// Moves a queue pair to the error state: every posted WQE is flushed at once, announced or not.
+    /// Moves a queue pair to the error state: every posted WQE is flushed at once, announced or
+    /// not.
     pub fn fail_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
-        if let Some(Some(qp)) = state.queues.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
+        if let Some(Some(qp)) = state
+            .queues
+            .qps
+            .get_mut(index)
+            .filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn))
+        {
             qp.is_watched = true;
             qp.fail(self);
             execute::announce_all(self, state, index);
         }
     }
 
-    /// Destroys a queue pair. If the peer is in the middle of a doorbell and does not finish, the place and the receive queue are not
-    /// reused: the peer could still take a receive and publish a message. A number that names no queue pair is ignored.
+    /// Destroys a queue pair. If the peer is in the middle of a doorbell and does not finish, the
+    /// place and the receive queue are not reused: the peer could still take a receive and publish
+    /// a message. A number that names no queue pair is ignored.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {
@@ -502,10 +744,15 @@ impl Hca {
         self.give_rq(&mut self.state.borrow_mut(), srqn);
     }
 
-    /// Destroys a queue pair. Returns the number of its own receive queue, which the caller destroys.
+    /// Destroys a queue pair. Returns the number of its own receive queue, which the caller
+    /// destroys.
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
-        let mut qp = state.queues.qps.get_mut(index)?.take_if(|qp| qp.qpn == qpn)?;
+        let mut qp = state
+            .queues
+            .qps
+            .get_mut(index)?
+            .take_if(|qp| qp.qpn == qpn)?;
         let own_rq = qp.owns_rq().then_some(qp.rqn);
         self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {
@@ -519,10 +766,17 @@ impl Hca {
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         let place = &mut state.qp_places[index];
-        *place = QpPlace { tag: (place.tag + 1) % QPN_TAGS, is_quarantined: !quiet, version: qp.version };
+        *place = QpPlace {
+            tag: (place.tag + 1) % QPN_TAGS,
+            is_quarantined: !quiet,
+            version: qp.version,
+        };
         if quiet {
             let LanePlace { first, slots } = qp.lane_place;
-            state.lane_area.give(first as usize * LANE_SLOT_BYTES, slots as usize * LANE_SLOT_BYTES);
+            state.lane_area.give(
+                first as usize * LANE_SLOT_BYTES,
+                slots as usize * LANE_SLOT_BYTES,
+            );
         } else {
             state.quarantined += 1;
             if let Some(rq) = state.rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut) {

@@ -1,5 +1,5 @@
-//! Support for drivers that do not announce doorbells: polls their doorbell records, and makes the state transitions that their kernel half
-//! requests.
+//! Support for drivers that do not announce doorbells: polls their doorbell records, and makes the
+//! state transitions that their kernel half requests.
 
 use core::sync::atomic::Ordering;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State};
 
 impl Hca {
-    /// Executes all posted WQEs, takes arrived messages, and retries due work. Returns whether it did something, or should be called again
-    /// soon.
+    /// Executes all posted WQEs, takes arrived messages, and retries due work. Returns whether it
+    /// did something, or should be called again soon.
     pub fn poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let mut any = false;
@@ -36,17 +36,24 @@ impl Hca {
 
     /// Polls the doorbell record of queue pair `index`. Returns whether it has new WQEs.
     fn poll_records(&self, state: &mut State, index: usize) -> bool {
-        let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return false };
+        let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
+            return false;
+        };
         if qp.sq_consumer == 0 && qp.lane.position() == 0 {
             self.follow(qp);
         }
-        let announced = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let announced = qp
+            .in_flight
+            .announced
+            .back()
+            .map_or(qp.sq_limit, |last| last.end);
         let producer = qp.sq.producer();
         if !qp.is_watched || producer == announced {
             return false;
         }
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
-            // No driver posts more than its queue holds, so the content of the queue cannot be trusted.
+            // No driver posts more than its queue holds, so the content of the queue cannot be
+            // trusted.
             qp.is_watched = false;
             qp.break_down(self);
             return true;
@@ -55,43 +62,57 @@ impl Hca {
         true
     }
 
-    /// Reconnects to a peer that was reset. Two ends that are both reset and connected again may do so in any order, and the first one
-    /// finds the old state of the other. Until something is sent or received, the connection follows the number of the peer, as on a NIC.
+    /// Reconnects to a peer that was reset. Two ends that are both reset and connected again may do
+    /// so in any order, and the first one finds the old state of the other. Until something is sent
+    /// or received, the connection follows the number of the peer, as on a NIC.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(qp.qpn, qp.generation);
-        let Transport::Connected(remote) = &mut qp.transport else { return };
+        let Transport::Connected(remote) = &mut qp.transport else {
+            return;
+        };
         // A pending atomic is still the WQE at the head, and the peer may have executed it.
         if remote.lane.position() != 0 || !remote.was_reset() {
             return;
         }
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
-        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch) else { return };
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch) else {
+            return;
+        };
         **remote = new;
         qp.version = qp.version.wrapping_add(1);
         let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
-        entry.peer.store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);
+        entry
+            .peer
+            .store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);
         if self.memory.receives(qp.index) {
             // H1
-            entry.identity.store(qp.connected_identity(), Ordering::Release);
+            entry
+                .identity
+                .store(qp.connected_identity(), Ordering::Release);
         }
     }
 
     /// Calls `f` with queue pair `qpn`, if there is one.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
         let qps = &mut self.state.borrow_mut().queues.qps;
-        qps.get_mut(qp_index(qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == qpn).map(f)
+        qps.get_mut(qp_index(qpn))
+            .and_then(Option::as_deref_mut)
+            .filter(|qp| qp.qpn == qpn)
+            .map(f)
     }
 
     /// RESET to INIT: polls its own receive queue from now on.
     pub fn initialize(&self, qpn: u32) {
-        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else { return };
+        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else {
+            return;
+        };
         if let Some(Some(rq)) = self.state.borrow_mut().rqs.get_mut(rqn as usize) {
             rq.mirror.iter_mut().for_each(Mirror::start);
         }
     }
 
-    /// RTR to RTS, or new options in RTS: polls its send queue from now on. A `timeout` of 0 waits forever. This end sets the RNR timer; on
-    /// a NIC the responder sets it.
+    /// RTR to RTS, or new options in RTS: polls its send queue from now on. A `timeout` of 0 waits
+    /// forever. This end sets the RNR timer; on a NIC the responder sets it.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;
@@ -99,30 +120,51 @@ impl Hca {
         });
     }
 
-    /// INIT to RTR of a connected queue pair of a port: like [`connect`](Self::connect), to the queue pair with this number. A queue pair
-    /// that does not exist, or cannot be reached, never answers.
+    /// INIT to RTR of a connected queue pair of a port: like [`connect`](Self::connect), to the
+    /// queue pair with this number. A queue pair that does not exist, or cannot be reached, never
+    /// answers.
     ///
     /// # Errors
-    /// See [`ConnectError`]. The transition was made nevertheless, except for [`ConnectError::NoAccess`].
-    pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) -> Result<(), ConnectError> {
+    /// See [`ConnectError`]. The transition was made nevertheless, except for
+    /// [`ConnectError::NoAccess`].
+    pub fn connect_by_number(
+        &self,
+        qpn: u32,
+        remote_qpn: u32,
+        access: Access,
+    ) -> Result<(), ConnectError> {
         let lid = vf_of(remote_qpn);
-        let peer = self.state.borrow_mut().links.peer_of_lid(&self.membership, lid);
-        let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
-        let connected = remote.and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
-        if connected.as_ref().is_err_and(|error| !matches!(error, ConnectError::NoAccess { .. })) {
+        let peer = self
+            .state
+            .borrow_mut()
+            .links
+            .peer_of_lid(&self.membership, lid);
+        let remote = peer.map(|peer| Address {
+            lid,
+            qpn: remote_qpn,
+            epoch: peer.epoch,
+        });
+        let connected = remote
+            .and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
+        if connected
+            .as_ref()
+            .is_err_and(|error| !matches!(error, ConnectError::NoAccess { .. }))
+        {
             self.with_qp(qpn, |qp| qp.transport = Transport::NoPeer);
         }
         connected
     }
 
-    /// Changes the rights of the peer of a connected queue pair in RTR or RTS, from the peer's next doorbell on. Does nothing in other
-    /// states.
+    /// Changes the rights of the peer of a connected queue pair in RTR or RTS, from the peer's next
+    /// doorbell on. Does nothing in other states.
     pub fn allow(&self, qpn: u32, access: Access) {
         self.with_qp(qpn, |qp| {
             qp.access = access;
             if self.memory.receives(qp.index) {
                 // H1
-                qp.entry().identity.store(qp.connected_identity(), Ordering::Release);
+                qp.entry()
+                    .identity
+                    .store(qp.connected_identity(), Ordering::Release);
             }
         });
     }
@@ -133,14 +175,27 @@ impl Hca {
         self.with_qp(qpn, |qp| qp.has_failed()).unwrap_or(false)
     }
 
-    /// Moves a queue pair back to RESET, under the same number. Neither of its queues is polled any more, so the driver may then set its
-    /// records to 0 and remove the queue pair's CQEs. Returns `false` if the peer does not finish its doorbell within 50 ms; the queue pair
-    /// is in the error state then.
+    /// Moves a queue pair back to RESET, under the same number. Neither of its queues is polled any
+    /// more, so the driver may then set its records to 0 and remove the queue pair's CQEs. Returns
+    /// `false` if the peer does not finish its doorbell within 50 ms; the queue pair is in the
+    /// error state then.
     pub fn reset_qp(&self, qpn: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
-        let State { queues: Queues { qps, .. }, rqs, stuck, hot, .. } = state;
+        let State {
+            queues: Queues { qps, .. },
+            rqs,
+            stuck,
+            hot,
+            ..
+        } = state;
         let index = qp_index(qpn);
-        let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
+        let Some(qp) = qps
+            .get_mut(index)
+            .and_then(Option::as_mut)
+            .filter(|qp| qp.qpn == qpn)
+        else {
+            return true;
+        };
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         if !self.quiesce(stuck, peer.iter()) {
@@ -149,7 +204,8 @@ impl Hca {
         }
         hot.remove(index);
         packets::abandon(state.links.wire.as_deref_mut(), qp);
-        // The messages in the lane took receives of a shared queue. Draining returns them, as it does when a queue pair is destroyed.
+        // The messages in the lane took receives of a shared queue. Draining returns them, as it
+        // does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
         // SAFETY: committed when the queue pair was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
@@ -157,7 +213,11 @@ impl Hca {
         (qp.mode, qp.is_watched) = (self.first_mode(state.queues.injector.as_deref()), false);
         qp.waiting = None;
         qp.in_flight = InFlight::with_capacity(0, false);
-        qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
+        qp.transport = if qp.is_datagram() {
+            Transport::Datagram { qkey: 0 }
+        } else {
+            Transport::Unconnected
+        };
         if let (true, Some(Some(rq))) = (qp.owns_rq(), rqs.get_mut(qp.rqn as usize)) {
             rq.receives.reset();
             rq.taken.reset();
@@ -168,16 +228,30 @@ impl Hca {
         true
     }
 
-    /// Returns whether the queue had no room for a CQE. It gets no more CQEs then, and its queue pairs fail.
+    /// Returns whether the queue had no room for a CQE. It gets no more CQEs then, and its queue
+    /// pairs fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
-        self.state.borrow().queues.cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
+        self.state
+            .borrow()
+            .queues
+            .cqs
+            .get(cqn as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(SoftCq::has_overrun)
     }
 
-    /// Returns whether the driver armed the queue and the queue has a completion that it was armed for. Disarms it then. A completion gives
-    /// one event: if the driver arms the queue again without polling, the completion of the last event gives no other.
+    /// Returns whether the driver armed the queue and the queue has a completion that it was armed
+    /// for. Disarms it then. A completion gives one event: if the driver arms the queue again
+    /// without polling, the completion of the last event gives no other.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
-        self.state.borrow_mut().queues.cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
+        self.state
+            .borrow_mut()
+            .queues
+            .cqs
+            .get_mut(cqn as usize)
+            .and_then(Option::as_mut)
+            .is_some_and(SoftCq::announce)
     }
 }

@@ -1,6 +1,7 @@
 //! The firmware commands: creating, connecting, changing and destroying objects.
 //!
-//! - `request`: the parameters. `create`: devices, completion queues and queue pairs. `regions`: memory regions. `rqs`: receive queues.
+//! - `request`: the parameters. `create`: devices, completion queues and queue pairs. `regions`:
+//!   memory regions. `rqs`: receive queues.
 //! - `foreign`: polling and state transitions, for drivers that do not announce doorbells.
 
 pub(crate) mod create;

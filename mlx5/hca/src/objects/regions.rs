@@ -16,11 +16,13 @@ use crate::shared::layout::{FOREIGN, MAX_MRS};
 use crate::shared::memory::{commit, foreign_memory_reachable};
 use crate::{Hca, State};
 
-/// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries before it.
+/// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries
+/// before it.
 const FIRST_MR: usize = 2;
 /// Number of entries that can have regions.
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
-/// Number of entries that are free before one is used again. So a key returns after 256 times as many registrations.
+/// Number of entries that are free before one is used again. So a key returns after 256 times as
+/// many registrations.
 const REUSE_DELAY: usize = 1024;
 
 /// The memory regions of a device.
@@ -30,7 +32,8 @@ pub(crate) struct Regions {
     free: VecDeque<usize>,
     /// [`REUSE_DELAY`], or less in tests.
     pub(crate) reuse_delay: usize,
-    /// Entry of the first slot, less [`FIRST_MR`]. It makes the keys of two devices in the same place differ, nearly always.
+    /// Entry of the first slot, less [`FIRST_MR`]. It makes the keys of two devices in the same
+    /// place differ, nearly always.
     first: usize,
 }
 
@@ -51,17 +54,30 @@ enum MrState {
 impl Regions {
     pub(crate) fn new(random: &mut Random) -> Self {
         let first = random.below(ENTRIES as u64) as usize;
-        Self { slots: Vec::new(), free: VecDeque::new(), reuse_delay: REUSE_DELAY, first }
+        Self {
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            reuse_delay: REUSE_DELAY,
+            first,
+        }
     }
 
-    /// Takes a slot. Returns it and the key of its region. The caller gives the slot back if it makes no region.
+    /// Takes a slot. Returns it and the key of its region. The caller gives the slot back if it
+    /// makes no region.
     fn take(&mut self) -> Result<(usize, u32), RegisterError> {
         let may_grow = self.slots.len() < ENTRIES;
-        let oldest = if self.free.len() > self.reuse_delay || !may_grow { self.free.pop_front() } else { None };
+        let oldest = if self.free.len() > self.reuse_delay || !may_grow {
+            self.free.pop_front()
+        } else {
+            None
+        };
         let slot = match oldest {
             Some(slot) => slot,
             None if may_grow => {
-                self.slots.push(MrSlot { tag: 0, state: MrState::Free });
+                self.slots.push(MrSlot {
+                    tag: 0,
+                    state: MrState::Free,
+                });
                 self.slots.len() - 1
             }
             None => return Err(RegisterError::Exhausted { max: ENTRIES }),
@@ -73,43 +89,76 @@ impl Regions {
     /// Returns the slot of the region with `key`; `None` if there is none.
     fn find(&self, key: u32) -> Option<usize> {
         let slot = ((key >> 8) as usize + 2 * ENTRIES - FIRST_MR - self.first) % ENTRIES;
-        let is_there = |found: &MrSlot| found.tag == key as u8 && !matches!(found.state, MrState::Free);
+        let is_there =
+            |found: &MrSlot| found.tag == key as u8 && !matches!(found.state, MrState::Free);
         self.slots.get(slot).is_some_and(is_there).then_some(slot)
     }
 
     /// Gives a slot back. Its next region has another key.
     fn give(&mut self, slot: usize) {
-        self.slots[slot] = MrSlot { tag: self.slots[slot].tag.wrapping_add(1), state: MrState::Free };
+        self.slots[slot] = MrSlot {
+            tag: self.slots[slot].tag.wrapping_add(1),
+            state: MrState::Free,
+        };
         self.free.push_back(slot);
     }
 }
 
 impl Hca {
-    /// Allocates a region of zeroed memory that peers access at memory speed, on huge pages if requested and available.
+    /// Allocates a region of zeroed memory that peers access at memory speed, on huge pages if
+    /// requested and available.
     ///
     /// # Errors
     /// See [`RegisterError`].
-    pub fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
+    pub fn alloc_registered(
+        &self,
+        pd: u32,
+        bytes: usize,
+        access: Access,
+        huge: bool,
+    ) -> Result<Region, RegisterError> {
         let state = &mut *self.state.borrow_mut();
         check_region(bytes, access)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
-        let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
+        let full = || {
+            no_memory(io::Error::other(
+                "the device's arena is full; raise arena_bytes",
+            ))
+        };
         let page = if huge { HUGE_PAGE } else { PAGE };
         let size = bytes.checked_next_multiple_of(page).ok_or_else(full)?;
         let offset = state.arena.take_aligned(size, page).ok_or_else(full)?;
-        let taken = state.mrs.take().inspect_err(|_| state.arena.give(offset, size));
+        let taken = state
+            .mrs
+            .take()
+            .inspect_err(|_| state.arena.give(offset, size));
         let (slot, key) = taken?;
         // SAFETY: inside the arena.
         let addr = unsafe { self.memory.arena().base().add(offset) };
         let (arena, range) = (self.memory.arena(), offset..offset + size);
-        let committed = if huge { arena.commit_huge(range) } else { arena.commit(range).map(|()| None) };
-        let published = committed.map_err(|e| no_memory(io::Error::other(e))).and_then(|not_huge| {
-            let region = self.publish_mr(key, pd, addr, bytes, offset as u64, access)?;
-            let pages = if huge { not_huge.map_or(Pages::Huge, Pages::NotHuge) } else { Pages::Base };
-            Ok(Region { pages, ..region })
-        });
+        let committed = if huge {
+            arena.commit_huge(range)
+        } else {
+            arena.commit(range).map(|()| None)
+        };
+        let published = committed
+            .map_err(|e| no_memory(io::Error::other(e)))
+            .and_then(|not_huge| {
+                let region = self.publish_mr(key, pd, addr, bytes, offset as u64, access)?;
+                let pages = if huge {
+                    not_huge.map_or(Pages::Huge, Pages::NotHuge)
+                } else {
+                    Pages::Base
+                };
+                Ok(Region { pages, ..region })
+            });
         match published {
-            Ok(_) => state.mrs.slots[slot].state = MrState::Arena { offset, bytes: size },
+            Ok(_) => {
+                state.mrs.slots[slot].state = MrState::Arena {
+                    offset,
+                    bytes: size,
+                }
+            }
             Err(_) => {
                 state.mrs.give(slot);
                 state.arena.give(offset, size);
@@ -118,14 +167,22 @@ impl Hca {
         published
     }
 
-    /// Registers memory of this process, which peers reach by the kernel's cross-process copy. Atomics are executed by this device.
+    /// Registers memory of this process, which peers reach by the kernel's cross-process copy.
+    /// Atomics are executed by this device.
     ///
     /// # Errors
     /// See [`RegisterError`].
     ///
     /// # Safety
-    /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) has returned `true`.
-    pub unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
+    /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) has
+    /// returned `true`.
+    pub unsafe fn register(
+        &self,
+        pd: u32,
+        addr: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
         // Peers reach all memory of a port's queue pairs this way, also to fill receive buffers.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
@@ -141,9 +198,20 @@ impl Hca {
         published
     }
 
-    fn publish_mr(&self, key: u32, pd: u32, addr: NonNull<u8>, len: usize, offset: u64, access: Access) -> Result<Region, RegisterError> {
+    fn publish_mr(
+        &self,
+        key: u32,
+        pd: u32,
+        addr: NonNull<u8>,
+        len: usize,
+        offset: u64,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
         let entry = self.memory.mr(key);
-        commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory { bytes: len, source: io::Error::other(e) })?;
+        commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory {
+            bytes: len,
+            source: io::Error::other(e),
+        })?;
         entry.addr.store(addr.as_ptr() as u64, Ordering::Relaxed);
         entry.len.store(len as u64, Ordering::Relaxed);
         entry.offset.store(offset, Ordering::Relaxed);
@@ -151,7 +219,12 @@ impl Hca {
         entry.pd.store(pd, Ordering::Relaxed);
         // H2
         entry.stamp.store(self.stamp(key), Ordering::Release);
-        Ok(Region { key, addr, len, pages: Pages::Base })
+        Ok(Region {
+            key,
+            addr,
+            len,
+            pages: Pages::Base,
+        })
     }
 
     /// Returns a new stamp for the entry of `key`, after its fields have changed.
@@ -161,12 +234,20 @@ impl Hca {
         u64::from(registration) << 32 | u64::from(key)
     }
 
-    /// Invalidates the key, waits for peers that may be copying under it, and frees the memory. Returns `false` if a peer does not finish
-    /// in time; it may be stopped, and resume. Then the region keeps its place, and another call tries again. A key that names no region is
-    /// ignored.
+    /// Invalidates the key, waits for peers that may be copying under it, and frees the memory.
+    /// Returns `false` if a peer does not finish in time; it may be stopped, and resume. Then the
+    /// region keeps its place, and another call tries again. A key that names no region is ignored.
     pub fn try_deregister(&self, key: u32) -> bool {
-        let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
-        let Some(slot) = mrs.find(key) else { return true };
+        let State {
+            mrs,
+            arena,
+            links,
+            stuck,
+            ..
+        } = &mut *self.state.borrow_mut();
+        let Some(slot) = mrs.find(key) else {
+            return true;
+        };
         self.memory.mr(key).stamp.store(0, Ordering::Release);
         if !self.quiesce(stuck, links.peers()) {
             return false;
@@ -181,8 +262,9 @@ impl Hca {
         true
     }
 
-    /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a peer that may be using the old ones does
-    /// not finish in time (50 ms); another call tries again.
+    /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a
+    /// peer that may be using the old ones does not finish in time (50 ms); another call tries
+    /// again.
     ///
     /// # Errors
     /// [`RegisterError::RemoteWithoutLocalWrite`].
@@ -231,7 +313,9 @@ mod tests {
         let mut soonest = usize::MAX;
         for number in 0..600_000 {
             let key = take(&mut regions).unwrap();
-            soonest = last.insert(key, number).map_or(soonest, |before| soonest.min(number - before));
+            soonest = last
+                .insert(key, number)
+                .map_or(soonest, |before| soonest.min(number - before));
             let slot = regions.find(key).unwrap();
             regions.give(slot);
             assert!(regions.find(key).is_none() && key != held);
@@ -245,7 +329,11 @@ mod tests {
         let mut keys: Vec<u32> = core::iter::from_fn(|| take(&mut regions)).collect();
         let first = keys[0];
         keys.sort_unstable();
-        assert!(keys.iter().map(|key| (key >> 8) as usize).eq(FIRST_MR..MAX_MRS));
+        assert!(
+            keys.iter()
+                .map(|key| (key >> 8) as usize)
+                .eq(FIRST_MR..MAX_MRS)
+        );
         assert!(keys.iter().all(|&key| regions.find(key).is_some()));
         // All entries are taken: the entry that is given back is used at once, under another key.
         let slot = regions.find(first).unwrap();

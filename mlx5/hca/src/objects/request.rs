@@ -1,12 +1,13 @@
-//! Parameters of the firmware commands (PRM "Commands": CREATE_CQ, CREATE_QP, ..), with queues by address.
+//! Parameters of the firmware commands (PRM "Commands": CREATE_CQ, CREATE_QP, ..), with queues by
+//! address.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 
 use mlx5_wire::Service;
 
-/// Memory of a completion queue: `entries` CQEs of `cqe_bytes`, and the two words of the doorbell record, consumer and arm. Every `op_own`
-/// begins with the opcode 0xf.
+/// Memory of a completion queue: `entries` CQEs of `cqe_bytes`, and the two words of the doorbell
+/// record, consumer and arm. Every `op_own` begins with the opcode 0xf.
 #[derive(Clone, Copy, Debug)]
 pub struct CqMemory {
     /// The first entry, aligned to 64 bytes.
@@ -21,8 +22,8 @@ pub struct CqMemory {
     pub record: NonNull<[AtomicU32; 2]>,
 }
 
-/// Memory of a receive queue: `wqe_cnt` WQEs of `stride` bytes, and the word that counts posted receives. Every WQE of a shared receive
-/// queue starts with its next segment.
+/// Memory of a receive queue: `wqe_cnt` WQEs of `stride` bytes, and the word that counts posted
+/// receives. Every WQE of a shared receive queue starts with its next segment.
 #[derive(Clone, Copy, Debug)]
 pub struct RqMemory {
     /// The first WQE.
@@ -44,8 +45,8 @@ pub struct SqMemory {
     pub wqe_cnt: u32,
     /// The send word of the doorbell record.
     pub record: NonNull<AtomicU32>,
-    /// Both halves of the BlueFlame register, 512 bytes and aligned to them, if it is memory. Strict mode reads the stored bytes there, and
-    /// overwrites them with a pattern.
+    /// Both halves of the BlueFlame register, 512 bytes and aligned to them, if it is memory.
+    /// Strict mode reads the stored bytes there, and overwrites them with a pattern.
     pub register: Option<NonNull<u8>>,
 }
 
@@ -54,9 +55,11 @@ pub struct SqMemory {
 pub enum Receives {
     /// A shared receive queue.
     Shared(u32),
-    /// A queue of its own in the driver's memory. Each posted WQE is copied into memory that peers map.
+    /// A queue of its own in the driver's memory. Each posted WQE is copied into memory that peers
+    /// map.
     Own(RqMemory),
-    /// A queue of its own that [`create_rq`](crate::Hca::create_rq) made in memory that peers map. It is destroyed with the queue pair.
+    /// A queue of its own that [`create_rq`](crate::Hca::create_rq) made in memory that peers map.
+    /// It is destroyed with the queue pair.
     OwnInReach(u32),
     /// No receives: messages that need a receive find the receiver not ready.
     None,
@@ -81,7 +84,8 @@ pub struct QpMemory {
     pub user_index: Option<u32>,
     /// Whether short received data goes into the CQE.
     pub scatter_to_cqe: bool,
-    /// Maximum number of messages that wait for its owner to take them, 1..=128; rounded up to a power of two.
+    /// Maximum number of messages that wait for its owner to take them, 1..=128; rounded up to a
+    /// power of two.
     pub lane_slots: u32,
 }
 

@@ -28,14 +28,18 @@ pub(crate) struct RqSlot {
 }
 
 impl RqSlot {
-    /// Copies the receives that another driver has posted since the last call. Returns whether there were some.
+    /// Copies the receives that another driver has posted since the last call. Returns whether
+    /// there were some.
     pub(crate) fn refresh(&mut self) -> bool {
-        self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
+        self.mirror
+            .as_mut()
+            .is_some_and(|mirror| mirror.copy(&self.receives))
     }
 }
 
 impl Hca {
-    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
+    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the
+    /// limits.
     pub(crate) fn place_rq(
         &self,
         state: &mut State,
@@ -45,13 +49,21 @@ impl Hca {
         mirror: Option<Mirror>,
     ) -> Result<(u32, RqMemory), CreateError> {
         let bytes = (wqe_cnt as usize * stride as usize).next_multiple_of(PAGE);
-        let State { rqs, queue_area, .. } = state;
+        let State {
+            rqs, queue_area, ..
+        } = state;
         let exhausted = |what, max| CreateError::Exhausted { what, max };
-        let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
-        let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
+        let index = free_index(rqs, MAX_RQS, Option::is_none, || None)
+            .ok_or(exhausted("receive queue", MAX_RQS as u64))?;
+        let (entry, pop) = (
+            &self.memory.control().rqs[index],
+            &self.memory.lanes().pops[index],
+        );
         commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
         commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
-        let offset = queue_area.take(bytes).ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
+        let offset = queue_area
+            .take(bytes)
+            .ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
         let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
         commit(self.memory.control_memfd(), ring).map_err(|e| {
             queue_area.give(offset, bytes);
@@ -64,25 +76,54 @@ impl Hca {
         entry.returned.store(0, Ordering::Relaxed);
         entry.stride.store(stride, Ordering::Relaxed);
         entry.ring.store(offset as u64, Ordering::Relaxed);
-        entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
+        entry
+            .kind
+            .store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
         pop.word.store(0, Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
-        let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
+        let Some(receives) = Receives::of(&self.memory, index as u32) else {
+            return Err(exhausted("receive queue", MAX_RQS as u64));
+        };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
-        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, mirror, is_quarantined: false });
+        rqs[index] = Some(RqSlot {
+            offset,
+            bytes,
+            receives,
+            taken,
+            watch,
+            mirror,
+            is_quarantined: false,
+        });
         let (buffer, record) = (NonNull::from(ring).cast(), NonNull::from(&entry.record));
-        Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
+        Ok((
+            index as u32,
+            RqMemory {
+                buffer,
+                wqe_cnt,
+                stride,
+                record,
+            },
+        ))
     }
 
-    /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of one of them may still pop, its place
-    /// and its ring are not reused.
+    /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of
+    /// one of them may still pop, its place and its ring are not reused.
     pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
-        let State { rqs, queue_area, repair, .. } = state;
+        let State {
+            rqs,
+            queue_area,
+            repair,
+            ..
+        } = state;
         repair.forget(rqn);
-        let Some(slot) = rqs.get_mut(rqn as usize) else { return };
+        let Some(slot) = rqs.get_mut(rqn as usize) else {
+            return;
+        };
         if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
-            self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
+            self.memory.control().rqs[rqn as usize]
+                .wqe_cnt
+                .store(0, Ordering::Release);
             queue_area.give(rq.offset, rq.bytes);
         }
     }

@@ -39,7 +39,8 @@ pub(crate) struct Connection {
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) posted: VecDeque<Posted>,
-    /// Places in the send queue of the WQEs that the requester has, from message number `completed` on.
+    /// Places in the send queue of the WQEs that the requester has, from message number `completed`
+    /// on.
     pub(super) messages: VecDeque<u16>,
     pub(super) completed: u64,
     /// The receive of the message that is arriving.
@@ -63,17 +64,28 @@ pub struct PacketPath {
     pub psn: u32,
     /// Maximum payload of a packet, in bytes, the same at both ends: 256, 512, 1024, 2048 or 4096.
     pub mtu: u16,
-    /// Whether the peer is a software HCA, which answers only while its program polls it. It is asked for 2 s at least.
+    /// Whether the peer is a software HCA, which answers only while its program polls it. It is
+    /// asked for 2 s at least.
     pub is_polled: bool,
 }
 
-/// Time for which a software HCA that does not answer is asked, in ns. More would delay the news of its end as long.
+/// Time for which a software HCA that does not answer is asked, in ns. More would delay the news of
+/// its end as long.
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
-    pub(super) fn new(path: &PacketPath, first: Psn, options: &ConnectOptions, is_unreliable: bool) -> Self {
+    pub(super) fn new(
+        path: &PacketPath,
+        first: Psn,
+        options: &ConnectOptions,
+        is_unreliable: bool,
+    ) -> Self {
         let (mtu, timeout_ns) = (u32::from(path.mtu), options.ack_timeout_ns());
-        let patient = if path.is_polled { (POLLED_PATIENCE_NS / timeout_ns).min(u8::MAX.into()) as u8 } else { 0 };
+        let patient = if path.is_polled {
+            (POLLED_PATIENCE_NS / timeout_ns).min(u8::MAX.into()) as u8
+        } else {
+            0
+        };
         let requester = Options {
             qpn: path.qpn,
             mtu,
@@ -87,7 +99,12 @@ impl Connection {
         Self {
             peer: path.to,
             requester: Requester::new(requester, first),
-            responder: Responder::new(path.qpn, mtu, rnr_timer_code(options.rnr_timer_ns), Psn::new(path.psn)),
+            responder: Responder::new(
+                path.qpn,
+                mtu,
+                rnr_timer_code(options.rnr_timer_ns),
+                Psn::new(path.psn),
+            ),
             posted: VecDeque::new(),
             messages: VecDeque::new(),
             completed: 0,
@@ -111,19 +128,36 @@ impl Connection {
         self.requester = Requester::new(options, Psn::new(psn));
     }
 
-    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer understands it: once more the NAK that ended
-    /// the connection, which may be lost, if there was one.
+    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer
+    /// understands it: once more the NAK that ended the connection, which may be lost, if there was
+    /// one.
     pub(super) fn last_answer(&self) -> Option<Headers> {
-        let Options { qpn, is_polled, is_unreliable, .. } = self.requester.options();
-        let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
-        let syndrome = self.responder.fatal().map_or(Syndrome::Reserved(GONE), Syndrome::Nak);
+        let Options {
+            qpn,
+            is_polled,
+            is_unreliable,
+            ..
+        } = self.requester.options();
+        let opcode = PacketOpcode {
+            transport: Transport::Rc,
+            opcode: Opcode::Acknowledge,
+        };
+        let syndrome = self
+            .responder
+            .fatal()
+            .map_or(Syndrome::Reserved(GONE), Syndrome::Nak);
         let aeth = Aeth { syndrome, msn: 0 };
-        (is_polled && !is_unreliable).then(|| Headers { aeth, ..Headers::new(opcode, qpn, self.responder.expected()) })
+        (is_polled && !is_unreliable).then(|| Headers {
+            aeth,
+            ..Headers::new(opcode, qpn, self.responder.expected())
+        })
     }
 
     /// Returns the WQE of a message: its counter.
     pub(super) fn wqe_of(&self, message: u64) -> Option<u16> {
-        self.messages.get(message.checked_sub(self.completed)? as usize).copied()
+        self.messages
+            .get(message.checked_sub(self.completed)? as usize)
+            .copied()
     }
 
     /// Makes the next poll of the port run the queue pair.

@@ -1,29 +1,40 @@
 //! Packets between devices that share no memory: RoCEv2 in UDP datagrams.
 //!
-//! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no memory (InfiniBand Architecture
-//!   Specification, volume 1, chapter 9, "Reliable Service"). `message`: what both count.
-//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes and decodes packets. `options`: its options. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture.
+//! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
+//!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
+//!   `message`: what both count.
+//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes
+//!   and decodes packets. `options`: its options. `udp`: the socket. `interface`: addresses of this
+//!   host. `pcap`: a capture.
 //!
-//! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it, says which packet is to be sent next, and learns from
-//! responses and from the time which ones arrived. A [`Responder`](responder::Responder) executes the packets of the other end once and in order, on memory and
-//! receives that it reaches by [`Target`](responder::Target), and answers. A connection has one of each at either end.
+//! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
+//! says which packet is to be sent next, and learns from responses and from the time which ones
+//! arrived. A [`Responder`](responder::Responder) executes the packets of the other end once and in
+//! order, on memory and receives that it reaches by [`Target`](responder::Target), and answers. A
+//! connection has one of each at either end.
 //!
 //! Rules, by which the tests are named:
 //!
 //! - P1. Every message is executed once, in the order of posting, or its requester fails.
-//! - P2. A message completes when its last packet is acknowledged: by an ACK of this PSN or a later one, or by its READ or atomic response.
-//!   An ACK behind a READ or atomic without its response acknowledges only what is before it.
-//! - P3. Without an answer for the timeout, everything from the oldest packet on that is not acknowledged is sent again, and from a NAK's PSN
-//!   on after a NAK; `retry_count` times without progress. Sooner repeats, from 2 ms on, do not count. A READ is asked for
-//!   again from its first missing byte.
-//! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it; `rnr_retry` times.
-//! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a duplicate SEND or WRITE, READs again for a
-//!   duplicate READ, and answers a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
+//! - P2. A message completes when its last packet is acknowledged: by an ACK of this PSN or a later
+//!   one, or by its READ or atomic response. An ACK behind a READ or atomic without its response
+//!   acknowledges only what is before it.
+//! - P3. Without an answer for the timeout, everything from the oldest packet on that is not
+//!   acknowledged is sent again, and from a NAK's PSN on after a NAK; `retry_count` times without
+//!   progress. Sooner repeats, from 2 ms on, do not count. A READ is asked for again from its first
+//!   missing byte.
+//! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it;
+//!   `rnr_retry` times.
+//! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a
+//!   duplicate SEND or WRITE, READs again for a duplicate READ, and answers a duplicate atomic from
+//!   its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
-//! - P7. On an unreliable connection a message completes when its last packet is sent. It is executed once, behind those before it, or lost: if
-//!   a packet is missing, comes late, or is refused. Nobody hears of it.
-//! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A message of one packet without a completion does not
-//!   ask a software HCA, which acknowledges it with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
+//! - P7. On an unreliable connection a message completes when its last packet is sent. It is
+//!   executed once, behind those before it, or lost: if a packet is missing, comes late, or is
+//!   refused. Nobody hears of it.
+//! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A
+//!   message of one packet without a completion does not ask a software HCA, which acknowledges it
+//!   with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 
 pub(crate) mod connection;
 pub(crate) mod interface;

@@ -8,47 +8,67 @@ use std::str::FromStr;
 
 use super::interface::address_in;
 
-/// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module. Its peers are software HCAs and other
-/// RoCEv2 devices on any host. Packets are neither encrypted nor authenticated.
+/// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module.
+/// Its peers are software HCAs and other RoCEv2 devices on any host. Packets are neither encrypted
+/// nor authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceOptions {
     /// An IP address of this host. Packets come from it, and it is the device's GID.
     pub address: IpAddr,
-    /// Length of a network prefix, in bits: the device has the address of this host in the network of `address`. So hosts with one network
-    /// can have the same options. `None`: it has `address`.
+    /// Length of a network prefix, in bits: the device has the address of this host in the network
+    /// of `address`. So hosts with one network can have the same options. `None`: it has `address`.
     pub prefix: Option<u8>,
-    /// Its UDP port. `None`: 4791, or any free one if another device of this address has that. Software HCAs learn the port of a peer;
-    /// other devices send to 4791 only.
+    /// Its UDP port. `None`: 4791, or any free one if another device of this address has that.
+    /// Software HCAs learn the port of a peer; other devices send to 4791 only.
     pub port: Option<u16>,
-    /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's interface.
+    /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's
+    /// interface.
     pub mtu: Option<u16>,
-    /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and to measure.
+    /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
+    /// to measure.
     pub is_for_all: bool,
     /// Packets in a thousand that are lost on purpose.
     pub loss_permille: u16,
-    /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are virtual functions that share an address: its
-    /// name, a period, and the device's `ADDRESS:PORT`.
+    /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
+    /// virtual functions that share an address: its name, a period, and the device's
+    /// `ADDRESS:PORT`.
     pub pcap: Option<PathBuf>,
 }
 
 impl RoceOptions {
-    /// Returns the options of a port on this host: with its own address in place of that of its network.
+    /// Returns the options of a port on this host: with its own address in place of that of its
+    /// network.
     ///
     /// # Errors
     /// `AddrNotAvailable`: this host has no address in this network.
     pub fn on_this_host(self) -> io::Result<Self> {
-        let Some(prefix) = self.prefix else { return Ok(self) };
-        Ok(Self { address: address_in(self.address, prefix)?, prefix: None, ..self })
+        let Some(prefix) = self.prefix else {
+            return Ok(self);
+        };
+        Ok(Self {
+            address: address_in(self.address, prefix)?,
+            prefix: None,
+            ..self
+        })
     }
 
     /// Returns the options of a port with this address and all defaults.
     #[must_use]
     pub const fn new(address: IpAddr) -> Self {
-        Self { address, prefix: None, port: None, mtu: None, is_for_all: false, loss_permille: 0, pcap: None }
+        Self {
+            address,
+            prefix: None,
+            port: None,
+            mtu: None,
+            is_for_all: false,
+            loss_permille: 0,
+            pcap: None,
+        }
     }
 }
 
-/// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
+/// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`,
+/// `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
 /// error is a sentence that says what is legal.
 impl FromStr for RoceOptions {
     type Err = String;
@@ -56,8 +76,14 @@ impl FromStr for RoceOptions {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let text = parts.next().unwrap_or_default();
-        let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
-        let legal = || format!("\"{text}\" is no IP address of this host, nor a network, such as 10.1.0.0/16, in which it has one");
+        let (address, prefix) = text
+            .split_once('/')
+            .map_or((text, None), |(address, prefix)| (address, Some(prefix)));
+        let legal = || {
+            format!(
+                "\"{text}\" is no IP address of this host, nor a network, such as 10.1.0.0/16, in which it has one"
+            )
+        };
         let mut options = Self::new(address.parse().map_err(|_| legal())?);
         let most = if options.address.is_ipv4() { 32 } else { 128 };
         options.prefix = match prefix.map(str::parse) {
@@ -67,19 +93,33 @@ impl FromStr for RoceOptions {
         };
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let number = |legal: &str| value.parse().map_err(|_| format!("{key}={value}: use {legal}"));
+            let number = |legal: &str| {
+                value
+                    .parse()
+                    .map_err(|_| format!("{key}={value}: use {legal}"))
+            };
             match key {
                 "port" => options.port = Some(number("a UDP port, 0 to 65535")?),
                 "mtu" => {
                     let legal = "256, 512, 1024, 2048 or 4096";
                     let mtu = number(legal)?;
                     let is_legal = [256, 512, 1024, 2048, 4096].contains(&mtu);
-                    options.mtu = Some(if is_legal { mtu } else { return Err(format!("mtu={value}: use {legal}")) });
+                    options.mtu = Some(if is_legal {
+                        mtu
+                    } else {
+                        return Err(format!("mtu={value}: use {legal}"));
+                    });
                 }
-                "loss" => options.loss_permille = number("packets in a thousand, 0 to 1000")?.min(1000),
+                "loss" => {
+                    options.loss_permille = number("packets in a thousand, 0 to 1000")?.min(1000)
+                }
                 "packets" if value == "all" => options.is_for_all = true,
                 "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
-                _ => return Err(format!("\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, pcap=FILE")),
+                _ => {
+                    return Err(format!(
+                        "\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, pcap=FILE"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -89,7 +129,15 @@ impl FromStr for RoceOptions {
 /// Formats the options as they are parsed, without defaults.
 impl fmt::Display for RoceOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, prefix, port, mtu, is_for_all, loss_permille, pcap } = self;
+        let Self {
+            address,
+            prefix,
+            port,
+            mtu,
+            is_for_all,
+            loss_permille,
+            pcap,
+        } = self;
         address.fmt(f)?;
         prefix.map_or(Ok(()), |bits| write!(f, "/{bits}"))?;
         port.map_or(Ok(()), |port| write!(f, ",port={port}"))?;
@@ -98,7 +146,8 @@ impl fmt::Display for RoceOptions {
         if *loss_permille > 0 {
             write!(f, ",loss={loss_permille}")?;
         }
-        pcap.as_ref().map_or(Ok(()), |file| write!(f, ",pcap={}", file.display()))
+        pcap.as_ref()
+            .map_or(Ok(()), |file| write!(f, ",pcap={}", file.display()))
     }
 }
 
@@ -107,8 +156,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_options_of_a_port_are_printed_as_they_are_parsed_and_others_are_refused_with_those_that_are_legal() {
-        for text in ["127.0.0.1", "::1,port=0", "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,pcap=/tmp/a"] {
+    fn the_options_of_a_port_are_printed_as_they_are_parsed_and_others_are_refused_with_those_that_are_legal()
+     {
+        for text in [
+            "127.0.0.1",
+            "::1,port=0",
+            "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,pcap=/tmp/a",
+        ] {
             assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
         }
         for (text, part) in [

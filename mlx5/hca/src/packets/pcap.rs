@@ -1,4 +1,5 @@
-//! A packet capture in the format of tcpdump (pcap-savefile(5)), with the IP and UDP headers that the packets have on the wire.
+//! A packet capture in the format of tcpdump (pcap-savefile(5)), with the IP and UDP headers that
+//! the packets have on the wire.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -46,7 +47,12 @@ impl Pcap {
     }
 }
 
-fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8]) -> io::Result<()> {
+fn write(
+    file: &mut impl Write,
+    from: &SocketAddr,
+    to: &SocketAddr,
+    packet: &[u8],
+) -> io::Result<()> {
     let ip = match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), HOPS),
         (from, to) => PacketBuilder::ipv6(gid_of(from), gid_of(to), HOPS),
@@ -54,8 +60,15 @@ fn write(file: &mut impl Write, from: &SocketAddr, to: &SocketAddr, packet: &[u8
     let udp = ip.udp(from.port(), to.port());
     let len = udp.size(packet.len());
     let mut record = Vec::with_capacity(16 + len);
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    for word in [time.as_secs() as u32, time.subsec_nanos(), len as u32, len as u32] {
+    let time = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    for word in [
+        time.as_secs() as u32,
+        time.subsec_nanos(),
+        len as u32,
+        len as u32,
+    ] {
         record.extend(word.to_le_bytes());
     }
     udp.write(&mut record, packet).map_err(io::Error::other)?;

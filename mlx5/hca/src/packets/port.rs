@@ -1,4 +1,5 @@
-//! The port on the wire: what leaves and arrives there, before and after anybody knows what it means.
+//! The port on the wire: what leaves and arrives there, before and after anybody knows what it
+//! means.
 
 use std::collections::VecDeque;
 use std::io;
@@ -43,7 +44,8 @@ pub struct PacketCounters {
 
 /// The port of a device on the wire.
 pub(crate) struct WirePort {
-    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be started.
+    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be
+    /// started.
     waker: Option<Option<Notifier>>,
     udp: Udp,
     /// The address that packets come from, with the port.
@@ -73,8 +75,8 @@ pub(crate) struct WirePort {
     pub(crate) active: Vec<usize>,
 }
 
-/// Returns the UDP port of a virtual function: 4791 of the first, and of none, as the numbers of the first queue pairs of the kernel's RoCE
-/// have it.
+/// Returns the UDP port of a virtual function: 4791 of the first, and of none, as the numbers of
+/// the first queue pairs of the kernel's RoCE have it.
 pub(crate) const fn port_of_vf(vf: u16) -> u16 {
     UDP_PORT + vf.saturating_sub(1)
 }
@@ -83,23 +85,54 @@ pub(crate) const fn port_of_vf(vf: u16) -> u16 {
 fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
     let (source_port, destination_port) = (source.port(), destination.port());
     match (source.ip(), destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            Flow::V4 { source: from.octets(), destination: to.octets(), source_port, destination_port, identification: 0 }
-        }
-        (from, to) => Flow::V6 { source: gid_of(from), destination: gid_of(to), source_port, destination_port },
+        (IpAddr::V4(from), IpAddr::V4(to)) => Flow::V4 {
+            source: from.octets(),
+            destination: to.octets(),
+            source_port,
+            destination_port,
+            identification: 0,
+        },
+        (from, to) => Flow::V6 {
+            source: gid_of(from),
+            destination: gid_of(to),
+            source_port,
+            destination_port,
+        },
     }
 }
 
 impl WirePort {
     /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`.
-    pub(crate) fn open(options: &RoceOptions, vf: Option<u16>, secret: u64) -> Result<Self, OpenError> {
+    pub(crate) fn open(
+        options: &RoceOptions,
+        vf: Option<u16>,
+        secret: u64,
+    ) -> Result<Self, OpenError> {
         let address = options.address;
-        let failed = |port: u16| move |source| OpenError::Wire { address, port, source };
-        let RoceOptions { address, port, mtu, is_for_all, loss_permille, pcap, .. } = options.clone().on_this_host().map_err(failed(0))?;
+        let failed = |port: u16| {
+            move |source| OpenError::Wire {
+                address,
+                port,
+                source,
+            }
+        };
+        let RoceOptions {
+            address,
+            port,
+            mtu,
+            is_for_all,
+            loss_permille,
+            pcap,
+            ..
+        } = options.clone().on_this_host().map_err(failed(0))?;
         let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
         let port = vf.map(port_of_vf).or(port);
         let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
-            (None, Err(OpenError::Wire { source, .. })) if source.kind() == io::ErrorKind::AddrInUse => bind(0)?,
+            (None, Err(OpenError::Wire { source, .. }))
+                if source.kind() == io::ErrorKind::AddrInUse =>
+            {
+                bind(0)?
+            }
             (_, bound) => bound?,
         };
         let own = udp.local().map_err(failed(0))?;
@@ -113,7 +146,10 @@ impl WirePort {
             }
             Pcap::open(&file)
         });
-        let pcap = pcap.transpose().map_err(|source| OpenError::Memory { what: "the packet capture", source })?;
+        let pcap = pcap.transpose().map_err(|source| OpenError::Memory {
+            what: "the packet capture",
+            source,
+        })?;
         Ok(Self {
             waker: None,
             udp,
@@ -157,7 +193,9 @@ impl WirePort {
 
     /// Returns the thread that ends sleeps, which the first call starts.
     pub(crate) fn waker(&mut self) -> Option<&Notifier> {
-        self.waker.get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok()).as_ref()
+        self.waker
+            .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok())
+            .as_ref()
     }
 
     /// Returns whether packets have arrived.
@@ -181,7 +219,11 @@ impl WirePort {
 
     /// Answers a request to a queue pair that is gone. Returns whether its peer sent the request.
     pub(crate) fn answer_for_gone(&mut self, qpn: u32, from: &SocketAddr) -> bool {
-        let Some(&(_, peer, answer)) = self.gone.iter().find(|(gone, peer, _)| *gone == qpn && peer.ip() == from.ip()) else {
+        let Some(&(_, peer, answer)) = self
+            .gone
+            .iter()
+            .find(|(gone, peer, _)| *gone == qpn && peer.ip() == from.ip())
+        else {
             return false;
         };
         self.answer(&peer, &answer);
@@ -203,8 +245,8 @@ impl WirePort {
         self.end < BATCH
     }
 
-    /// Adds a packet to those that [`flush`](Self::flush) sends, if there is room. Its payload has `len` bytes, which `fill` writes; an
-    /// error of `fill` sends nothing.
+    /// Adds a packet to those that [`flush`](Self::flush) sends, if there is room. Its payload has
+    /// `len` bytes, which `fill` writes; an error of `fill` sends nothing.
     pub(crate) fn send<E>(
         &mut self,
         to: &SocketAddr,
@@ -244,7 +286,11 @@ impl WirePort {
         if let Some(traffic) = self.traffic {
             traffic.sent((next - self.first) as u64, self.out.bytes(self.first..next));
         }
-        (self.first, self.end) = if next == self.end { (0, 0) } else { (next, self.end) };
+        (self.first, self.end) = if next == self.end {
+            (0, 0)
+        } else {
+            (next, self.end)
+        };
     }
 
     /// Receives packets. Returns them and their number, for [`give_back`](Self::give_back).
@@ -263,7 +309,11 @@ impl WirePort {
     }
 
     /// Decodes a received packet, and counts it if it is none.
-    pub(crate) fn decode<'a>(&mut self, from: &SocketAddr, packet: &'a [u8]) -> Option<(Headers, &'a [u8])> {
+    pub(crate) fn decode<'a>(
+        &mut self,
+        from: &SocketAddr,
+        packet: &'a [u8],
+    ) -> Option<(Headers, &'a [u8])> {
         if let Some(pcap) = &mut self.pcap {
             pcap.record(from, &self.own, packet);
         }

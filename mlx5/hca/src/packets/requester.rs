@@ -2,19 +2,24 @@
 
 use std::collections::VecDeque;
 
-use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
+use mlx5_wire::roce::{
+    Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport,
+};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
 use super::message::{ACK_DELAY_NS, GONE, packets};
 
 /// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
 const MAX_WINDOW: u32 = 64;
-/// Maximum payload of these packets, in bytes: what the default socket buffer of a Linux receiver holds, with its overhead.
+/// Maximum payload of these packets, in bytes: what the default socket buffer of a Linux receiver
+/// holds, with its overhead.
 const WINDOW_BYTES: u32 = 128 << 10;
-/// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that have begun: half of all.
+/// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that
+/// have begun: half of all.
 const MAX_SPAN: u32 = 1 << 23;
-/// Time without an answer before packets are sent again for the first time, in ns, or twice the longest recent one if that is more: far
-/// below the time-outs that programs set. Each time doubles it, up to the time-out, which alone counts as a retry.
+/// Time without an answer before packets are sent again for the first time, in ns, or twice the
+/// longest recent one if that is more: far below the time-outs that programs set. Each time doubles
+/// it, up to the time-out, which alone counts as a retry.
 const FIRST_REPEAT_NS: u64 = 2_000_000;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
@@ -32,11 +37,13 @@ pub(crate) struct Options {
     pub(crate) retry_count: u8,
     /// Retries after RNR NAKs; 7: no limit.
     pub(crate) rnr_retry: u8,
-    /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`](super::message::MAX_RD_ATOMIC), and no more than the peer keeps.
+    /// Maximum READs and atomics that are not answered: 1 to
+    /// [`MAX_RD_ATOMIC`](super::message::MAX_RD_ATOMIC), and no more than the peer keeps.
     pub(crate) rd_atomic: u8,
     /// Unreliable connection: a message is complete when it was sent.
     pub(crate) is_unreliable: bool,
-    /// Whether the peer is a software HCA, whose [`GONE`] counts, and which acknowledges what does not ask for it.
+    /// Whether the peer is a software HCA, whose [`GONE`] counts, and which acknowledges what does
+    /// not ask for it.
     pub(crate) is_polled: bool,
 }
 
@@ -46,22 +53,35 @@ impl Options {
         (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
     }
 
-    /// Returns whether the ACK of a message whose completion nobody awaits may come with that of a later message.
+    /// Returns whether the ACK of a message whose completion nobody awaits may come with that of a
+    /// later message.
     const fn may_share_acks(&self) -> bool {
         self.is_polled && self.timeout_ns > 2 * ACK_DELAY_NS
     }
 
     /// Returns the transport service of the packets.
     pub(crate) const fn transport(&self) -> Transport {
-        if self.is_unreliable { Transport::Uc } else { Transport::Rc }
+        if self.is_unreliable {
+            Transport::Uc
+        } else {
+            Transport::Rc
+        }
     }
 }
 
 /// A message to be executed by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    Send { len: u32, imm: Option<u32>, is_solicited: bool },
-    Write { to: Reth, imm: Option<u32>, is_solicited: bool },
+    Send {
+        len: u32,
+        imm: Option<u32>,
+        is_solicited: bool,
+    },
+    Write {
+        to: Reth,
+        imm: Option<u32>,
+        is_solicited: bool,
+    },
     Read(Reth),
     CompareSwap(AtomicEth),
     FetchAdd(AtomicEth),
@@ -79,7 +99,10 @@ impl Request {
 
     /// Returns whether it is complete with a response of its own, and not with an ACK.
     const fn has_response(&self) -> bool {
-        matches!(self, Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_))
+        matches!(
+            self,
+            Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_)
+        )
     }
 }
 
@@ -102,7 +125,8 @@ impl Message {
     }
 }
 
-/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, and as many pad bytes as its BTH says.
+/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, and as many pad
+/// bytes as its BTH says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) headers: Headers,
@@ -162,14 +186,16 @@ pub(crate) struct Requester {
     wait_ns: u64,
     /// Time at which the next repeat is due.
     repeat_ns: Option<u64>,
-    /// Responses showed that the oldest packet is lost, and it was sent again: further ones show nothing new.
+    /// Responses showed that the oldest packet is lost, and it was sent again: further ones show
+    /// nothing new.
     is_known_lost: bool,
     /// Time at which a retry is due, while packets are under way.
     retry_ns: Option<u64>,
     /// Time until which nothing is sent, after an RNR NAK.
     pause_ns: Option<u64>,
     failure: Option<Failure>,
-    /// Number of packets that were sent and are sent again, or were to be, when a later answer came.
+    /// Number of packets that were sent and are sent again, or were to be, when a later answer
+    /// came.
     retransmitted: u64,
 }
 
@@ -213,13 +239,21 @@ impl Requester {
 
     /// Returns whether a READ or an atomic is not answered or not even sent.
     pub(crate) fn awaits_response(&self) -> bool {
-        self.messages.iter().any(|message| message.request.has_response())
+        self.messages
+            .iter()
+            .any(|message| message.request.has_response())
     }
 
     /// Posts a message. The program gets a completion of it if `is_signaled`.
     pub(crate) fn post(&mut self, request: Request, is_signaled: bool) {
         let packets = request.packets(self.options.mtu);
-        self.messages.push_back(Message { request, is_signaled, first: self.end, packets, answered: 0 });
+        self.messages.push_back(Message {
+            request,
+            is_signaled,
+            first: self.end,
+            packets,
+            answered: 0,
+        });
     }
 
     /// Returns the number of messages that are complete.
@@ -234,13 +268,19 @@ impl Requester {
 
     /// Returns the time at which [`Requester::on_time`] has something to do.
     pub(crate) fn due_ns(&self) -> Option<u64> {
-        if self.failure.is_some() { None } else { self.pause_ns.or(self.repeat_ns.into_iter().chain(self.retry_ns).min()) }
+        if self.failure.is_some() {
+            None
+        } else {
+            self.pause_ns
+                .or(self.repeat_ns.into_iter().chain(self.retry_ns).min())
+        }
     }
 
     /// Returns the next packet to be sent, if there is one that may be sent.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
         let in_flight = self.next.since(self.acknowledged) as u32;
-        let may_send = self.failure.is_none() && self.pause_ns.is_none() && in_flight < self.options.window();
+        let may_send =
+            self.failure.is_none() && self.pause_ns.is_none() && in_flight < self.options.window();
         if !may_send || self.next == self.end && !self.begin() {
             return None;
         }
@@ -249,7 +289,11 @@ impl Requester {
         let message = self.messages[nth];
         let packet = self.packet(&message, self.oldest + nth as u64);
         // A READ takes the PSNs of its responses.
-        self.next = if message.request.has_response() { message.end() } else { self.next.after(1) };
+        self.next = if message.request.has_response() {
+            message.end()
+        } else {
+            self.next.after(1)
+        };
         if self.next.since(self.sent) > 0 {
             self.sent = self.next;
         }
@@ -264,9 +308,13 @@ impl Requester {
     /// Begins the next message, if there is one that may begin.
     fn begin(&mut self) -> bool {
         let span = self.end.since(self.acknowledged) as u32;
-        let Some(message) = self.messages.get_mut(self.begun) else { return false };
+        let Some(message) = self.messages.get_mut(self.begun) else {
+            return false;
+        };
         let has_response = message.request.has_response();
-        if has_response && self.unanswered >= self.options.rd_atomic.into() || span + message.packets >= MAX_SPAN {
+        if has_response && self.unanswered >= self.options.rd_atomic.into()
+            || span + message.packets >= MAX_SPAN
+        {
             return false;
         }
         self.unanswered += usize::from(has_response);
@@ -276,7 +324,8 @@ impl Requester {
         true
     }
 
-    /// Returns the place of the message with this PSN, at `from` or behind it, among those that have begun and are not complete.
+    /// Returns the place of the message with this PSN, at `from` or behind it, among those that
+    /// have begun and are not complete.
     fn place(&self, psn: Psn, from: usize) -> Option<usize> {
         (from..self.begun).find(|&nth| psn.since(self.messages[nth].end()) < 0)
     }
@@ -296,36 +345,102 @@ impl Requester {
             (true, true, Some(_)) => parts[5],
         };
         let transport = self.options.transport();
-        let with = |opcode| Headers::new(PacketOpcode { transport, opcode }, self.options.qpn, self.next);
+        let with = |opcode| {
+            Headers::new(
+                PacketOpcode { transport, opcode },
+                self.options.qpn,
+                self.next,
+            )
+        };
         let (mut headers, end) = match message.request {
-            Request::Send { len, imm, is_solicited } => {
+            Request::Send {
+                len,
+                imm,
+                is_solicited,
+            } => {
                 use Opcode::{SendFirst, SendLast, SendLastImm, SendMiddle, SendOnly, SendOnlyImm};
-                let mut headers = with(part([SendFirst, SendMiddle, SendLast, SendLastImm, SendOnly, SendOnlyImm], imm));
-                (headers.imm, headers.bth.is_solicited) = (imm.unwrap_or(0), is_solicited && is_last);
+                let mut headers = with(part(
+                    [
+                        SendFirst,
+                        SendMiddle,
+                        SendLast,
+                        SendLastImm,
+                        SendOnly,
+                        SendOnlyImm,
+                    ],
+                    imm,
+                ));
+                (headers.imm, headers.bth.is_solicited) =
+                    (imm.unwrap_or(0), is_solicited && is_last);
                 (headers, len)
             }
-            Request::Write { to, imm, is_solicited } => {
-                use Opcode::{WriteFirst, WriteLast, WriteLastImm, WriteMiddle, WriteOnly, WriteOnlyImm};
-                let mut headers = with(part([WriteFirst, WriteMiddle, WriteLast, WriteLastImm, WriteOnly, WriteOnlyImm], imm));
-                (headers.reth, headers.imm, headers.bth.is_solicited) = (to, imm.unwrap_or(0), is_solicited && is_last);
+            Request::Write {
+                to,
+                imm,
+                is_solicited,
+            } => {
+                use Opcode::{
+                    WriteFirst, WriteLast, WriteLastImm, WriteMiddle, WriteOnly, WriteOnlyImm,
+                };
+                let mut headers = with(part(
+                    [
+                        WriteFirst,
+                        WriteMiddle,
+                        WriteLast,
+                        WriteLastImm,
+                        WriteOnly,
+                        WriteOnlyImm,
+                    ],
+                    imm,
+                ));
+                (headers.reth, headers.imm, headers.bth.is_solicited) =
+                    (to, imm.unwrap_or(0), is_solicited && is_last);
                 (headers, to.len)
             }
             Request::Read(from) => {
                 // The rest of it.
-                let reth = Reth { addr: from.addr.wrapping_add(offset.into()), len: from.len - offset, ..from };
-                (Headers { reth, ..with(Opcode::ReadRequest) }, offset)
+                let reth = Reth {
+                    addr: from.addr.wrapping_add(offset.into()),
+                    len: from.len - offset,
+                    ..from
+                };
+                (
+                    Headers {
+                        reth,
+                        ..with(Opcode::ReadRequest)
+                    },
+                    offset,
+                )
             }
-            Request::CompareSwap(atomic) => (Headers { atomic, ..with(Opcode::CompareSwap) }, offset),
-            Request::FetchAdd(atomic) => (Headers { atomic, ..with(Opcode::FetchAdd) }, offset),
+            Request::CompareSwap(atomic) => (
+                Headers {
+                    atomic,
+                    ..with(Opcode::CompareSwap)
+                },
+                offset,
+            ),
+            Request::FetchAdd(atomic) => (
+                Headers {
+                    atomic,
+                    ..with(Opcode::FetchAdd)
+                },
+                offset,
+            ),
         };
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
         let is_repeat = self.next.since(self.sent) < 0;
-        let may_wait = is_first && !message.is_signaled && !is_repeat && self.options.may_share_acks();
+        let may_wait =
+            is_first && !message.is_signaled && !is_repeat && self.options.may_share_acks();
         let is_quarter = self.next.get() % (self.options.window() / 4) == 0;
         let asks_ack = is_last && !may_wait || message.request.has_response() || is_quarter;
         headers.bth.asks_ack = asks_ack && !self.options.is_unreliable;
-        Outgoing { headers, message: number, offset, len }
+        Outgoing {
+            headers,
+            message: number,
+            offset,
+            len,
+        }
     }
 
     /// Takes a response of the peer, with `len` payload bytes.
@@ -337,8 +452,13 @@ impl Requester {
         }
         match headers.opcode.opcode {
             Opcode::Acknowledge => self.on_ack(psn, headers.aeth, now_ns),
-            Opcode::AtomicAcknowledge => return self.on_answer(psn, None, headers.original, now_ns),
-            Opcode::ReadResponseFirst | Opcode::ReadResponseMiddle | Opcode::ReadResponseLast | Opcode::ReadResponseOnly => {
+            Opcode::AtomicAcknowledge => {
+                return self.on_answer(psn, None, headers.original, now_ns);
+            }
+            Opcode::ReadResponseFirst
+            | Opcode::ReadResponseMiddle
+            | Opcode::ReadResponseLast
+            | Opcode::ReadResponseOnly => {
                 return self.on_answer(psn, Some(len), 0, now_ns);
             }
             _ => {}
@@ -353,15 +473,21 @@ impl Requester {
             }
             Syndrome::RnrNak { timer } => {
                 // A duplicate of the NAK, while the requester waits, changes nothing.
-                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged || self.pause_ns.is_some() {
+                if !self.acknowledge(psn, now_ns)
+                    || psn != self.acknowledged
+                    || self.pause_ns.is_some()
+                {
                     return;
                 }
-                if self.options.rnr_retry < WITHOUT_END && self.rnr_retries >= self.options.rnr_retry {
+                if self.options.rnr_retry < WITHOUT_END
+                    && self.rnr_retries >= self.options.rnr_retry
+                {
                     return self.fail(Status::RnrRetryExceeded);
                 }
                 self.rnr_retries = self.rnr_retries.saturating_add(1);
                 self.go_back(now_ns);
-                (self.pause_ns, self.retry_ns, self.repeat_ns) = (Some(now_ns.saturating_add(rnr_timer_ns(timer))), None, None);
+                (self.pause_ns, self.retry_ns, self.repeat_ns) =
+                    (Some(now_ns.saturating_add(rnr_timer_ns(timer))), None, None);
             }
             Syndrome::Nak(nak) => {
                 if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
@@ -385,7 +511,9 @@ impl Requester {
 
     /// Takes a READ response of this length, or the answer to an atomic.
     fn on_answer(&mut self, psn: Psn, len: Option<usize>, value: u64, now_ns: u64) -> Taken {
-        let Some(nth) = self.place(psn, 0) else { return Taken::Nothing };
+        let Some(nth) = self.place(psn, 0) else {
+            return Taken::Nothing;
+        };
         let (number, message) = (self.oldest + nth as u64, self.messages[nth]);
         if !self.acknowledge(message.first, now_ns) || self.oldest != number {
             return Taken::Nothing;
@@ -398,12 +526,19 @@ impl Requester {
                     self.on_loss(now_ns);
                     return Taken::Nothing;
                 }
-                if at < message.answered || len as u32 != (from.len - offset).min(self.options.mtu) {
+                if at < message.answered || len as u32 != (from.len - offset).min(self.options.mtu)
+                {
                     return Taken::Nothing;
                 }
-                Taken::Place { message: number, offset }
+                Taken::Place {
+                    message: number,
+                    offset,
+                }
             }
-            (Request::CompareSwap(_) | Request::FetchAdd(_), None) => Taken::Original { message: number, value },
+            (Request::CompareSwap(_) | Request::FetchAdd(_), None) => Taken::Original {
+                message: number,
+                value,
+            },
             _ => return Taken::Nothing,
         };
         self.progress(psn.after(1), now_ns);
@@ -415,7 +550,8 @@ impl Requester {
         taken
     }
 
-    /// Completes the messages before `until`. Returns `false` if one of them has no response yet: the response is lost (P2).
+    /// Completes the messages before `until`. Returns `false` if one of them has no response yet:
+    /// the response is lost (P2).
     fn acknowledge(&mut self, until: Psn, now_ns: u64) -> bool {
         while let Some(message) = self.messages.front().filter(|_| self.begun > 0) {
             if message.first.since(until) >= 0 {
@@ -437,7 +573,10 @@ impl Requester {
     }
 
     fn complete(&mut self) {
-        let is_response = self.messages.pop_front().is_some_and(|message| message.request.has_response());
+        let is_response = self
+            .messages
+            .pop_front()
+            .is_some_and(|message| message.request.has_response());
         self.unanswered -= usize::from(is_response);
         self.begun -= 1;
         self.cursor = self.cursor.saturating_sub(1);
@@ -454,9 +593,16 @@ impl Requester {
             self.next = until;
         }
         if self.retry_ns.is_some() && self.repeats == 0 && self.retries == 0 {
-            self.quiet_ns = (self.quiet_ns - self.quiet_ns / 8).max(now_ns.saturating_sub(self.wait_ns));
+            self.quiet_ns =
+                (self.quiet_ns - self.quiet_ns / 8).max(now_ns.saturating_sub(self.wait_ns));
         }
-        (self.retries, self.rnr_retries, self.repeats, self.is_known_lost, self.pause_ns) = (0, 0, 0, false, None);
+        (
+            self.retries,
+            self.rnr_retries,
+            self.repeats,
+            self.is_known_lost,
+            self.pause_ns,
+        ) = (0, 0, 0, false, None);
         (self.retry_ns, self.repeat_ns) = (None, None);
         if self.next.since(until) > 0 {
             self.wait(now_ns);
@@ -472,14 +618,16 @@ impl Requester {
         self.repeat_ns = (wait_ns < self.options.timeout_ns).then(|| now_ns + wait_ns);
     }
 
-    /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are sent again.
+    /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are
+    /// sent again.
     fn go_back(&mut self, now_ns: u64) {
         (self.next, self.cursor) = (self.acknowledged, 0);
         self.retransmitted += self.sent.since(self.acknowledged) as u64;
         self.wait(now_ns);
     }
 
-    /// Retries, as a response shows that the oldest packet that is not acknowledged, or its response, is lost.
+    /// Retries, as a response shows that the oldest packet that is not acknowledged, or its
+    /// response, is lost.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.retry(now_ns);
@@ -498,7 +646,10 @@ impl Requester {
 
     /// Fails the oldest message.
     pub(crate) fn fail(&mut self, status: Status) {
-        self.failure = Some(Failure { message: self.oldest, status });
+        self.failure = Some(Failure {
+            message: self.oldest,
+            status,
+        });
     }
 
     /// Does what is due at this time: ends a pause, or retries.

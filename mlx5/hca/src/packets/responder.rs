@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use mlx5_wire::MAX_MESSAGE_BYTES;
-use mlx5_wire::roce::{Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport};
+use mlx5_wire::roce::{
+    Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport,
+};
 
 use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
 
@@ -36,7 +38,8 @@ pub(crate) struct Completion {
     pub(crate) is_solicited: bool,
 }
 
-/// A response to be sent. Its payload are the bytes of `from`, which were checked, and as many pad bytes as its BTH says.
+/// A response to be sent. Its payload are the bytes of `from`, which were checked, and as many pad
+/// bytes as its BTH says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) headers: Headers,
@@ -68,7 +71,8 @@ enum Answer {
 /// Why a packet is not executed.
 enum Refusal {
     NotReady,
-    /// Too many answers wait to be sent, also to repeats of earlier requests. It is as if the packet were lost.
+    /// Too many answers wait to be sent, also to repeats of earlier requests. It is as if the
+    /// packet were lost.
     Busy,
     Nak(Nak),
 }
@@ -95,7 +99,8 @@ pub(crate) struct Responder {
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<(Psn, Answer)>,
-    /// Time at which messages that did not ask for an ACK are acknowledged, unless an answer does so before.
+    /// Time at which messages that did not ask for an ACK are acknowledged, unless an answer does
+    /// so before.
     ack_ns: Option<u64>,
     /// The NAK that ended the connection.
     fatal: Option<Nak>,
@@ -130,7 +135,12 @@ impl Responder {
     }
 
     /// Takes a request on an unreliable connection (P7).
-    pub(crate) fn on_unreliable(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) {
+    pub(crate) fn on_unreliable(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        target: &mut impl Target,
+    ) {
         let psn = headers.bth.psn;
         if psn.since(self.expected) < 0 {
             return;
@@ -152,7 +162,13 @@ impl Responder {
     }
 
     /// Takes a request of the peer.
-    pub(crate) fn on_request(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target, now_ns: u64) {
+    pub(crate) fn on_request(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        target: &mut impl Target,
+        now_ns: u64,
+    ) {
         if self.fatal.is_some() {
             return;
         }
@@ -168,19 +184,32 @@ impl Responder {
         }
     }
 
-    fn on_expected(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target, now_ns: u64) {
+    fn on_expected(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        target: &mut impl Target,
+        now_ns: u64,
+    ) {
         let psn = self.expected;
         self.is_asked_for = false;
         match self.execute(headers, payload, target) {
             // A READ or an atomic has an answer of its own.
             Ok(()) if headers.opcode.opcode as u8 > Opcode::WriteOnlyImm as u8 => {}
             Ok(()) if headers.bth.asks_ack => self.answer(psn, Aeth::ack(0).syndrome),
-            Ok(()) if self.current.is_none() => self.ack_ns = self.ack_ns.or(Some(now_ns + ACK_DELAY_NS)),
+            Ok(()) if self.current.is_none() => {
+                self.ack_ns = self.ack_ns.or(Some(now_ns + ACK_DELAY_NS))
+            }
             Ok(()) => {}
             Err(Refusal::NotReady) => {
                 // The packets behind it are no gap.
                 self.is_asked_for = true;
-                self.answer(psn, Syndrome::RnrNak { timer: self.rnr_timer });
+                self.answer(
+                    psn,
+                    Syndrome::RnrNak {
+                        timer: self.rnr_timer,
+                    },
+                );
             }
             Err(Refusal::Busy) => {}
             Err(Refusal::Nak(nak)) => {
@@ -190,7 +219,12 @@ impl Responder {
         }
     }
 
-    fn execute(&mut self, headers: &Headers, payload: &[u8], target: &mut impl Target) -> Result<(), Refusal> {
+    fn execute(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        target: &mut impl Target,
+    ) -> Result<(), Refusal> {
         let opcode = headers.opcode.opcode;
         match opcode {
             Opcode::ReadRequest => return self.read(headers, target),
@@ -203,7 +237,13 @@ impl Responder {
                 }
                 self.atomics.push_back((self.expected, original));
                 self.msn += 1;
-                self.answers.push_back((self.expected, Answer::Atomic { original, msn: self.msn }));
+                self.answers.push_back((
+                    self.expected,
+                    Answer::Atomic {
+                        original,
+                        msn: self.msn,
+                    },
+                ));
                 self.expected = self.expected.after(1);
                 return Ok(());
             }
@@ -212,9 +252,13 @@ impl Responder {
         let is_first = opcode.begins_message();
         let (is_write, is_last) = match opcode {
             Opcode::SendFirst | Opcode::SendMiddle => (false, false),
-            Opcode::SendLast | Opcode::SendLastImm | Opcode::SendOnly | Opcode::SendOnlyImm => (false, true),
+            Opcode::SendLast | Opcode::SendLastImm | Opcode::SendOnly | Opcode::SendOnlyImm => {
+                (false, true)
+            }
             Opcode::WriteFirst | Opcode::WriteMiddle => (true, false),
-            Opcode::WriteLast | Opcode::WriteLastImm | Opcode::WriteOnly | Opcode::WriteOnlyImm => (true, true),
+            Opcode::WriteLast | Opcode::WriteLastImm | Opcode::WriteOnly | Opcode::WriteOnlyImm => {
+                (true, true)
+            }
             _ => return Err(Nak::InvalidRequest.into()),
         };
         let len = payload.len() as u32;
@@ -227,10 +271,15 @@ impl Responder {
                 if headers.reth.len > 0 {
                     target.check(&headers.reth, false)?;
                 }
-                Current::Write { to: headers.reth, len: 0 }
+                Current::Write {
+                    to: headers.reth,
+                    len: 0,
+                }
             }
             (None, true) => Current::Send { len: 0 },
-            (Some(current), false) if matches!(current, Current::Write { .. }) == is_write => current,
+            (Some(current), false) if matches!(current, Current::Write { .. }) == is_write => {
+                current
+            }
             _ => return Err(Nak::InvalidRequest.into()),
         };
         let needs_receive = if is_write { opcode.has_imm() } else { is_first };
@@ -245,7 +294,10 @@ impl Responder {
                 (Current::Send { len: total }, total)
             }
             Current::Write { to, len: before } => {
-                let total = before.checked_add(len).filter(|total| *total <= to.len).ok_or(Nak::InvalidRequest)?;
+                let total = before
+                    .checked_add(len)
+                    .filter(|total| *total <= to.len)
+                    .ok_or(Nak::InvalidRequest)?;
                 if is_last && total != to.len {
                     return Err(Nak::InvalidRequest.into());
                 }
@@ -261,7 +313,12 @@ impl Responder {
         if is_last {
             self.msn += 1;
             if !is_write || imm.is_some() {
-                target.complete(Completion { len: total, imm, is_write, is_solicited: headers.bth.is_solicited });
+                target.complete(Completion {
+                    len: total,
+                    imm,
+                    is_write,
+                    is_solicited: headers.bth.is_solicited,
+                });
             }
         }
         Ok(())
@@ -279,19 +336,38 @@ impl Responder {
             target.check(&from, true)?;
         }
         self.msn += 1;
-        self.answers.push_back((self.expected, Answer::Read { from, msn: self.msn, is_first: true }));
+        self.answers.push_back((
+            self.expected,
+            Answer::Read {
+                from,
+                msn: self.msn,
+                is_first: true,
+            },
+        ));
         self.expected = self.expected.after(packets(from.len, self.mtu));
         Ok(())
     }
 
     fn may_begin(&self) -> Result<(), Nak> {
-        if self.current.is_none() { Ok(()) } else { Err(Nak::InvalidRequest) }
+        if self.current.is_none() {
+            Ok(())
+        } else {
+            Err(Nak::InvalidRequest)
+        }
     }
 
     /// Returns whether there is room for the answer to a READ or an atomic.
     fn may_answer(&self) -> Result<(), Refusal> {
-        let waiting = self.answers.iter().filter(|(_, answer)| !matches!(answer, Answer::Ack(_))).count();
-        if waiting < MAX_RD_ATOMIC { Ok(()) } else { Err(Refusal::Busy) }
+        let waiting = self
+            .answers
+            .iter()
+            .filter(|(_, answer)| !matches!(answer, Answer::Ack(_)))
+            .count();
+        if waiting < MAX_RD_ATOMIC {
+            Ok(())
+        } else {
+            Err(Refusal::Busy)
+        }
     }
 
     /// Answers a request that was executed before (P5).
@@ -306,15 +382,33 @@ impl Responder {
                 let end = psn.after(packets(from.len, self.mtu));
                 let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
-                    // Its requester has gone back to here, and asks again for what is behind. Answers to earlier attempts would hold up this one.
-                    self.answers.retain(|(at, answer)| !matches!(answer, Answer::Read { .. }) || at.since(psn) < 0);
-                    self.answers.push_back((psn, Answer::Read { from, msn, is_first: true }));
+                    // Its requester has gone back to here, and asks again for what is behind.
+                    // Answers to earlier attempts would hold up this one.
+                    self.answers.retain(|(at, answer)| {
+                        !matches!(answer, Answer::Read { .. }) || at.since(psn) < 0
+                    });
+                    self.answers.push_back((
+                        psn,
+                        Answer::Read {
+                            from,
+                            msn,
+                            is_first: true,
+                        },
+                    ));
                 }
             }
             Opcode::CompareSwap | Opcode::FetchAdd => {
-                let waits = self.answers.iter().any(|(at, answer)| *at == psn && matches!(answer, Answer::Atomic { .. }));
-                if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn && !waits) {
-                    self.answers.push_back((psn, Answer::Atomic { original, msn }));
+                let waits = self
+                    .answers
+                    .iter()
+                    .any(|(at, answer)| *at == psn && matches!(answer, Answer::Atomic { .. }));
+                if let Some(&(_, original)) = self
+                    .atomics
+                    .iter()
+                    .find(|(known, _)| *known == psn && !waits)
+                {
+                    self.answers
+                        .push_back((psn, Answer::Atomic { original, msn }));
                 }
             }
             _ => self.acknowledge(),
@@ -326,13 +420,19 @@ impl Responder {
         self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome);
     }
 
-    /// Appends an ACK or a NAK, which acknowledges all before it. An ACK takes the place of one that still waits directly before it.
+    /// Appends an ACK or a NAK, which acknowledges all before it. An ACK takes the place of one
+    /// that still waits directly before it.
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
         self.ack_ns = None;
-        let aeth = Aeth { syndrome, msn: self.msn };
+        let aeth = Aeth {
+            syndrome,
+            msn: self.msn,
+        };
         let is_ack = |syndrome| matches!(syndrome, Syndrome::Ack { .. });
         match self.answers.back_mut() {
-            Some((last, Answer::Ack(waiting))) if is_ack(waiting.syndrome) && is_ack(syndrome) => (*last, *waiting) = (psn, aeth),
+            Some((last, Answer::Ack(waiting))) if is_ack(waiting.syndrome) && is_ack(syndrome) => {
+                (*last, *waiting) = (psn, aeth)
+            }
             _ => self.answers.push_back((psn, Answer::Ack(aeth))),
         }
     }
@@ -343,14 +443,40 @@ impl Responder {
             self.acknowledge();
         }
         let (psn, answer) = self.answers.front_mut()?;
-        let with = |opcode, psn| Headers::new(PacketOpcode { transport: Transport::Rc, opcode }, self.qpn, psn);
+        let with = |opcode, psn| {
+            Headers::new(
+                PacketOpcode {
+                    transport: Transport::Rc,
+                    opcode,
+                },
+                self.qpn,
+                psn,
+            )
+        };
         let reply = match answer {
-            Answer::Ack(aeth) => Reply { headers: Headers { aeth: *aeth, ..with(Opcode::Acknowledge, *psn) }, from: None },
+            Answer::Ack(aeth) => Reply {
+                headers: Headers {
+                    aeth: *aeth,
+                    ..with(Opcode::Acknowledge, *psn)
+                },
+                from: None,
+            },
             Answer::Atomic { original, msn } => {
-                let headers = Headers { aeth: Aeth::ack(*msn), original: *original, ..with(Opcode::AtomicAcknowledge, *psn) };
-                Reply { headers, from: None }
+                let headers = Headers {
+                    aeth: Aeth::ack(*msn),
+                    original: *original,
+                    ..with(Opcode::AtomicAcknowledge, *psn)
+                };
+                Reply {
+                    headers,
+                    from: None,
+                }
             }
-            Answer::Read { from, msn, is_first } => {
+            Answer::Read {
+                from,
+                msn,
+                is_first,
+            } => {
                 let len = from.len.min(self.mtu);
                 let is_last = len == from.len;
                 let opcode = match (*is_first, is_last) {
@@ -359,12 +485,22 @@ impl Responder {
                     (false, true) => Opcode::ReadResponseLast,
                     (false, false) => Opcode::ReadResponseMiddle,
                 };
-                let mut headers = Headers { aeth: Aeth::ack(*msn), ..with(opcode, *psn) };
+                let mut headers = Headers {
+                    aeth: Aeth::ack(*msn),
+                    ..with(opcode, *psn)
+                };
                 headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-                let reply = Reply { headers, from: Some(Reth { len, ..*from }) };
+                let reply = Reply {
+                    headers,
+                    from: Some(Reth { len, ..*from }),
+                };
                 if !is_last {
                     (*psn, *is_first) = (psn.after(1), false);
-                    *from = Reth { addr: from.addr.wrapping_add(len.into()), len: from.len - len, ..*from };
+                    *from = Reth {
+                        addr: from.addr.wrapping_add(len.into()),
+                        len: from.len - len,
+                        ..*from
+                    };
                     return Some(reply);
                 }
                 reply

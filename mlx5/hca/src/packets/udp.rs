@@ -1,7 +1,9 @@
-//! The port on the wire: a UDP socket that needs no rights, with packets in batches (sendmmsg(2), recvmmsg(2)).
+//! The port on the wire: a UDP socket that needs no rights, with packets in batches (sendmmsg(2),
+//! recvmmsg(2)).
 //!
-//! The socket is not connected and has `IP_PMTUDISC_DO`: Linux then sends the IPv4 identification 0 (ip(7)), which an ICRC covers and a
-//! program cannot set. A packet is lost if it is longer than the path allows.
+//! The socket is not connected and has `IP_PMTUDISC_DO`: Linux then sends the IPv4 identification 0
+//! (ip(7)), which an ICRC covers and a program cannot set. A packet is lost if it is longer than
+//! the path allows.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -15,20 +17,30 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
 
-/// Longest UDP payload of a packet: the largest MTU, with pad bytes that such a payload does not have.
+/// Longest UDP payload of a packet: the largest MTU, with pad bytes that such a payload does not
+/// have.
 const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
 /// Packets of a batch.
 pub(crate) const BATCH: usize = 64;
-/// Requested size of the socket's buffers, in bytes; the kernel gives at most its `rmem_max` and `wmem_max`.
+/// Requested size of the socket's buffers, in bytes; the kernel gives at most its `rmem_max` and
+/// `wmem_max`.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes of IP and UDP headers of a packet.
 const IPV4_AND_UDP: u32 = 28;
 const IPV6_AND_UDP: u32 = 48;
 
-/// Returns the largest RDMA MTU whose packets fit into IP packets of this size, in bytes; at least 256.
+/// Returns the largest RDMA MTU whose packets fit into IP packets of this size, in bytes; at
+/// least 256.
 pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
-    let headers = if address.is_ipv4() { IPV4_AND_UDP } else { IPV6_AND_UDP } + (MAX_HEADER_BYTES + ICRC_BYTES) as u32;
-    [4096, 2048, 1024, 512].into_iter().find(|mtu| u32::from(*mtu) + headers <= ip_mtu).unwrap_or(256)
+    let headers = if address.is_ipv4() {
+        IPV4_AND_UDP
+    } else {
+        IPV6_AND_UDP
+    } + (MAX_HEADER_BYTES + ICRC_BYTES) as u32;
+    [4096, 2048, 1024, 512]
+        .into_iter()
+        .find(|mtu| u32::from(*mtu) + headers <= ip_mtu)
+        .unwrap_or(256)
 }
 
 /// Room for an IP address and a port as the kernel has them, in bytes.
@@ -46,37 +58,66 @@ pub(crate) struct Packets {
 
 impl Packets {
     pub(crate) const fn none() -> Self {
-        Self { bytes: Vec::new(), addresses: Vec::new(), vectors: Vec::new(), headers: Vec::new(), received: 0 }
+        Self {
+            bytes: Vec::new(),
+            addresses: Vec::new(),
+            vectors: Vec::new(),
+            headers: Vec::new(),
+            received: 0,
+        }
     }
 
     pub(crate) fn new() -> Self {
         // All bytes of the larger kind of address are initialized.
         let none = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into();
         let (mut bytes, mut addresses) = (vec![[0; MAX_PACKET]; BATCH], vec![none; BATCH]);
-        let vector = |buffer: &mut [u8; MAX_PACKET]| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: MAX_PACKET };
+        let vector = |buffer: &mut [u8; MAX_PACKET]| libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: MAX_PACKET,
+        };
         // The vectors do not grow, so what they point to stays.
         let mut vectors: Vec<_> = bytes.iter_mut().map(vector).collect();
         let header = |(vector, address)| {
             // SAFETY: zero bytes are an empty header.
             let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
-            (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) = (SocketAddrAny::as_mut_ptr(address).cast(), RAW_ADDRESS_BYTES);
+            (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) =
+                (SocketAddrAny::as_mut_ptr(address).cast(), RAW_ADDRESS_BYTES);
             header
         };
-        let headers = vectors.iter_mut().map(core::ptr::from_mut).zip(&mut addresses).map(header).collect();
-        Self { bytes, addresses, vectors, headers, received: 0 }
+        let headers = vectors
+            .iter_mut()
+            .map(core::ptr::from_mut)
+            .zip(&mut addresses)
+            .map(header)
+            .collect();
+        Self {
+            bytes,
+            addresses,
+            vectors,
+            headers,
+            received: 0,
+        }
     }
 
     /// Returns packet `nth` and its sender. `None` if it was longer than any packet is.
     pub(crate) fn get(&self, nth: usize) -> Option<(SocketAddr, &[u8])> {
         let header = &self.headers[nth];
         let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        Some((self.addresses[nth].clone().try_into().ok()?, self.bytes[nth].get(..header.msg_len as usize).filter(|_| !is_cut)?))
+        Some((
+            self.addresses[nth].clone().try_into().ok()?,
+            self.bytes[nth]
+                .get(..header.msg_len as usize)
+                .filter(|_| !is_cut)?,
+        ))
     }
 
     /// Returns the bytes of packets that were sent or received, together.
     pub(crate) fn bytes(&self, packets: Range<usize>) -> u64 {
-        self.headers[packets].iter().map(|header| u64::from(header.msg_len)).sum()
+        self.headers[packets]
+            .iter()
+            .map(|header| u64::from(header.msg_len))
+            .sum()
     }
 
     /// Returns the buffer of packet `nth`, to be filled.
@@ -112,7 +153,16 @@ impl Udp {
             let (fd, on) = (socket.as_raw_fd(), 1_u32);
             // The kernel's RoCE sends no UDP checksum.
             // SAFETY: the kernel reads one integer, of 4 bytes.
-            if unsafe { libc::setsockopt(fd, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, (&raw const on).cast(), 4) } != 0 {
+            if unsafe {
+                libc::setsockopt(
+                    fd,
+                    libc::IPPROTO_UDP,
+                    libc::UDP_NO_CHECK6_RX,
+                    (&raw const on).cast(),
+                    4,
+                )
+            } != 0
+            {
                 return Err(io::Error::last_os_error());
             }
         }
@@ -133,10 +183,16 @@ impl Udp {
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
         let mut ifr_name = [0; libc::IFNAMSIZ];
         // A name has fewer bytes.
-        for (to, byte) in ifr_name.iter_mut().zip(interface::name_of(self.local()?.ip())?.bytes()) {
+        for (to, byte) in ifr_name
+            .iter_mut()
+            .zip(interface::name_of(self.local()?.ip())?.bytes())
+        {
             *to = byte as libc::c_char;
         }
-        let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
+        let mut request = libc::ifreq {
+            ifr_name,
+            ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 },
+        };
         // SAFETY: the kernel reads the name and writes the MTU.
         if unsafe { libc::ioctl(self.fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
@@ -151,30 +207,51 @@ impl Udp {
 
     /// Returns whether packets have arrived.
     pub(crate) fn is_readable(&self) -> bool {
-        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
+        poll(
+            &mut [PollFd::new(&self.0, PollFlags::IN)],
+            Some(&Timespec::default()),
+        ) == Ok(1)
     }
 
-    /// Receives packets, at least one if there is one, and at most twice as many as the last time: while the kernel looks for a
-    /// packet that is not there, those before it wait. Returns their number.
+    /// Receives packets, at least one if there is one, and at most twice as many as the last time:
+    /// while the kernel looks for a packet that is not there, those before it wait. Returns their
+    /// number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
         // The kernel wrote the lengths of their addresses.
-        packets.headers[..packets.received].iter_mut().for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
+        packets.headers[..packets.received]
+            .iter_mut()
+            .for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
         let most = (2 * packets.received).clamp(1, BATCH) as u32;
         let headers = packets.headers.as_mut_ptr();
         // SAFETY: the headers describe buffers of `packets`.
-        let count = unsafe { libc::recvmmsg(self.fd(), headers, most, libc::MSG_DONTWAIT, core::ptr::null_mut()) };
+        let count = unsafe {
+            libc::recvmmsg(
+                self.fd(),
+                headers,
+                most,
+                libc::MSG_DONTWAIT,
+                core::ptr::null_mut(),
+            )
+        };
         packets.received = usize::try_from(count).unwrap_or(0);
         packets.received
     }
 
-    /// Sends packets `first..end`. Returns the first one that the socket has no room for, and the number of packets that the kernel
-    /// refused: those are lost.
+    /// Sends packets `first..end`. Returns the first one that the socket has no room for, and the
+    /// number of packets that the kernel refused: those are lost.
     pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {
             let rest = &mut packets.headers[next..end];
             // SAFETY: the headers describe buffers of `packets`.
-            let sent = unsafe { libc::sendmmsg(self.fd(), rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT) };
+            let sent = unsafe {
+                libc::sendmmsg(
+                    self.fd(),
+                    rest.as_mut_ptr(),
+                    rest.len() as u32,
+                    libc::MSG_DONTWAIT,
+                )
+            };
             if let Ok(sent @ 1..) = usize::try_from(sent) {
                 next += sent;
                 continue;
@@ -196,15 +273,31 @@ mod tests {
 
     #[test]
     fn the_rdma_mtu_leaves_room_for_all_headers() {
-        let (v4, v6) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST));
-        for (ip_mtu, of_v4, of_v6) in [(65536, 4096, 4096), (4168, 4096, 2048), (4167, 2048, 2048), (1500, 1024, 1024), (0, 256, 256)] {
-            assert_eq!((rdma_mtu(ip_mtu, &v4), rdma_mtu(ip_mtu, &v6)), (of_v4, of_v6), "{ip_mtu}");
+        let (v4, v6) = (
+            IpAddr::from([127, 0, 0, 1]),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        );
+        for (ip_mtu, of_v4, of_v6) in [
+            (65536, 4096, 4096),
+            (4168, 4096, 2048),
+            (4167, 2048, 2048),
+            (1500, 1024, 1024),
+            (0, 256, 256),
+        ] {
+            assert_eq!(
+                (rdma_mtu(ip_mtu, &v4), rdma_mtu(ip_mtu, &v6)),
+                (of_v4, of_v6),
+                "{ip_mtu}"
+            );
         }
     }
 
     #[test]
     fn packets_arrive_with_their_lengths_and_senders() {
-        for address in [IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST)] {
+        for address in [
+            IpAddr::from([127, 0, 0, 1]),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        ] {
             let [a, b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
             let (mut out, mut incoming) = (Packets::new(), Packets::new());
             for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
@@ -217,12 +310,20 @@ mod tests {
                 assert_eq!(b.receive(&mut incoming), count);
                 for at in 0..count {
                     let (nth, len) = lengths.next().unwrap();
-                    assert_eq!(incoming.get(at).unwrap(), (a.local().unwrap(), &vec![nth as u8 + 1; len][..]));
+                    assert_eq!(
+                        incoming.get(at).unwrap(),
+                        (a.local().unwrap(), &vec![nth as u8 + 1; len][..])
+                    );
                 }
             }
             let longer = UdpSocket::bind((address, 0)).unwrap();
-            longer.send_to(&[0; MAX_PACKET + 1], b.local().unwrap()).unwrap();
-            assert_eq!((b.receive(&mut incoming), incoming.get(0).is_some()), (1, false));
+            longer
+                .send_to(&[0; MAX_PACKET + 1], b.local().unwrap())
+                .unwrap();
+            assert_eq!(
+                (b.receive(&mut incoming), incoming.get(0).is_some()),
+                (1, false)
+            );
         }
     }
 }

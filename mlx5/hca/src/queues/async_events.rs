@@ -14,7 +14,8 @@ impl Hca {
         self.events.borrow_mut().push_back(event);
     }
 
-    /// Takes the oldest asynchronous event. The events of an object are removed when it is destroyed.
+    /// Takes the oldest asynchronous event. The events of an object are removed when it is
+    /// destroyed.
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         self.events.borrow_mut().pop_front()
@@ -25,23 +26,36 @@ impl Hca {
         self.events.borrow_mut().retain(|event| !of(*event));
     }
 
-    /// Takes the port down or up, and reports it. While it is down, no peer answers this device: its connections retry until their retries
-    /// are used up, and its datagrams are lost. Messages from peers whose ports are up still arrive.
+    /// Takes the port down or up, and reports it. While it is down, no peer answers this device:
+    /// its connections retry until their retries are used up, and its datagrams are lost. Messages
+    /// from peers whose ports are up still arrive.
     pub fn set_port_up(&self, is_up: bool) {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = qp.mode.max(Mode::Exceptional));
-        self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
+        self.state
+            .borrow_mut()
+            .queues
+            .qps
+            .iter_mut()
+            .flatten()
+            .for_each(|qp| qp.mode = qp.mode.max(Mode::Exceptional));
+        self.report(if is_up {
+            AsyncEvent::PortActive { port: PORT }
+        } else {
+            AsyncEvent::PortError { port: PORT }
+        });
     }
 
-    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. Initially it is up.
+    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. Initially
+    /// it is up.
     #[must_use]
     pub fn is_port_up(&self) -> bool {
         self.is_port_up.get()
     }
 
-    /// Moves the device and its queue pairs to the error state, and reports a fatal error. As on hardware, no completion follows.
+    /// Moves the device and its queue pairs to the error state, and reports a fatal error. As on
+    /// hardware, no completion follows.
     pub fn break_down(&self) {
         let Queues { qps, cqs, .. } = &mut self.state.borrow_mut().queues;
         cqs.iter_mut().flatten().for_each(|cq| cq.end());
@@ -60,7 +74,8 @@ impl SoftQp {
         self.fail(hca);
     }
 
-    /// Handles the result of writing a CQE of a send: without room for it, the queue pair goes to the error state.
+    /// Handles the result of writing a CQE of a send: without room for it, the queue pair goes to
+    /// the error state.
     #[inline(always)]
     pub(crate) fn wrote_send(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {

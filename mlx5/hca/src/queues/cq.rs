@@ -4,8 +4,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_wire::{
-    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MAX_CQE, MINI_CQES_PER_ARRAY, MiniCqe,
-    OP_OWN_OFFSET, ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MAX_CQE,
+    MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, ResponderCqe, TitleCqe, is_solicited,
+    mini_array_offset, op_own_with,
 };
 
 use crate::debug::rule::Rule;
@@ -13,7 +14,8 @@ use crate::objects::request::CqMemory;
 
 /// A completion queue, as the device sees it.
 ///
-/// The op_own of the CQEs given to it holds only the solicited flag. Opcode, format and owner bit are filled in here.
+/// The op_own of the CQEs given to it holds only the solicited flag. Opcode, format and owner bit
+/// are filled in here.
 #[derive(Debug)]
 pub struct SoftCq {
     /// The CQE of the first entry: its last 64 bytes.
@@ -25,14 +27,16 @@ pub struct SoftCq {
     /// Bytes of an entry, 64 or 128.
     stride: u32,
     compression: bool,
-    /// Counter after the entries that are known to be free, and the number of these entries. Their difference is the producer. These
-    /// entries are on one lap. There are none once the queue has overrun.
+    /// Counter after the entries that are known to be free, and the number of these entries. Their
+    /// difference is the producer. These entries are on one lap. There are none once the queue has
+    /// overrun.
     limit: u32,
     room: u32,
     /// The CQE at the producer, and the owner bit of its lap, if there is room.
     next: *mut u8,
     owner: bool,
-    /// Counter after the last CQE that was solicited or an error, but at least the producer minus 2^22. Comparisons are made on 24 bits.
+    /// Counter after the last CQE that was solicited or an error, but at least the producer minus
+    /// 2^22. Comparisons are made on 24 bits.
     solicited: u32,
     /// Counter after the CQE of the last event for another driver, with the same minimum.
     announced: u32,
@@ -114,7 +118,11 @@ impl SoftCq {
 
     /// Returns the number of received bytes that an entry can carry.
     pub fn scatter_room(&self) -> usize {
-        if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+        if self.stride() == CQE128_BYTES {
+            CQE128_OFFSET
+        } else {
+            CQE_BYTES / 2
+        }
     }
 
     /// Returns the CQE of an entry: its last 64 bytes.
@@ -125,10 +133,11 @@ impl SoftCq {
         unsafe { self.first.add(index * self.stride()) }
     }
 
-    /// Returns the number of CQEs that were written and not consumed, from the 24 bits of the record. Larger than the number of entries if
-    /// the record claims CQEs that were never written.
+    /// Returns the number of CQEs that were written and not consumed, from the 24 bits of the
+    /// record. Larger than the number of entries if the record claims CQEs that were never written.
     fn unconsumed(&self) -> u32 {
-        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same
+        // atomic type.
         let record = unsafe { self.record.as_ref() };
         // Acquire: the driver has finished reading the CQEs that it consumed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
@@ -144,14 +153,20 @@ impl SoftCq {
     /// Finds `count` free entries at the producer. Without them, the queue has overrun.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
-        if self.room < count { self.find_room(count) } else { Ok(()) }
+        if self.room < count {
+            self.find_room(count)
+        } else {
+            Ok(())
+        }
     }
 
     /// Reads the record again for `count` free entries.
     #[cold]
     #[inline(never)]
     fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
-        let free = (self.mask + 1).checked_sub(self.unconsumed()).filter(|free| *free >= count && !self.overrun);
+        let free = (self.mask + 1)
+            .checked_sub(self.unconsumed())
+            .filter(|free| *free >= count && !self.overrun);
         let Some(free) = free else {
             let is_first = !self.overrun;
             self.stop();
@@ -173,7 +188,8 @@ impl SoftCq {
         (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
 
-    /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)). The word with the owner bit is last.
+    /// Stores the eight words of the CQE at the producer, which is free
+    /// ([`reserve`](Self::reserve)). The word with the owner bit is last.
     #[inline(always)]
     fn store(&mut self, word: impl Fn(usize) -> u64) {
         let at = self.next.cast::<u64>();
@@ -200,10 +216,22 @@ impl SoftCq {
         self.solicited = self.produced();
     }
 
-    /// Writes the CQE at the producer: the body first, then the 8 bytes that end with the owner bit.
+    /// Writes the CQE at the producer: the body first, then the 8 bytes that end with the owner
+    /// bit.
     #[inline(always)]
-    fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
-        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), self.owner);
+    fn put(
+        &mut self,
+        mut bytes: [u8; CQE_BYTES],
+        opcode: CqeOpcode,
+        format: CqeFormat,
+        entries: u32,
+    ) {
+        bytes[OP_OWN_OFFSET] = op_own_with(
+            opcode,
+            format,
+            is_solicited(bytes[OP_OWN_OFFSET]),
+            self.owner,
+        );
         let words = bytes.as_ptr().cast::<u64>();
         // SAFETY: `bytes` has eight words.
         self.store(|i| unsafe { words.add(i).read_unaligned() });
@@ -216,13 +244,18 @@ impl SoftCq {
             self.room = self.room.saturating_sub(entries);
             self.limit = producer.wrapping_add(self.room);
         }
-        if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
+        if is_solicited(bytes[OP_OWN_OFFSET])
+            || matches!(
+                opcode,
+                CqeOpcode::RequesterError | CqeOpcode::ResponderError
+            )
+        {
             self.note_solicited();
         }
     }
 
-    /// Strict mode: returns a broken rule, once, and the wrong counter. That is a consumer record that claims CQEs which were never
-    /// written, or the producer of a queue that overran.
+    /// Strict mode: returns a broken rule, once, and the wrong counter. That is a consumer record
+    /// that claims CQEs which were never written, or the producer of a queue that overran.
     pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
         if self.is_reported {
             return None;
@@ -243,26 +276,29 @@ impl SoftCq {
     }
 
     fn arm_word(&self) -> &AtomicU32 {
-        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same
+        // atomic type.
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
-    /// Returns whether the driver armed the queue and the queue holds a CQE that it was armed for. Disarms it then.
+    /// Returns whether the driver armed the queue and the queue holds a CQE that it was armed for.
+    /// Disarms it then.
     pub fn take_event(&mut self) -> bool {
         self.take_due(None).is_some()
     }
 
-    /// Like [`take_event`](Self::take_event), but each event is for one CQE, and each CQE gives one event. That CQE is the first that the
-    /// queue is armed for, after the consumer and after the CQE of the last event. A NIC writes the event when it writes that CQE, and
-    /// remembers it as `last_notified_index` of the CQ context.
+    /// Like [`take_event`](Self::take_event), but each event is for one CQE, and each CQE gives one
+    /// event. That CQE is the first that the queue is armed for, after the consumer and after the
+    /// CQE of the last event. A NIC writes the event when it writes that CQE, and remembers it as
+    /// `last_notified_index` of the CQ context.
     pub(crate) fn announce(&mut self) -> bool {
         let due = self.take_due(Some(self.announced));
         self.announced = due.unwrap_or(self.announced);
         due.is_some()
     }
 
-    /// Takes the arm command if a CQE that it is for is after the consumer and after `announced`. Returns the counter after the first such
-    /// CQE.
+    /// Takes the arm command if a CQE that it is for is after the consumer and after `announced`.
+    /// Returns the counter after the first such CQE.
     fn take_due(&self, announced: Option<u32>) -> Option<u32> {
         let word = self.arm_word().load(Ordering::Acquire);
         if word == NOT_ARMED {
@@ -270,26 +306,43 @@ impl SoftCq {
         }
         let armed = CqArm::from_record(word);
         let producer = self.produced();
-        // A signed 24-bit difference: the number of CQEs after the consumer and after the last event.
+        // A signed 24-bit difference: the number of CQEs after the consumer and after the last
+        // event.
         let unconsumed = ((producer.wrapping_sub(armed.consumed) << 8) as i32 >> 8).max(0) as u32;
-        let new = announced.map_or(unconsumed, |announced| unconsumed.min(producer.wrapping_sub(announced)));
-        let newest = if armed.solicited_only { self.solicited } else { producer };
+        let new = announced.map_or(unconsumed, |announced| {
+            unconsumed.min(producer.wrapping_sub(announced))
+        });
+        let newest = if armed.solicited_only {
+            self.solicited
+        } else {
+            producer
+        };
         if producer.wrapping_sub(newest) >= new {
             return None;
         }
         let is_for = |at: &u32| !armed.solicited_only || self.is_solicited(*at);
         let in_queue = new.min(self.mask + 1);
-        let due = (1..=in_queue).rev().map(|back| producer.wrapping_sub(back)).find(is_for).map_or(newest, |at| at.wrapping_add(1));
+        let due = (1..=in_queue)
+            .rev()
+            .map(|back| producer.wrapping_sub(back))
+            .find(is_for)
+            .map_or(newest, |at| at.wrapping_add(1));
         // A driver in another thread may have armed the queue again meanwhile, for later CQEs.
-        self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| due)
+        self.arm_word()
+            .compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()
+            .map(|_| due)
     }
 
     /// Returns whether CQE `counter`, which is in the queue, is solicited or an error.
     fn is_solicited(&self, counter: u32) -> bool {
-        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there at the same time; then either byte is
-        // read.
+        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there
+        // at the same time; then either byte is read.
         let op_own = unsafe { self.cqe(counter).add(OP_OWN_OFFSET).read_volatile() };
-        let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+        let is_error = matches!(
+            CqeOpcode::from_op_own(op_own),
+            Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError)
+        );
         is_solicited(op_own) || is_error
     }
 
@@ -314,9 +367,18 @@ impl SoftCq {
         Ok(())
     }
 
-    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes. Its byte count is the length of `data`.
-    pub fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
-        debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
+    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes. Its
+    /// byte count is the length of `data`.
+    pub fn write_scattered(
+        &mut self,
+        mut bytes: [u8; CQE_BYTES],
+        opcode: CqeOpcode,
+        data: &[u8],
+    ) -> Result<(), Overrun> {
+        debug_assert!(
+            data.len() <= self.scatter_room()
+                && ResponderCqe::parse(&bytes).byte_count as usize == data.len()
+        );
         self.reserve(1)?;
         let format = match bytes.get_mut(..data.len()) {
             Some(place) if data.len() <= CQE_BYTES / 2 => {
@@ -327,7 +389,9 @@ impl SoftCq {
                 let half = data.len().min(self.stride() - CQE128_OFFSET);
                 // SAFETY: the entry starts `stride - 64` bytes before its CQE; free as in `put`.
                 unsafe {
-                    self.cqe(self.produced()).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                    self.cqe(self.produced())
+                        .sub(self.stride() - CQE_BYTES)
+                        .copy_from_nonoverlapping(NonNull::from(data).cast(), half)
                 };
                 CqeFormat::Inline64
             }
@@ -336,9 +400,15 @@ impl SoftCq {
         Ok(())
     }
 
-    /// Writes the completions of `minis` as a compressed session. `title` has their common fields, and the WQE counter of the first. A
-    /// single completion becomes a plain CQE, as on every device.
-    pub fn write_session(&mut self, mut title: [u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> Result<(), Overrun> {
+    /// Writes the completions of `minis` as a compressed session. `title` has their common fields,
+    /// and the WQE counter of the first. A single completion becomes a plain CQE, as on every
+    /// device.
+    pub fn write_session(
+        &mut self,
+        mut title: [u8; CQE_BYTES],
+        opcode: CqeOpcode,
+        minis: &[MiniCqe],
+    ) -> Result<(), Overrun> {
         let wqe_counter = ResponderCqe::parse(&title).wqe_counter;
         match minis {
             [] => return Ok(()),
@@ -352,10 +422,16 @@ impl SoftCq {
             self.put(title, opcode, CqeFormat::Plain, 1);
             return Ok(());
         }
-        for (i, minis) in (0..).step_by(MINI_CQES_PER_ARRAY).zip(minis.chunks(MINI_CQES_PER_ARRAY)) {
-            let mut array = self.cqe(self.produced().wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
+        for (i, minis) in (0..)
+            .step_by(MINI_CQES_PER_ARRAY)
+            .zip(minis.chunks(MINI_CQES_PER_ARRAY))
+        {
+            let mut array = self
+                .cqe(self.produced().wrapping_add(mini_array_offset(i)))
+                .cast::<[u8; MiniCqe::LEN]>();
             for mini in minis {
-                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner bit, written last, publishes them.
+                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner
+                // bit, written last, publishes them.
                 unsafe {
                     array.write(mini.emit());
                     array = array.add(1);
@@ -374,7 +450,11 @@ mod tests {
     use crate::random::Random;
 
     const ENTRIES: u32 = 8;
-    const ARMED: CqArm = CqArm { sequence: 0, solicited_only: false, consumed: 0 };
+    const ARMED: CqArm = CqArm {
+        sequence: 0,
+        solicited_only: false,
+        consumed: 0,
+    };
 
     /// A queue with its memory, and a model: by counter, whether each CQE is solicited.
     struct Model {
@@ -402,14 +482,23 @@ mod tests {
             // SAFETY: the memory lives as long as the queue.
             let mut cq = unsafe { SoftCq::new(&memory) };
             cq.start_at(first);
-            let mut model = Self { cq, record, _buffer: buffer, written: vec![], first, consumed: 0, announced: 0 };
+            let mut model = Self {
+                cq,
+                record,
+                _buffer: buffer,
+                written: vec![],
+                first,
+                consumed: 0,
+                announced: 0,
+            };
             model.consume(0);
             model
         }
 
         fn write(&mut self, solicited: bool) {
             let mut cqe = [0; CQE_BYTES];
-            cqe[OP_OWN_OFFSET] = op_own_with(CqeOpcode::ResponderSend, CqeFormat::Plain, solicited, false);
+            cqe[OP_OWN_OFFSET] =
+                op_own_with(CqeOpcode::ResponderSend, CqeFormat::Plain, solicited, false);
             self.cq.write(cqe, CqeOpcode::ResponderSend).unwrap();
             self.written.push(solicited);
         }
@@ -422,16 +511,27 @@ mod tests {
 
         fn arm(&self, solicited_only: bool) {
             let consumed = self.first.wrapping_add(self.consumed as u32);
-            self.record[CQ_DBREC_ARM].store(CqArm { solicited_only, consumed, ..ARMED }.record(), Ordering::Relaxed);
+            self.record[CQ_DBREC_ARM].store(
+                CqArm {
+                    solicited_only,
+                    consumed,
+                    ..ARMED
+                }
+                .record(),
+                Ordering::Relaxed,
+            );
         }
 
-        /// Returns the CQE that an event is due for: the first that was neither consumed nor had an event.
+        /// Returns the CQE that an event is due for: the first that was neither consumed nor had an
+        /// event.
         fn due(&self, solicited_only: bool) -> Option<usize> {
-            (self.consumed.max(self.announced)..self.written.len()).find(|&at| !solicited_only || self.written[at])
+            (self.consumed.max(self.announced)..self.written.len())
+                .find(|&at| !solicited_only || self.written[at])
         }
     }
 
-    /// Events are the same as those of a NIC that checks when the model does, at all places where a counter wraps.
+    /// Events are the same as those of a NIC that checks when the model does, at all places where a
+    /// counter wraps.
     #[test]
     fn each_event_is_for_the_first_completion_that_was_armed_for_and_had_none() {
         for first in [0, (1 << 23) - 20, (1 << 24) - 20, u32::MAX - 20] {
@@ -447,7 +547,11 @@ mod tests {
                             let solicited_only = random.below(2) == 0;
                             model.arm(solicited_only);
                             let due = model.due(solicited_only);
-                            assert_eq!(model.cq.announce(), due.is_some(), "{first:#x}, seed {seed}, step {step}");
+                            assert_eq!(
+                                model.cq.announce(),
+                                due.is_some(),
+                                "{first:#x}, seed {seed}, step {step}"
+                            );
                             model.announced = due.map_or(model.announced, |at| at + 1);
                             events += u32::from(due.is_some());
                             behind += u32::from(due.is_some_and(|at| at + 1 < model.written.len()));
@@ -455,13 +559,17 @@ mod tests {
                         }
                     }
                 }
-                assert!(events > 0 && behind > 0, "seed {seed}: {events} events, {behind} of them for others than the newest");
+                assert!(
+                    events > 0 && behind > 0,
+                    "seed {seed}: {events} events, {behind} of them for others than the newest"
+                );
             }
         }
     }
 
     #[test]
-    fn an_event_comes_for_a_completion_that_was_written_since_the_queue_was_armed_however_many_followed() {
+    fn an_event_comes_for_a_completion_that_was_written_since_the_queue_was_armed_however_many_followed()
+     {
         let mut model = Model::new(u32::MAX - 50);
         model.arm(false);
         for _ in 0..1000 {
@@ -481,7 +589,10 @@ mod tests {
         // Only the first CQE of each lap is written.
         let lap = 1 << 20;
         (model.cq.mask, model.first) = (lap - 1, 0);
-        for counter in (0..=u32::MAX / lap + 1).map(|n| n.wrapping_mul(lap)).skip(1) {
+        for counter in (0..=u32::MAX / lap + 1)
+            .map(|n| n.wrapping_mul(lap))
+            .skip(1)
+        {
             (model.cq.limit, model.cq.room, model.first) = (counter, 0, counter);
             model.consumed = 0;
             model.consume(0);
@@ -489,7 +600,11 @@ mod tests {
             model.write(false);
             for is_new_only in [true, false] {
                 model.arm(true);
-                let has_event = if is_new_only { model.cq.announce() } else { model.cq.take_event() };
+                let has_event = if is_new_only {
+                    model.cq.announce()
+                } else {
+                    model.cq.take_event()
+                };
                 assert!(!has_event, "after {counter}");
             }
         }

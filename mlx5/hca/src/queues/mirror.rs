@@ -1,6 +1,7 @@
-//! Receive queues that another driver keeps in its own memory. Each receive is copied, WQE by WQE, into the queue that peers map, so that
-//! peers take it without help from this process. The device owns a WQE from its posting to its completion. So the WQE does not change
-//! meanwhile, and its copy is not overwritten while a peer may read it.
+//! Receive queues that another driver keeps in its own memory. Each receive is copied, WQE by WQE,
+//! into the queue that peers map, so that peers take it without help from this process. The device
+//! owns a WQE from its posting to its completion. So the WQE does not change meanwhile, and its
+//! copy is not overwritten while a peer may read it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,9 +27,22 @@ impl Mirror {
     /// Makes the mirror of the queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
     ///
     /// # Safety
-    /// Both are valid as long as the result. `buffer` is 8-aligned, and has as many WQEs as the queue that they are copied to.
-    pub(crate) unsafe fn new(buffer: NonNull<u8>, stride: usize, record: NonNull<AtomicU32>, is_on: bool) -> Self {
-        Self { buffer, stride, record, copied: 0, next: 0, is_on }
+    /// Both are valid as long as the result. `buffer` is 8-aligned, and has as many WQEs as the
+    /// queue that they are copied to.
+    pub(crate) unsafe fn new(
+        buffer: NonNull<u8>,
+        stride: usize,
+        record: NonNull<AtomicU32>,
+        is_on: bool,
+    ) -> Self {
+        Self {
+            buffer,
+            stride,
+            record,
+            copied: 0,
+            next: 0,
+            is_on,
+        }
     }
 
     /// Polls the queue from now on.
@@ -38,7 +52,12 @@ impl Mirror {
 
     /// Resets it to the state of a new queue that is not polled.
     pub(crate) fn reset(&mut self) {
-        *self = Self { copied: 0, next: 0, is_on: false, ..*self };
+        *self = Self {
+            copied: 0,
+            next: 0,
+            is_on: false,
+            ..*self
+        };
     }
 
     /// Copies the receives posted since the last call. Returns whether there were some.
@@ -57,10 +76,18 @@ impl Mirror {
             let index = self.next & (to.wqes() - 1);
             let from = usize::from(index) * self.stride;
             for (word, to) in to.wqe_words(index).iter().enumerate() {
-                // SAFETY: inside WQE `index` of the driver's buffer. The driver wrote it before the record, and does not touch it now.
-                to.store(unsafe { self.buffer.add(from).cast::<u64>().add(word).read() }, Ordering::Relaxed);
+                // SAFETY: inside WQE `index` of the driver's buffer. The driver wrote it before the
+                // record, and does not touch it now.
+                to.store(
+                    unsafe { self.buffer.add(from).cast::<u64>().add(word).read() },
+                    Ordering::Relaxed,
+                );
             }
-            self.next = if to.is_linked { self.link(index) } else { index.wrapping_add(1) };
+            self.next = if to.is_linked {
+                self.link(index)
+            } else {
+                index.wrapping_add(1)
+            };
         }
         self.copied = posted;
         to.set_posted(posted);
@@ -70,7 +97,12 @@ impl Mirror {
     /// Returns the link in WQE `index`, which is below the number of WQEs.
     fn link(&self, index: u16) -> u16 {
         // SAFETY: the first segment of that WQE.
-        let segment = unsafe { self.buffer.add(usize::from(index) * self.stride).cast::<[u8; SEGMENT]>().read() };
+        let segment = unsafe {
+            self.buffer
+                .add(usize::from(index) * self.stride)
+                .cast::<[u8; SEGMENT]>()
+                .read()
+        };
         NextSegment::parse(&segment).next_wqe_index
     }
 }

@@ -1,7 +1,7 @@
 //! The device's side of queues: its private state of them, and the memory that the driver writes.
 //!
-//! - `qp`: queue pairs. `in_flight`: their scheduled work. `cq`: completion queues. `mirror`: receive queues in memory that peers do not
-//!   map.
+//! - `qp`: queue pairs. `in_flight`: their scheduled work. `cq`: completion queues. `mirror`:
+//!   receive queues in memory that peers do not map.
 //! - `async_events`: asynchronous events, and the failures that cause them.
 
 pub(crate) mod async_events;

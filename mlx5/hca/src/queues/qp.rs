@@ -33,14 +33,25 @@ impl SqPlace {
     /// # Safety
     /// The memory is valid as long as the result.
     pub(crate) unsafe fn new(memory: &SqMemory) -> Self {
-        let SqMemory { buffer, wqe_cnt, record, register } = *memory;
-        Self { buffer, record, mask: (wqe_cnt as usize - 1) * WQEBB, register }
+        let SqMemory {
+            buffer,
+            wqe_cnt,
+            record,
+            register,
+        } = *memory;
+        Self {
+            buffer,
+            record,
+            mask: (wqe_cnt as usize - 1) * WQEBB,
+            register,
+        }
     }
 
     /// Returns the producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn producer(&self) -> u16 {
-        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
+        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the
+        // same atomic type.
         let record = unsafe { self.record.as_ref() };
         queue_record_index(record.load(Ordering::Acquire))
     }
@@ -104,9 +115,11 @@ pub(crate) struct SoftQp {
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
-    /// Mask, a power of two less one. The owner returns credit to the requester when the position in the lane has none of these bits.
+    /// Mask, a power of two less one. The owner returns credit to the requester when the position
+    /// in the lane has none of these bits.
     pub(crate) ack_mask: u64,
-    /// Address after the last payload. The next payload is there if payloads go to a ring. For prefetching only.
+    /// Address after the last payload. The next payload is there if payloads go to a ring. For
+    /// prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
     /// Its connection is an unreliable one.
@@ -125,11 +138,13 @@ pub(crate) struct SoftQp {
 /// The way in which the WQEs of a send queue are executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// WQEs take the fast path if they are [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
+    /// WQEs take the fast path if they are [`plain`](crate::requester::plain): in immediate time,
+    /// neither strict nor traced.
     Plain,
     /// WQEs take the general path.
     Ordinary,
-    /// WQEs take the general path with extra checks: the queue pair broke a rule, the port is down, or the device makes faults.
+    /// WQEs take the general path with extra checks: the queue pair broke a rule, the port is down,
+    /// or the device makes faults.
     Exceptional,
     /// The queue pair is in the error state: every WQE is flushed.
     Failed,
@@ -182,15 +197,18 @@ impl SoftQp {
         self.mode == Mode::Failed
     }
 
-    /// Returns whether the receive queue belongs to this queue pair alone and is flushed with it. Such a queue is a ring; shared ones are
-    /// lists.
+    /// Returns whether the receive queue belongs to this queue pair alone and is flushed with it.
+    /// Such a queue is a ring; shared ones are lists.
     pub(crate) fn owns_rq(&self) -> bool {
         !self.receives.is_linked
     }
 
     /// Returns whether this device takes its receives, and no peer.
     pub(crate) fn takes_receives(&self) -> bool {
-        matches!(self.transport, Transport::Datagram { .. } | Transport::Wire(_))
+        matches!(
+            self.transport,
+            Transport::Datagram { .. } | Transport::Wire(_)
+        )
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -202,11 +220,15 @@ impl SoftQp {
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
             Transport::Connected(remote) => Some(remote),
-            Transport::Unconnected | Transport::Datagram { .. } | Transport::NoPeer | Transport::Wire(_) => None,
+            Transport::Unconnected
+            | Transport::Datagram { .. }
+            | Transport::NoPeer
+            | Transport::Wire(_) => None,
         }
     }
 
-    /// Goes to the error state: its own operations are flushed, and the operations of its peer are not answered any more.
+    /// Goes to the error state: its own operations are flushed, and the operations of its peer are
+    /// not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         if !self.has_failed() {
@@ -214,7 +236,9 @@ impl SoftQp {
         }
         self.mode = Mode::Failed;
         hca.has_chores.set(true);
-        self.entry().identity.store(self.identity(0), Ordering::Release);
+        self.entry()
+            .identity
+            .store(self.identity(0), Ordering::Release);
     }
 }
 
@@ -223,7 +247,8 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// Returns the WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that skips such a WQE advances by 1.
+/// Returns the WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that skips
+/// such a WQE advances by 1.
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2
@@ -232,9 +257,19 @@ pub(crate) fn blocks(ds: u8) -> u16 {
 /// Returns the first `len` bytes of the WQE at `counter`, at most 1,024. The WQE may wrap.
 pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
-    for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        out.copy_from_slice(&unsafe { qp.sq.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
+    for (block, out) in bytes
+        .chunks_mut(WQEBB)
+        .take(len.div_ceil(WQEBB))
+        .enumerate()
+    {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
+        // the completion.
+        out.copy_from_slice(&unsafe {
+            qp.sq
+                .wqebb(counter.wrapping_add(block as u16))
+                .cast::<[u8; WQEBB]>()
+                .read()
+        });
     }
     bytes
 }

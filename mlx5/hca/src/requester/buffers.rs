@@ -1,10 +1,11 @@
-//! The local buffers of WQEs in flight, in any time but the immediate one. They belong to the device until a CQE of their WQE, or of a
-//! later one, is visible.
+//! The local buffers of WQEs in flight, in any time but the immediate one. They belong to the
+//! device until a CQE of their WQE, or of a later one, is visible.
 //!
-//! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the completion. Until then a NIC may read it for the
-//!   first time, or again for a retransmission. A WQE behind a fence is not checked: it may send the result of the READ before it.
-//! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives. Until then the buffer holds
-//!   [`NOT_HERE`].
+//! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the
+//!   completion. Until then a NIC may read it for the first time, or again for a retransmission. A
+//!   WQE behind a fence is not checked: it may send the result of the READ before it.
+//! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives.
+//!   Until then the buffer holds [`NOT_HERE`].
 
 use mlx5_wire::{Access, CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, WQEBB};
 
@@ -33,10 +34,16 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     }
 }
 
-/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs before it. Their buffers belong to the
-/// program again.
+/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs
+/// before it. Their buffers belong to the program again.
 #[cold]
-pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded: bool, violations: &mut Vec<Violation>) {
+pub(crate) fn release(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    completed: u16,
+    has_succeeded: bool,
+    violations: &mut Vec<Violation>,
+) {
     while let Some(&Source { counter, hash }) = qp.in_flight.sources.front() {
         if completed.wrapping_sub(counter) > u16::MAX / 2 {
             break;
@@ -45,19 +52,25 @@ pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded:
         let wqe = bytes_of(qp, counter, 16 * WQEBB);
         if has_succeeded && source_hash(hca, qp, &wqe) != Some(hash) {
             let queue = Queue::Send(qp.qpn);
-            violations.push(Violation { queue, index: counter.into(), bytes: head(&wqe), rule: Rule::SourceChanged });
+            violations.push(Violation {
+                queue,
+                index: counter.into(),
+                bytes: head(&wqe),
+                rule: Rule::SourceChanged,
+            });
         }
     }
 }
 
-/// Removes the bytes that the READ or atomic at `counter` fetched. They are placed when its completion is due. Returns `None` for other
-/// WQEs.
+/// Removes the bytes that the READ or atomic at `counter` fetched. They are placed when its
+/// completion is due. Returns `None` for other WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let mut bytes = Vec::new();
     each_result(hca, qp, counter, |piece| {
         let start = bytes.len();
         bytes.resize(start + piece.len, 0);
-        // SAFETY: the piece was just checked against a locally writable region; both have its length.
+        // SAFETY: the piece was just checked against a locally writable region; both have its
+        // length.
         unsafe {
             piece.at.copy_to(bytes[start..].as_mut_ptr(), piece.len);
             piece.at.cast_mut().write_bytes(NOT_HERE, piece.len);
@@ -77,14 +90,19 @@ pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     });
 }
 
-/// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none, or may not access them.
+/// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none,
+/// or may not access them.
 fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     let mut hashes = Vec::new();
     each_piece(hca, qp, wqe, false, |piece| {
         hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
             let mut word = [0u8; 8];
-            // SAFETY: inside the piece, which was just checked against its region. Others may write it, which only changes the hash.
-            unsafe { word.as_mut_ptr().copy_from(piece.at.add(at), (piece.len - at).min(8)) };
+            // SAFETY: inside the piece, which was just checked against its region. Others may write
+            // it, which only changes the hash.
+            unsafe {
+                word.as_mut_ptr()
+                    .copy_from(piece.at.add(at), (piece.len - at).min(8))
+            };
             u64::from_le_bytes(word)
         })));
     })?;
@@ -97,17 +115,29 @@ fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> O
     each_piece(hca, qp, &wqe, true, f)
 }
 
-/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if the WQE has no result (`of_result`) or no source, or as soon as
-/// access to one buffer is refused.
-fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], of_result: bool, mut f: impl FnMut(&Piece)) -> Option<()> {
+/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if the WQE has no result
+/// (`of_result`) or no source, or as soon as access to one buffer is refused.
+fn each_piece(
+    hca: &Hca,
+    qp: &SoftQp,
+    wqe: &[u8; 16 * WQEBB],
+    of_result: bool,
+    mut f: impl FnMut(&Piece),
+) -> Option<()> {
     let ctrl = CtrlWords::parse(&head(wqe));
-    let opcode = Opcode::from_repr(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
-    let access = if of_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let opcode = Opcode::from_repr(ctrl.opcode())
+        .filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
+    let access = if of_result {
+        Access::LOCAL_WRITE
+    } else {
+        Access::empty()
+    };
     let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let data = Data::parse(wqe.get(header..usize::from(ctrl.ds()) * SEGMENT)?)?;
     let checked = data.each(|piece| {
         if let Some(key) = piece.key {
-            hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;
+            hca.memory
+                .resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;
             f(piece);
         }
         Ok::<(), Fault>(())

@@ -15,13 +15,29 @@ use crate::requester::{buffers, traffic};
 pub const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
-    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: ctrl.qpn(), wqe_counter: ctrl.wqe_index(), byte_count, user_index }.emit()
+    RequesterCqe {
+        wqe_opcode: ctrl.opcode(),
+        qpn: ctrl.qpn(),
+        wqe_counter: ctrl.wqe_index(),
+        byte_count,
+        user_index,
+    }
+    .emit()
 }
 
 /// Writes the CQE of a signaled WQE that succeeded, in immediate time and without a trace.
 #[inline(always)]
-pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
-    qp.wrote_send(hca, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
+pub(crate) fn succeed(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    cqs: &mut [Option<SoftCq>],
+    ctrl: CtrlWords,
+    byte_count: u32,
+) {
+    qp.wrote_send(
+        hca,
+        write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count),
+    );
 }
 
 /// Writes the CQE for [`succeed`].
@@ -33,7 +49,9 @@ pub(crate) fn write_success(
     ctrl: CtrlWords,
     byte_count: u32,
 ) -> Result<(), Overrun> {
-    let Some(Some(cq)) = cqs.get_mut(send_cq as usize) else { return Ok(()) };
+    let Some(Some(cq)) = cqs.get_mut(send_cq as usize) else {
+        return Ok(());
+    };
     cq.write(success(user_index, ctrl, byte_count), CqeOpcode::Requester)
 }
 
@@ -53,21 +71,38 @@ impl Completions<'_> {
         if self.hca.counters.is_some() {
             traffic::count(self.hca, qp, ctrl);
         }
-        let cqe = ctrl.signaled().then(|| success(qp.user_index, ctrl, byte_count));
+        let cqe = ctrl
+            .signaled()
+            .then(|| success(qp.user_index, ctrl, byte_count));
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 
     /// Completes the WQE at the head of the SQ, which failed, and goes on to the next.
     #[cold]
-    pub(crate) fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
+    pub(crate) fn fail(
+        &mut self,
+        qp: &mut SoftQp,
+        ctrl: CtrlWords,
+        syndrome: Syndrome,
+        vendor_syndrome: u8,
+    ) {
         self.fail_taken(qp, ctrl, syndrome, vendor_syndrome);
         // A malformed WQE may claim to be longer than the posted WQEBBs.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
+        qp.sq_consumer = qp
+            .sq_consumer
+            .wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
     }
 
-    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in which it neither sends nor receives.
-    pub(crate) fn fail_taken(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
+    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in
+    /// which it neither sends nor receives.
+    pub(crate) fn fail_taken(
+        &mut self,
+        qp: &mut SoftQp,
+        ctrl: CtrlWords,
+        syndrome: Syndrome,
+        vendor_syndrome: u8,
+    ) {
         qp.waiting = None;
         qp.fail(self.hca);
         let raw_syndrome = syndrome as u8;
@@ -82,24 +117,50 @@ impl Completions<'_> {
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
     }
 
-    /// Finishes a WQE. Its CQE, if it writes one, is visible when the peer's acknowledgement arrives, and in order.
-    fn executed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
+    /// Finishes a WQE. Its CQE, if it writes one, is visible when the peer's acknowledgement
+    /// arrives, and in order.
+    fn executed(
+        &mut self,
+        qp: &mut SoftQp,
+        ctrl: CtrlWords,
+        cqe: Option<[u8; CQE_BYTES]>,
+        opcode: CqeOpcode,
+    ) {
         if let Some(trace) = &self.hca.trace {
-            trace.record(What::Executed, qp.qpn, ctrl.wqe_index(), ctrl.opcode().into(), opcode as u64);
+            trace.record(
+                What::Executed,
+                qp.qpn,
+                ctrl.wqe_index(),
+                ctrl.opcode().into(),
+                opcode as u64,
+            );
         }
         if self.hca.has_exact_lanes {
             touch(self.touched, qp, ctrl);
         }
         let is_held = self.hca.timing.is_model() && opcode == CqeOpcode::Requester;
-        let landing = if is_held { buffers::hold(self.hca, qp, ctrl.wqe_index()) } else { None };
+        let landing = if is_held {
+            buffers::hold(self.hca, qp, ctrl.wqe_index())
+        } else {
+            None
+        };
         if cqe.is_none() && landing.is_none() {
             return;
         }
-        let InFlight { acknowledge_ns, acknowledged, .. } = &mut qp.in_flight;
-        // Only the oldest is read: an acknowledgement waits for the one before it, whatever its time.
+        let InFlight {
+            acknowledge_ns,
+            acknowledged,
+            ..
+        } = &mut qp.in_flight;
+        // Only the oldest is read: an acknowledgement waits for the one before it, whatever its
+        // time.
         let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
         let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
-        let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
+        let new = Acknowledged {
+            at_ns,
+            cqe: cqe.map(|cqe| (cqe, opcode)),
+            landing,
+        };
         if is_now {
             return show(self.hca, qp, self.cqs, self.violations, &new);
         }
@@ -122,18 +183,46 @@ fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
 
 /// Places a result in its buffer, and writes the CQE of a send queue.
 #[cold]
-pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, what: &Acknowledged) {
+pub(crate) fn show(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    cqs: &mut [Option<SoftCq>],
+    violations: &mut Vec<Violation>,
+    what: &Acknowledged,
+) {
     if let Some(landing) = &what.landing {
         buffers::land(hca, qp, landing);
     }
-    let Some((cqe, opcode)) = what.cqe else { return };
-    let RequesterCqe { wqe_counter, byte_count, .. } = RequesterCqe::parse(&cqe);
+    let Some((cqe, opcode)) = what.cqe else {
+        return;
+    };
+    let RequesterCqe {
+        wqe_counter,
+        byte_count,
+        ..
+    } = RequesterCqe::parse(&cqe);
     if let Some(trace) = &hca.trace {
-        let status = if opcode == CqeOpcode::Requester { byte_count } else { ErrorCqe::parse(&cqe).raw_syndrome.into() };
-        trace.record(What::Completed, qp.qpn, wqe_counter, opcode as u64, status.into());
+        let status = if opcode == CqeOpcode::Requester {
+            byte_count
+        } else {
+            ErrorCqe::parse(&cqe).raw_syndrome.into()
+        };
+        trace.record(
+            What::Completed,
+            qp.qpn,
+            wqe_counter,
+            opcode as u64,
+            status.into(),
+        );
     }
     if !qp.in_flight.sources.is_empty() {
-        buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
+        buffers::release(
+            hca,
+            qp,
+            wqe_counter,
+            opcode == CqeOpcode::Requester,
+            violations,
+        );
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
         qp.wrote_send(hca, cq.write(cqe, opcode));

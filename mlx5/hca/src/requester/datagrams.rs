@@ -1,13 +1,19 @@
-//! The sender of unreliable datagrams. It writes a datagram to a lane in its *own* memory, and sets a ready bit of the receiver. It has one
-//! lane for each device that it sends to. The receiver maps the sender, takes a receive of its own and fills it. So the senders to one
-//! queue pair share only the ready bits, and a sender that dies leaves nothing half done. As on a network, a datagram is dropped if it
-//! finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver it waits for room, for a bounded time.
+//! The sender of unreliable datagrams. It writes a datagram to a lane in its *own* memory, and sets
+//! a ready bit of the receiver. It has one lane for each device that it sends to. The receiver maps
+//! the sender, takes a receive of its own and fills it. So the senders to one queue pair share only
+//! the ready bits, and a sender that dies leaves nothing half done. As on a network, a datagram is
+//! dropped if it finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver
+//! it waits for room, for a bounded time.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use etherparse::{IpDscp, IpEcn, Ipv4Header, ip_number};
-use mlx5_wire::roce::{Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service};
-use mlx5_wire::{AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome};
+use mlx5_wire::roce::{
+    Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service,
+};
+use mlx5_wire::{
+    AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome,
+};
 
 use crate::Hca;
 use crate::options::GidKind;
@@ -22,8 +28,9 @@ use crate::shared::memory::Fault;
 /// A Q_Key with this bit in a WQE stands for the Q_Key of the sending queue pair.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// The headers in the first bytes of a receive: a Global Route Header (InfiniBand specification, "Global Route Header"). For a datagram
-/// that was sent as UDP over IPv4 they are 20 unused bytes and an IPv4 header (annex A17, "RoCEv2").
+/// The headers in the first bytes of a receive: a Global Route Header (InfiniBand specification,
+/// "Global Route Header"). For a datagram that was sent as UDP over IPv4 they are 20 unused bytes
+/// and an IPv4 header (annex A17, "RoCEv2").
 pub(crate) struct Grh([u8; GRH_BYTES]);
 
 const BTH_BYTES: usize = 12;
@@ -38,19 +45,40 @@ impl Grh {
     fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
         let length = packet_bytes(length, opcode == Opcode::SendImm);
         let source = hca.source_gid(vector);
-        match (source.kind, source.ipv4(), Ipv6Addr::from(vector.rgid).to_ipv4_mapped()) {
-            (GidKind::RoceV2, Some(from), Some(to)) => Self::ipv4(vector, from, to.octets(), length),
+        match (
+            source.kind,
+            source.ipv4(),
+            Ipv6Addr::from(vector.rgid).to_ipv4_mapped(),
+        ) {
+            (GidKind::RoceV2, Some(from), Some(to)) => {
+                Self::ipv4(vector, from, to.octets(), length)
+            }
             _ => Self::ipv6(vector, &source.bytes, length),
         }
     }
 
-    /// Makes the headers of a message of `length` bytes that arrived as a packet between these addresses. A socket does not tell its type
-    /// of service and its hop limit.
+    /// Makes the headers of a message of `length` bytes that arrived as a packet between these
+    /// addresses. A socket does not tell its type of service and its hop limit.
     pub(crate) fn of_packet((from, to): (IpAddr, IpAddr), length: usize, has_imm: bool) -> Self {
-        let (vector, length) = (AddressVector { hop_limit: HOPS, ..AddressVector::default() }, packet_bytes(length, has_imm));
+        let (vector, length) = (
+            AddressVector {
+                hop_limit: HOPS,
+                ..AddressVector::default()
+            },
+            packet_bytes(length, has_imm),
+        );
         match (from, to) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => Self::ipv4(&vector, from.octets(), to.octets(), length),
-            _ => Self::ipv6(&AddressVector { rgid: gid_of(to), ..vector }, &gid_of(from), length),
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                Self::ipv4(&vector, from.octets(), to.octets(), length)
+            }
+            _ => Self::ipv6(
+                &AddressVector {
+                    rgid: gid_of(to),
+                    ..vector
+                },
+                &gid_of(from),
+                length,
+            ),
         }
     }
 
@@ -60,7 +88,8 @@ impl Grh {
 
     fn ipv6(vector: &AddressVector, from: &[u8; 16], length: usize) -> Self {
         const NEXT_IS_TRANSPORT: u8 = 0x1b;
-        let version_class_flow = 6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
+        let version_class_flow =
+            6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
         let mut b = [0; GRH_BYTES];
         b[0..4].copy_from_slice(&version_class_flow.to_be_bytes());
         b[4..6].copy_from_slice(&(length as u16).to_be_bytes());
@@ -89,13 +118,19 @@ impl Grh {
     }
 }
 
-/// Returns the bytes of a datagram's packet with a message of `length` bytes, from the BTH to the ICRC.
+/// Returns the bytes of a datagram's packet with a message of `length` bytes, from the BTH to the
+/// ICRC.
 fn packet_bytes(length: usize, has_imm: bool) -> usize {
-    BTH_BYTES + DETH_BYTES + if has_imm { IMM_BYTES } else { 0 } + length.next_multiple_of(4) + ICRC_BYTES
+    BTH_BYTES
+        + DETH_BYTES
+        + if has_imm { IMM_BYTES } else { 0 }
+        + length.next_multiple_of(4)
+        + ICRC_BYTES
 }
 
-/// Time in ns for which a datagram under another driver waits until the receiver's device has taken earlier ones. The links of InfiniBand
-/// have flow control, and programs rely on losing nothing there.
+/// Time in ns for which a datagram under another driver waits until the receiver's device has taken
+/// earlier ones. The links of InfiniBand have flow control, and programs rely on losing nothing
+/// there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
 /// The sender of a datagram.
@@ -107,17 +142,29 @@ pub(crate) struct Sender {
     pub(crate) since_ns: Option<u64>,
 }
 
-/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, even if the datagram is lost.
+/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, even if the
+/// datagram is lost.
 #[cold]
-pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, ctrl: CtrlWords, wqe: &[u8]) -> Outcome {
+pub(crate) fn send(
+    hca: &Hca,
+    links: &mut Links,
+    from: &Sender,
+    opcode: Opcode,
+    ctrl: CtrlWords,
+    wqe: &[u8],
+) -> Outcome {
     let cqe_opcode = match opcode {
         Opcode::Send => CqeOpcode::ResponderSend,
         Opcode::SendImm => CqeOpcode::ResponderSendImm,
         _ => return Malformed::Opcode.into(),
     };
-    let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else { return Malformed::Header.into() };
+    let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else {
+        return Malformed::Header.into();
+    };
     let to = DatagramSegment::parse(segment);
-    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let Some(data) = Data::parse(body) else {
+        return Malformed::InlineLength.into();
+    };
     let length = match check_local(hca, from.pd, &data, false) {
         Ok(length) => length as usize,
         Err(outcome) => return outcome,
@@ -128,16 +175,26 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
     let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
     let header = DatagramHeader {
         qpn: to.qpn,
-        qkey: if to.qkey & CONTROLLED_QKEY == 0 { to.qkey } else { from.qkey },
+        qkey: if to.qkey & CONTROLLED_QKEY == 0 {
+            to.qkey
+        } else {
+            from.qkey
+        },
         source_qpn: from.qpn,
         byte_count: length as u32,
-        imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
+        imm: if opcode == Opcode::SendImm {
+            ctrl.imm()
+        } else {
+            0
+        },
         opcode: cqe_opcode as u32,
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
     // No device has the LID 0.
     let sends_packets = |lid| lid == 0 || links.wire.as_ref().is_some_and(|wire| wire.is_for_all);
-    let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| !sends_packets(*lid));
+    let lid = hca
+        .lid_of(to.qpn, &to.vector)
+        .filter(|lid| !sends_packets(*lid));
     let Some(peer) = lid.and_then(|lid| links.peer_of_lid(&hca.membership, lid).ok()) else {
         if let (Some(wire), true) = (&mut links.wire, hca.is_port_up.get()) {
             send_packet(wire, &to, &header, opcode, &data);
@@ -145,14 +202,27 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         return Outcome::Done(0);
     };
     let lane = links.lane_to(&hca.memory, &peer);
-    let place = lane.and_then(|lane| links.outgoing[lane].next_payload(hca.memory.datagram_lane(lane)).map(|to| (lane, to)));
+    let place = lane.and_then(|lane| {
+        links.outgoing[lane]
+            .next_payload(hca.memory.datagram_lane(lane))
+            .map(|to| (lane, to))
+    });
     let Some((lane, mut to)) = place else {
-        let waits = hca.port.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
-        return if waits { Outcome::Wait(WaitFor::Room) } else { Outcome::Done(0) };
+        let waits = hca.port.is_some()
+            && hca.clock.now_ns()
+                < from
+                    .since_ns
+                    .map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
+        return if waits {
+            Outcome::Wait(WaitFor::Room)
+        } else {
+            Outcome::Done(0)
+        };
     };
     if let Some(Grh(bytes)) = grh {
-        // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver reads it only after the slot is
-        // published (L1), and has finished with its last content (L2, `next_payload`).
+        // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver
+        // reads it only after the slot is published (L1), and has finished with its last content
+        // (L2, `next_payload`).
         unsafe {
             to.cast().write(bytes);
             to = to.add(GRH_BYTES);
@@ -175,28 +245,52 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
 }
 
 /// Sends a datagram as a packet, if there is room for it, to a GID that is an IP address.
-fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeader, opcode: Opcode, data: &Data<'_>) {
-    let Some(address) = address_of(&to.vector.rgid) else { return };
+fn send_packet(
+    wire: &mut WirePort,
+    to: &DatagramSegment,
+    header: &DatagramHeader,
+    opcode: Opcode,
+    data: &Data<'_>,
+) {
+    let Some(address) = address_of(&to.vector.rgid) else {
+        return;
+    };
     if !wire.has_room() || header.byte_count > u32::from(wire.mtu) {
         wire.counters.refused += 1;
         return;
     }
-    let kind = if opcode == Opcode::SendImm { PacketKind::SendOnlyImm } else { PacketKind::SendOnly };
-    let packet = PacketOpcode { transport: Service::Ud, opcode: kind };
+    let kind = if opcode == Opcode::SendImm {
+        PacketKind::SendOnlyImm
+    } else {
+        PacketKind::SendOnly
+    };
+    let packet = PacketOpcode {
+        transport: Service::Ud,
+        opcode: kind,
+    };
     let mut headers = Headers::new(packet, to.qpn, Psn::new(wire.counters.sent as u32));
-    headers.deth = Deth { qkey: header.qkey, source_qpn: header.source_qpn };
+    headers.deth = Deth {
+        qkey: header.qkey,
+        source_qpn: header.source_qpn,
+    };
     headers.imm = header.imm;
     headers.bth.is_solicited = header.flags & SOLICITED != 0;
     headers.bth.pad = (header.byte_count.wrapping_neg() & 3) as u8;
-    let _: Result<(), Fault> = wire.send(&SocketAddr::new(address, wire.port_of(to)), &headers, header.byte_count as usize, |payload| {
-        let mut at = payload.as_mut_ptr();
-        data.each(|piece| {
-            // SAFETY: the piece is readable, and all pieces together have the length of the payload.
-            unsafe {
-                at.copy_from(piece.at, piece.len);
-                at = at.add(piece.len);
-            }
-            Ok(())
-        })
-    });
+    let _: Result<(), Fault> = wire.send(
+        &SocketAddr::new(address, wire.port_of(to)),
+        &headers,
+        header.byte_count as usize,
+        |payload| {
+            let mut at = payload.as_mut_ptr();
+            data.each(|piece| {
+                // SAFETY: the piece is readable, and all pieces together have the length of the
+                // payload.
+                unsafe {
+                    at.copy_from(piece.at, piece.len);
+                    at = at.add(piece.len);
+                }
+                Ok(())
+            })
+        },
+    );
 }

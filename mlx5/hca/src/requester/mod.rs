@@ -1,9 +1,13 @@
-//! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and completes them.
+//! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and
+//! completes them.
 //!
-//! - `execute`: the doorbell, the order of WQEs. `wqe`: the WQE at the head, its retries. `timing`: the time at which a WQE is executed.
+//! - `execute`: the doorbell, the order of WQEs. `wqe`: the WQE at the head, its retries. `timing`:
+//!   the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
-//! - `operations`: each verb. `datagrams`: unreliable datagrams. `data`: gathering and scattering. `outcome`: the results.
-//! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in flight are not touched.
+//! - `operations`: each verb. `datagrams`: unreliable datagrams. `data`: gathering and scattering.
+//!   `outcome`: the results.
+//! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in
+//!   flight are not touched.
 
 pub(crate) mod buffers;
 pub(crate) mod complete;

@@ -1,8 +1,11 @@
-//! The operations of the requester: the effect of one WQE, verb by verb, on the memory and the lane of the peer.
+//! The operations of the requester: the effect of one WQE, verb by verb, on the memory and the lane
+//! of the peer.
 
 use std::sync::atomic::{Ordering, fence};
 
-use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
+use mlx5_wire::{
+    Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome,
+};
 
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::data::{Data, check_local, has_result, header_bytes, scatter};
@@ -14,22 +17,36 @@ use crate::shared::memory::{Fault, Span};
 use crate::shared::remote::Remote;
 use crate::{Hca, Links};
 
-/// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A destroyed queue pair does not answer. So
-/// it refuses nothing, even if its regions disappear first.
-pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+/// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A
+/// destroyed queue pair does not answer. So it refuses nothing, even if its regions disappear
+/// first.
+pub(crate) fn execute(
+    hca: &Hca,
+    links: &mut Links,
+    qp: &mut SoftQp,
+    ctrl: CtrlWords,
+    wqe: &[u8],
+    granted: u64,
+) -> Outcome {
     match attempt(hca, links, qp, ctrl, wqe, granted) {
         Outcome::Done(byte_count) => Outcome::Done(byte_count),
         outcome => not_done(qp, ctrl, outcome),
     }
 }
 
-/// Returns the outcome of a WQE that was not done, by the peer's state and the kind of connection: an unreliable one loses what its peer
-/// refuses or has no receive for.
+/// Returns the outcome of a WQE that was not done, by the peer's state and the kind of connection:
+/// an unreliable one loses what its peer refuses or has no receive for.
 #[cold]
 fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
     let is_of_peer = match outcome {
-        Outcome::Fail(syndrome, _) => is_refused || matches!(syndrome, Syndrome::RemoteInvalidRequest | Syndrome::RemoteOperation),
+        Outcome::Fail(syndrome, _) => {
+            is_refused
+                || matches!(
+                    syndrome,
+                    Syndrome::RemoteInvalidRequest | Syndrome::RemoteOperation
+                )
+        }
         Outcome::Wait(reason) => matches!(reason, WaitFor::Peer | WaitFor::Receive),
         _ => false,
     };
@@ -37,13 +54,28 @@ fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
         // No right to them is ever granted.
         Some(opcode) if qp.is_unreliable && has_result(opcode) => Malformed::Opcode.into(),
         _ if qp.is_unreliable && is_of_peer => Outcome::Done(0),
-        _ if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) => Outcome::Wait(WaitFor::Peer),
+        _ if is_refused
+            && qp
+                .remote()
+                .is_some_and(|remote| remote.granted() & RECEIVES == 0) =>
+        {
+            Outcome::Wait(WaitFor::Peer)
+        }
         _ => outcome,
     }
 }
 
-fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
-    let Some(opcode) = Opcode::from_repr(ctrl.opcode()) else { return Malformed::Opcode.into() };
+fn attempt(
+    hca: &Hca,
+    links: &mut Links,
+    qp: &mut SoftQp,
+    ctrl: CtrlWords,
+    wqe: &[u8],
+    granted: u64,
+) -> Outcome {
+    let Some(opcode) = Opcode::from_repr(ctrl.opcode()) else {
+        return Malformed::Opcode.into();
+    };
     if opcode == Opcode::Nop {
         return Outcome::Done(0);
     }
@@ -55,7 +87,12 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         Transport::Wire(_) => return Outcome::Later,
         Transport::Datagram { qkey } => {
             let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
-            let from = datagrams::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
+            let from = datagrams::Sender {
+                qpn: qp.qpn,
+                pd: qp.pd,
+                qkey: *qkey,
+                since_ns,
+            };
             return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
         }
     };
@@ -78,7 +115,9 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
     if !allows(granted, needed) {
         return Fault::QueuePair.into();
     }
-    let Some(raddr) = wqe[SEGMENT..].first_chunk() else { return Malformed::Header.into() };
+    let Some(raddr) = wqe[SEGMENT..].first_chunk() else {
+        return Malformed::Header.into();
+    };
     let raddr = RaddrSegment::parse(raddr);
     if header == 3 * SEGMENT {
         return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
@@ -87,7 +126,11 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         // No byte is accessed, so the key is not checked.
         None
     } else {
-        match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
+        match remote
+            .peer
+            .memory
+            .resolve(raddr.rkey, raddr.addr, length, needed, remote.pd)
+        {
             Ok(span) => Some(span),
             Err(fault) => return fault.into(),
         }
@@ -99,12 +142,22 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
     }
 }
 
-/// Checks the local part of a WQE on a connection: returns the number of bytes before its data, the data, and its length in bytes.
+/// Checks the local part of a WQE on a connection: returns the number of bytes before its data, the
+/// data, and its length in bytes.
 #[inline(always)]
-pub(crate) fn local_part<'a>(hca: &Hca, pd: u32, opcode: Opcode, wqe: &'a [u8]) -> Result<(usize, Data<'a>, u64), Outcome> {
+pub(crate) fn local_part<'a>(
+    hca: &Hca,
+    pd: u32,
+    opcode: Opcode,
+    wqe: &'a [u8],
+) -> Result<(usize, Data<'a>, u64), Outcome> {
     let header = SEGMENT + header_bytes(opcode, false);
-    let Some(body) = wqe.get(header..) else { return Err(Malformed::Header.into()) };
-    let Some(data) = Data::parse(body) else { return Err(Malformed::InlineLength.into()) };
+    let Some(body) = wqe.get(header..) else {
+        return Err(Malformed::Header.into());
+    };
+    let Some(data) = Data::parse(body) else {
+        return Err(Malformed::InlineLength.into());
+    };
     let length = check_local(hca, pd, &data, has_result(opcode))?;
     Ok((header, data, length))
 }
@@ -120,7 +173,8 @@ fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
     data.each(|piece| {
-        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the sum of the pieces.
+        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the
+        // sum of the pieces.
         unsafe { span.write(offset, piece.at, piece.len) }?;
         offset += piece.len as u64;
         Ok(())
@@ -128,12 +182,16 @@ fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
 }
 
 fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
-    let Some(span) = span else { return Outcome::Done(0) };
-    // The effects of earlier operations are visible to the peer before anything is read, like on the bus of a NIC.
+    let Some(span) = span else {
+        return Outcome::Done(0);
+    };
+    // The effects of earlier operations are visible to the peer before anything is read, like on
+    // the bus of a NIC.
     fence(Ordering::SeqCst);
     let mut offset = 0;
     let result = data.each(|piece| {
-        // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.
+        // SAFETY: the piece was checked against a locally writable region, the span for the sum of
+        // the pieces.
         unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
         offset += piece.len as u64;
         Ok(())
@@ -144,20 +202,32 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     }
 }
 
-/// WRITE with immediate. If the copy can fail, the order is: room in the lane, payload, receive, message. So nothing is undone, and a
-/// receive is taken only for a message that will be delivered. Without a receive the retry writes such a payload again, like a NIC, which
-/// detects it with the last packet. If the copy cannot fail, the receive comes first, so that nothing is written without one.
-fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
+/// WRITE with immediate. If the copy can fail, the order is: room in the lane, payload, receive,
+/// message. So nothing is undone, and a receive is taken only for a message that will be delivered.
+/// Without a receive the retry writes such a payload again, like a NIC, which detects it with the
+/// last packet. If the copy cannot fail, the receive comes first, so that nothing is written
+/// without one.
+fn write_imm(
+    remote: &mut Remote,
+    span: Option<Span>,
+    data: &Data<'_>,
+    addr: u64,
+    byte_count: u32,
+    ctrl: CtrlWords,
+) -> Outcome {
     if !remote.has_room() {
         return Outcome::Wait(WaitFor::Room);
     }
-    let is_sure = matches!(span, None | Some(Span::Mapped(_))) && matches!(data, Data::None | Data::One(_));
+    let is_sure =
+        matches!(span, None | Some(Span::Mapped(_))) && matches!(data, Data::None | Data::One(_));
     if !is_sure {
         if let Err(outcome) = write(span, data) {
             return outcome;
         }
     }
-    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
+    let Some(taking) = remote.take_receive() else {
+        return Outcome::Wait(WaitFor::Receive);
+    };
     if is_sure {
         // A single part, to mapped memory or of no bytes, cannot fail.
         let placed = write(span, data);
@@ -173,39 +243,90 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     Outcome::Done(0)
 }
 
-/// SEND: takes a receive and fills its buffers. Both ends fail if the message does not fit, or the buffers cannot be written: an error
-/// message in the lane reports it to the responder.
-fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
+/// SEND: takes a receive and fills its buffers. Both ends fail if the message does not fit, or the
+/// buffers cannot be written: an error message in the lane reports it to the responder.
+fn send(
+    remote: &mut Remote,
+    data: &Data<'_>,
+    byte_count: u32,
+    opcode: Opcode,
+    ctrl: CtrlWords,
+) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));
     }
-    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    let Some(taking) = remote.take_receive() else {
+        return Err(Outcome::Wait(WaitFor::Receive));
+    };
     // SAFETY: the parts were checked against their regions, or lie in the WQE.
-    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index(), 0, data) };
+    let result = unsafe {
+        scatter(
+            &remote.peer.memory,
+            &remote.receives,
+            taking.index(),
+            0,
+            data,
+        )
+    };
     if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
         return Err(Outcome::Wait(WaitFor::Peer));
     }
-    let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr());
+    let payload = remote
+        .receives
+        .segments(taking.index())
+        .next()
+        .map_or(0, |segment| segment.addr());
     let has_imm = opcode == Opcode::SendImm;
-    let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
-    let (opcode, imm, solicited) = match result {
-        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, ctrl.solicited()),
-        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), false),
+    let arrived = if has_imm {
+        CqeOpcode::ResponderSendImm
+    } else {
+        CqeOpcode::ResponderSend
     };
-    remote.publish(Message { payload, byte_count, imm, taking, op_own: Message::op_own(opcode, solicited) });
+    let (opcode, imm, solicited) = match result {
+        Ok(()) => (
+            arrived,
+            if has_imm { ctrl.imm() } else { 0 },
+            ctrl.solicited(),
+        ),
+        Err((syndrome, vendor)) => (
+            CqeOpcode::ResponderError,
+            Message::error(syndrome, vendor),
+            false,
+        ),
+    };
+    remote.publish(Message {
+        payload,
+        byte_count,
+        imm,
+        taking,
+        op_own: Message::op_own(opcode, solicited),
+    });
     match result {
         Ok(()) => Ok(()),
-        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.
-        Err((Syndrome::LocalLength, vendor)) => Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor)),
+        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote
+        // operational error.
+        Err((Syndrome::LocalLength, vendor)) => {
+            Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor))
+        }
         Err((_, vendor)) => Err(Outcome::Fail(Syndrome::RemoteOperation, vendor)),
     }
 }
 
-/// Compare and swap, fetch and add: one locked operation on the peer's word. It is also atomic with respect to the peer's CPU, which is
-/// more than `IBV_ATOMIC_HCA` promises. The old value goes to the pieces, together 8 bytes. On memory that is not mapped here, its owner
-/// executes the operation.
-fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
-    let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
+/// Compare and swap, fetch and add: one locked operation on the peer's word. It is also atomic with
+/// respect to the peer's CPU, which is more than `IBV_ATOMIC_HCA` promises. The old value goes to
+/// the pieces, together 8 bytes. On memory that is not mapped here, its owner executes the
+/// operation.
+fn atomic(
+    remote: &mut Remote,
+    raddr: &RaddrSegment,
+    segment: &[u8],
+    opcode: Opcode,
+    data: &Data<'_>,
+    length: u64,
+) -> Outcome {
+    let Some(segment) = segment.first_chunk() else {
+        return Malformed::Header.into();
+    };
     let segment = AtomicSegment::parse(segment);
     let is_add = opcode == Opcode::AtomicFetchAdd;
     if length != 8 {
@@ -215,7 +336,13 @@ fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opc
         // "Remote Invalid Request Error": the address of an atomic is not naturally aligned.
         return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
     }
-    let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {
+    let span = match remote.peer.memory.resolve(
+        raddr.rkey,
+        raddr.addr,
+        8,
+        Access::REMOTE_ATOMIC,
+        remote.pd,
+    ) {
         Ok(span) => span,
         Err(fault) => return fault.into(),
     };
@@ -230,8 +357,14 @@ fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opc
     };
     let (old, mut offset) = (old.to_ne_bytes(), 0);
     let placed = data.each(|piece| {
-        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8 bytes together.
-        unsafe { piece.at.cast_mut().copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len) };
+        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8
+        // bytes together.
+        unsafe {
+            piece
+                .at
+                .cast_mut()
+                .copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len)
+        };
         offset += piece.len;
         Ok(())
     });

@@ -17,12 +17,13 @@ pub(crate) enum Outcome {
 }
 
 impl From<Fault> for Outcome {
-    /// Returns the outcome of a fault on the remote side. A process that has exited does not answer.
+    /// Returns the outcome of a fault on the remote side. A process that has exited does not
+    /// answer.
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Gone => Self::Wait(WaitFor::Peer),
-            // InfiniBand specification, "Responder error behavior": an operation that the queue pair does not support is an invalid
-            // request.
+            // InfiniBand specification, "Responder error behavior": an operation that the queue
+            // pair does not support is an invalid request.
             Fault::QueuePair => Self::Fail(Syndrome::RemoteInvalidRequest, fault as u8),
             _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
         }

@@ -1,20 +1,23 @@
-//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer that answers. Nearly every WQE of an
-//! RPC is plain.
+//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer
+//! that answers. Nearly every WQE of an RPC is plain.
 //!
-//! A plain WQE reuses the checks of earlier ones on its queue pair. For each check, one word shows whether its result still holds; if not,
-//! the check is made again. The results are:
+//! A plain WQE reuses the checks of earlier ones on its queue pair. For each check, one word shows
+//! whether its result still holds; if not, the check is made again. The results are:
 //!
-//! - the peer's queue pair is connected to this one ([`Remote::granted`](crate::shared::remote::Remote::granted));
+//! - the peer's queue pair is connected to this one
+//!   ([`Remote::granted`](crate::shared::remote::Remote::granted));
 //! - the addresses of both regions ([`MrCache`]);
 //! - the posted receives ([`Receives::next_known`](crate::shared::receives::Receives::next_known));
 //! - the room in the lane.
 //!
-//! [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run now, or loses its receive to another
-//! requester.
+//! [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run
+//! now, or loses its receive to another requester.
 
 use core::ptr::NonNull;
 
-use mlx5_wire::{CqeOpcode, CtrlWords, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+use mlx5_wire::{
+    CqeOpcode, CtrlWords, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT,
+};
 
 use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::qp::{Mode, SqPlace, Transport, blocks};
@@ -28,17 +31,22 @@ use crate::{Hca, Queues, State};
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
-/// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the index if there is one. The caller has
-/// marked the device as executing (H3), so all results hold until the end of the doorbell.
+/// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the
+/// index if there is one. The caller has marked the device as executing (H3), so all results hold
+/// until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usize> {
     let Queues { qps, cqs, .. } = &mut state.queues;
-    let Some(Some(qp)) = qps.get_mut(index) else { return Err(index) };
+    let Some(Some(qp)) = qps.get_mut(index) else {
+        return Err(index);
+    };
     let qp = &mut **qp;
     if qp.mode != Mode::Plain || qp.waiting.is_some() {
         return Err(index);
     }
-    let Transport::Connected(remote) = &mut qp.transport else { return Err(index) };
+    let Transport::Connected(remote) = &mut qp.transport else {
+        return Err(index);
+    };
     let remote = &mut **remote;
     if !remote.grants_writes() {
         return Err(index);
@@ -46,13 +54,18 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
     let producer = qp.sq.producer();
     while qp.sq_consumer != producer {
         let (at, wqe) = (qp.sq_consumer, qp.sq.wqebb(qp.sq_consumer));
-        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell and the completion.
+        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell
+        // and the completion.
         let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
-        let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
+        let (ctrl, data) = (
+            CtrlWords::parse(&segment(0)),
+            DataWords::parse(&segment(DATA)),
+        );
         if !ctrl.is_one_of(qp.writes, at) {
             return Err(qp.index);
         }
-        // The length is decoded in both cases, because the length of a pointer has no flag bit to be cleared.
+        // The length is decoded in both cases, because the length of a pointer has no flag bit to
+        // be cleared.
         let (from, len) = if data.is_inline() {
             let len = u64::from(data.byte_count());
             if !carries(&qp.sq, at, producer, ctrl, len) {
@@ -62,7 +75,9 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
         } else {
             let len = u64::from(data.byte_count());
-            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES {
+            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT
+                || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES
+            {
                 return Err(qp.index);
             }
             let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
@@ -89,9 +104,10 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 remote.takes_no_receive();
                 return Err(qp.index);
             };
-            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy.
-            // Then the lines of payload and message, both last used by the peer, are fetched at the same time. The needed fields of the WQE
-            // are read again, which costs less than to keep them.
+            // Nothing can fail from here on. The exchange that takes a receive waits for all
+            // earlier stores, so it comes before the copy. Then the lines of payload and message,
+            // both last used by the peer, are fetched at the same time. The needed fields of the
+            // WQE are read again, which costs less than to keep them.
             let ctrl = CtrlWords::parse(&segment(0));
             let message = Message {
                 payload: addr,
@@ -101,7 +117,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
             };
             let filled = remote.lane.fill(message);
-            // SAFETY: both were found to be `len` bytes, or the source is in the WQE; as in `Span::write`.
+            // SAFETY: both were found to be `len` bytes, or the source is in the WQE; as in
+            // `Span::write`.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
             filled.publish();
             remote.note_published();
@@ -123,15 +140,22 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
     Ok(())
 }
 
-/// Writes the CQE of the WQE at `wqe`. Not inlined: otherwise every WQE would decode its whole control segment.
+/// Writes the CQE of the WQE at `wqe`. Not inlined: otherwise every WQE would decode its whole
+/// control segment.
 #[inline(never)]
-fn complete_signaled(cqs: &mut [Option<SoftCq>], send_cq: u32, user_index: u32, wqe: NonNull<u8>) -> Result<(), Overrun> {
+fn complete_signaled(
+    cqs: &mut [Option<SoftCq>],
+    send_cq: u32,
+    user_index: u32,
+    wqe: NonNull<u8>,
+) -> Result<(), Overrun> {
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
     let ctrl = CtrlWords::parse(&unsafe { wqe.cast::<[u8; SEGMENT]>().read() });
     complete::write_success(cqs, send_cq, user_index, ctrl, 0)
 }
 
-/// Returns whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
+/// Returns whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and
+/// ends before `end`.
 #[inline(always)]
 fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
@@ -139,16 +163,29 @@ fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
 }
 
-/// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is refused, or no look-up is left in
-/// `lookups`.
+/// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is
+/// refused, or no look-up is left in `lookups`.
 #[cold]
 #[inline(never)]
-fn look_up_source(hca: &Hca, source: &mut MrCache, lookups: &mut Lookups, wqe: NonNull<u8>, pd: u32) -> bool {
+fn look_up_source(
+    hca: &Hca,
+    source: &mut MrCache,
+    lookups: &mut Lookups,
+    wqe: NonNull<u8>,
+    pd: u32,
+) -> bool {
     if !lookups.take() {
         return false;
     }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
     let data = DataWords::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
-    let found = MrCache::of_own(&hca.memory, data.lkey(), data.addr(), data.byte_count().into(), pd).ok();
+    let found = MrCache::of_own(
+        &hca.memory,
+        data.lkey(),
+        data.addr(),
+        data.byte_count().into(),
+        pd,
+    )
+    .ok();
     found.map(|found| *source = found).is_some()
 }

@@ -1,5 +1,6 @@
-//! Timing: WQEs are executed at once, after a constant delay, or at the times of a model of the network. A WQE that is executed later is
-//! gathered later. So a source buffer that is reused too early is sent wrongly, as by a NIC.
+//! Timing: WQEs are executed at once, after a constant delay, or at the times of a model of the
+//! network. A WQE that is executed later is gathered later. So a source buffer that is reused too
+//! early is sent wrongly, as by a NIC.
 
 use std::sync::Arc;
 
@@ -11,16 +12,19 @@ use crate::queues::in_flight::{Announced, InFlight};
 use crate::queues::qp::SoftQp;
 use crate::requester::data::{has_result, header_bytes, takes_receive};
 
-/// The time at which a software HCA executes the WQEs of a doorbell, on the device's [`Clock`](crate::Clock).
+/// The time at which a software HCA executes the WQEs of a doorbell, on the device's
+/// [`Clock`](crate::Clock).
 ///
-/// In every kind but the first, the requester's device gathers, executes and delivers a WQE when one of its empty CQs is polled, or in
-/// [`Hca::empty_poll`](crate::Hca::empty_poll). The receiver's CQE is written in a poll of the receiver. So both ends must be polled.
+/// In every kind but the first, the requester's device gathers, executes and delivers a WQE when
+/// one of its empty CQs is polled, or in [`Hca::empty_poll`](crate::Hca::empty_poll). The
+/// receiver's CQE is written in a poll of the receiver. So both ends must be polled.
 #[derive(Clone, Debug, Default)]
 pub enum Timing {
     /// WQEs are executed in the doorbell.
     #[default]
     Immediate,
-    /// WQEs are executed after this delay, in the first progress of the device from then on. A fabric of one host takes 2 to 6 us.
+    /// WQEs are executed after this delay, in the first progress of the device from then on. A
+    /// fabric of one host takes 2 to 6 us.
     Delay {
         /// Nanoseconds.
         ns: u64,
@@ -38,18 +42,32 @@ impl Timing {
         matches!(self, Self::Model(_))
     }
 
-    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device. Returns the number of WRITEs and SENDs among
-    /// them, or 0 without a model.
+    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device.
+    /// Returns the number of WRITEs and SENDs among them, or 0 without a model.
     #[cold]
-    pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
+    pub(crate) fn announce(
+        &self,
+        qp: &mut SoftQp,
+        lid: u16,
+        now_ns: u64,
+        deferred: &mut Deferred,
+    ) -> u64 {
         let mut sends = 0;
         let producer = qp.sq.producer();
-        let mut counter = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let mut counter = qp
+            .in_flight
+            .announced
+            .back()
+            .map_or(qp.sq_limit, |last| last.end);
         match self {
             Self::Immediate => {}
             Self::Delay { ns } => {
                 let at_ns = now_ns.saturating_add(*ns);
-                qp.in_flight.announced.push_back(Announced { at_ns, end: producer, acknowledge_ns: 0 });
+                qp.in_flight.announced.push_back(Announced {
+                    at_ns,
+                    end: producer,
+                    acknowledge_ns: 0,
+                });
                 deferred.schedule(at_ns, qp.qpn);
             }
             Self::Model(model) => {
@@ -57,9 +75,15 @@ impl Timing {
                     let load = Load::of(qp, counter, producer.wrapping_sub(counter));
                     counter = counter.wrapping_add(load.blocks);
                     sends += u64::from(!load.is_nop && load.response.is_none());
-                    let Times { effect_ns, acknowledged_ns } = if load.is_nop {
+                    let Times {
+                        effect_ns,
+                        acknowledged_ns,
+                    } = if load.is_nop {
                         let ns = qp.in_flight.last_effect_ns.max(now_ns);
-                        Times { effect_ns: ns, acknowledged_ns: ns }
+                        Times {
+                            effect_ns: ns,
+                            acknowledged_ns: ns,
+                        }
                     } else {
                         model.times(&load.request(qp, lid, now_ns))
                     };
@@ -96,21 +120,37 @@ struct Load {
 impl Load {
     /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
     fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        let block = |at: u16| unsafe { qp.sq.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
+        // the completion.
+        let block = |at: u16| unsafe {
+            qp.sq
+                .wqebb(counter.wrapping_add(at))
+                .cast::<[u8; WQEBB]>()
+                .read()
+        };
         let first = block(0);
         let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
-        let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
+        let blocks = usize::from(ctrl.ds())
+            .div_ceil(WQEBB / SEGMENT)
+            .clamp(1, usize::from(outstanding).max(1));
         let opcode = Opcode::from_repr(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
         let has_response = opcode.is_some_and(has_result);
         let mut bytes = 0;
-        let mut segment = opcode.map_or(usize::MAX, |opcode| 1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT);
+        let mut segment = opcode.map_or(usize::MAX, |opcode| {
+            1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT
+        });
         while segment < usize::from(ctrl.ds()) && segment < blocks * (WQEBB / SEGMENT) {
             let block = block((segment * SEGMENT / WQEBB) as u16);
-            let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
+            let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else {
+                break;
+            };
             let data = DataWords::parse(data);
             bytes += u64::from(data.byte_count());
-            segment += if data.is_inline() { InlineHeader::segments(data.byte_count() as usize) } else { 1 };
+            segment += if data.is_inline() {
+                InlineHeader::segments(data.byte_count() as usize)
+            } else {
+                1
+            };
         }
         Self {
             blocks: blocks as u16,
@@ -123,16 +163,26 @@ impl Load {
     }
 
     fn request<'a>(&self, qp: &'a SoftQp, lid: u16, now_ns: u64) -> Request<'a> {
-        let InFlight { last_effect_ns, last_response_ns, .. } = qp.in_flight;
+        let InFlight {
+            last_effect_ns,
+            last_response_ns,
+            ..
+        } = qp.in_flight;
         let remote = qp.remote();
         Request {
-            posted_ns: if self.is_fenced { now_ns.max(last_response_ns) } else { now_ns },
+            posted_ns: if self.is_fenced {
+                now_ns.max(last_response_ns)
+            } else {
+                now_ns
+            },
             after_ns: last_effect_ns,
             own: (lid, qp.qpn),
             peer: remote.map(|r| (r.peer.lid, r.qpn())),
             bytes: self.bytes,
             response: self.response,
-            receives: remote.filter(|_| self.takes_receive).map(|r| (r.rqn, &r.receives)),
+            receives: remote
+                .filter(|_| self.takes_receive)
+                .map(|r| (r.rqn, &r.receives)),
         }
     }
 }

@@ -17,13 +17,27 @@ const PEER_RETRY_NS: u64 = 1_000_000;
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Decides how long a WQE may wait, and when to try it again.
 #[cold]
-pub(crate) fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
+pub(crate) fn wait(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    reason: WaitFor,
+    fault_ns: u64,
+) -> Result<u64, Syndrome> {
     let now_ns = hca.clock.now_ns();
-    let is_gone = qp.remote().map_or(matches!(qp.transport, Transport::NoPeer), |r| r.peer.is_gone());
+    let is_gone = qp
+        .remote()
+        .map_or(matches!(qp.transport, Transport::NoPeer), |r| {
+            r.peer.is_gone()
+        });
     let waiting = match &mut qp.waiting {
         Some(waiting) if waiting.reason == reason => waiting,
         // First attempt, or the reason changed: the wait starts now.
-        slot => slot.insert(Waiting { reason, since_ns: now_ns, again_ns: now_ns, rnr_left: qp.options.rnr_retry }),
+        slot => slot.insert(Waiting {
+            reason,
+            since_ns: now_ns,
+            again_ns: now_ns,
+            rnr_left: qp.options.rnr_retry,
+        }),
     };
     waiting.again_ns = match reason {
         // The clock of a stepper would never pass an event that is always due again.
@@ -42,7 +56,11 @@ pub(crate) fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -
         }
         WaitFor::Peer | WaitFor::Answer => {
             let patience = qp.options.transport_timeout_ns();
-            let patience = if is_gone { patience.min(hca.dead_peer_timeout_ns) } else { patience };
+            let patience = if is_gone {
+                patience.min(hca.dead_peer_timeout_ns)
+            } else {
+                patience
+            };
             let end_ns = waiting.since_ns.saturating_add(patience);
             if now_ns >= end_ns {
                 return Err(Syndrome::TransportRetryExceeded);
@@ -53,9 +71,15 @@ pub(crate) fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if the WQE is to be executed normally.
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if
+/// the WQE is to be executed normally.
 #[cold]
-pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
+pub(crate) fn exceptional_outcome(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    injector: &mut Option<Box<Injector>>,
+    ctrl: CtrlWords,
+) -> Option<Outcome> {
     if qp.has_failed() {
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
@@ -64,12 +88,27 @@ pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Opt
     }
     // Datagrams are lost where they are sent.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
-    let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
-    let sender = Sender { index: qp.index, is_datagram: qp.is_datagram(), options: &qp.options };
+    let Some(injector) = injector else {
+        return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer));
+    };
+    let sender = Sender {
+        index: qp.index,
+        is_datagram: qp.is_datagram(),
+        options: &qp.options,
+    };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(&sender, Opcode::from_repr(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
+    let fate = if is_first {
+        injector.fate(
+            &sender,
+            Opcode::from_repr(ctrl.opcode()).is_some_and(takes_receive),
+        )
+    } else {
+        Fate::Normal
+    };
     match fate {
-        Fate::Normal if is_cut_off || injector.dropped_peers(&sender) => Some(Outcome::Wait(WaitFor::Peer)),
+        Fate::Normal if is_cut_off || injector.dropped_peers(&sender) => {
+            Some(Outcome::Wait(WaitFor::Peer))
+        }
         Fate::Normal => None,
         Fate::Delayed => Some(Outcome::Wait(WaitFor::Fault)),
         Fate::Lost => Some(Outcome::Done(0)),
@@ -80,7 +119,11 @@ pub(crate) fn exceptional_outcome(hca: &Hca, qp: &mut SoftQp, injector: &mut Opt
 
 /// Returns the bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
 #[inline(always)]
-pub(crate) fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
+pub(crate) fn wqe_bytes(
+    qp: &SoftQp,
+    at: NonNull<u8>,
+    ctrl: CtrlWords,
+) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
     let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl.ds()));
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {

@@ -1,4 +1,5 @@
-//! The owner: turns the messages that peers left in its lanes into CQEs in its own completion queues.
+//! The owner: turns the messages that peers left in its lanes into CQEs in its own completion
+//! queues.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +16,8 @@ use crate::{Hca, Queues, State};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Interval at which the requester gets credit, in messages: a quarter of the lane, and at most this number.
+/// Interval at which the requester gets credit, in messages: a quarter of the lane, and at most
+/// this number.
 const CONSUMED_EVERY: u32 = 16;
 
 /// Returns [`SoftQp::ack_mask`] for a lane of this number of slots.
@@ -23,21 +25,39 @@ pub(crate) fn ack_mask(slots: u32) -> u64 {
     u64::from((slots / 4).min(CONSUMED_EVERY) - 1)
 }
 
-/// Makes one bounded pass over the hot lanes. Returns the number of messages taken. `IS_PLAIN` is as in [`Queues::take`].
+/// Makes one bounded pass over the hot lanes. Returns the number of messages taken. `IS_PLAIN` is
+/// as in [`Queues::take`].
 #[inline(always)]
 pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
-    let State { queues, hot, ready, polls_to_check, .. } = state;
+    let State {
+        queues,
+        hot,
+        ready,
+        polls_to_check,
+        ..
+    } = state;
     let now_ns = || {
         hca.count_polls(polls_to_check, HotSet::PASSES_PER_CLOCK);
         hca.clock.now_ns()
     };
-    hot.pass(ready, queues, |queues, lane, budget| queues.take::<IS_PLAIN>(hca, lane, budget), now_ns)
+    hot.pass(
+        ready,
+        queues,
+        |queues, lane, budget| queues.take::<IS_PLAIN>(hca, lane, budget),
+        now_ns,
+    )
 }
 
-/// Takes all messages in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
+/// Takes all messages in the lanes whose ready bits are set, in the order of the lanes. They stay
+/// armed, so that every message sets one.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
-    let State { queues, ready, polls_to_check, .. } = state;
+    let State {
+        queues,
+        ready,
+        polls_to_check,
+        ..
+    } = state;
     hca.count_polls(polls_to_check, 1);
     let mut taken = 0;
     ready.drain(|lane| {
@@ -50,38 +70,53 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     taken
 }
 
-/// Takes all messages in one queue pair's lane. They are no more than its slots, whatever the peer writes meanwhile.
+/// Takes all messages in one queue pair's lane. They are no more than its slots, whatever the peer
+/// writes meanwhile.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
-    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return };
+    let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else {
+        return;
+    };
     for _ in 0..LANE_SLOTS {
         let Some(message) = qp.lane.pop() else { break };
         trace(hca, qp, &message);
         deliver(hca, qp, cq, message, Sender::Connected);
     }
     // L2
-    qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry()
+        .acks
+        .consumed
+        .store(qp.lane.position(), Ordering::Release);
 }
 
 impl Queues {
-    /// Takes up to `budget` messages of a lane. With `IS_PLAIN` there is neither a trace nor a fault to make.
+    /// Takes up to `budget` messages of a lane. With `IS_PLAIN` there is neither a trace nor a
+    /// fault to make.
     #[inline(always)]
     fn take<const IS_PLAIN: bool>(&mut self, hca: &Hca, lane: usize, budget: usize) -> usize {
         let Self { qps, cqs, injector } = self;
-        let Some(Some(qp)) = qps.get_mut(lane) else { return 0 };
-        if !IS_PLAIN && injector.as_mut().is_some_and(|injector| injector.passes_over()) {
+        let Some(Some(qp)) = qps.get_mut(lane) else {
+            return 0;
+        };
+        if !IS_PLAIN
+            && injector
+                .as_mut()
+                .is_some_and(|injector| injector.passes_over())
+        {
             // It counts as having messages, so that the lane stays hot.
             return usize::from(qp.lane.is_ready());
         }
         let qp = &mut **qp;
-        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return 0 };
+        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else {
+            return 0;
+        };
         if qp.is_compact {
             return compact::visit(hca, qp, cq, budget);
         }
         let mut taken = 0;
         while taken < budget {
             let Some(message) = qp.lane.pop() else {
-                // The peer writes the payload before the message. So the lines of the payload are fetched together with the message's line,
-                // and not after it.
+                // The peer writes the payload before the message. So the lines of the payload are
+                // fetched together with the message's line, and not after it.
                 if taken == 0 {
                     prefetch(qp.next_payload as usize);
                     prefetch(qp.next_payload.wrapping_add(LINE) as usize);
@@ -96,7 +131,10 @@ impl Queues {
             taken += 1;
             if qp.lane.position() & qp.ack_mask == 0 {
                 // L2
-                qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
+                qp.entry()
+                    .acks
+                    .consumed
+                    .store(qp.lane.position(), Ordering::Release);
             }
         }
         taken

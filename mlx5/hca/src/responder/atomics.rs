@@ -1,8 +1,9 @@
 //! Atomics: the operation itself, and its execution by the owner of memory that peers do not map.
 //!
-//! Other processes can copy a program's own memory, but not operate on it atomically. So the requester stores the request next to its lane
-//! and sends a message, and its send queue waits. The owner executes the request in order, when it takes that message, and returns the old
-//! value. A stopped owner stops only the requesters that sent it such a request.
+//! Other processes can copy a program's own memory, but not operate on it atomically. So the
+//! requester stores the request next to its lane and sends a message, and its send queue waits. The
+//! owner executes the request in order, when it takes that message, and returns the old value. A
+//! stopped owner stops only the requesters that sent it such a request.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,8 @@ use crate::shared::layout::{ATOMIC, Acks, Message};
 use crate::shared::memory::{Fault, Span};
 use crate::shared::remote::Remote;
 
-/// Flag of fetch-and-add in [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).
+/// Flag of fetch-and-add in
+/// [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).
 const FETCH_ADD: u64 = 1 << 32;
 
 /// Executes fetch-and-add or compare-and-swap as one locked operation. Returns the old value.
@@ -23,25 +25,43 @@ pub(crate) fn execute(word: &AtomicU64, is_add: bool, operands: &AtomicSegment) 
     if is_add {
         word.fetch_add(operands.swap_add, Ordering::SeqCst)
     } else {
-        word.compare_exchange(operands.compare, operands.swap_add, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|old| old)
+        word.compare_exchange(
+            operands.compare,
+            operands.swap_add,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        )
+        .unwrap_or_else(|old| old)
     }
 }
 
-/// Requests that the peer's owner execute the atomic at the head of the SQ, or checks for the answer. Returns the old value.
-pub(crate) fn ask(remote: &mut Remote, raddr: &RaddrSegment, is_add: bool, operands: &AtomicSegment) -> Result<u64, Outcome> {
+/// Requests that the peer's owner execute the atomic at the head of the SQ, or checks for the
+/// answer. Returns the old value.
+pub(crate) fn ask(
+    remote: &mut Remote,
+    raddr: &RaddrSegment,
+    is_add: bool,
+    operands: &AtomicSegment,
+) -> Result<u64, Outcome> {
     if !remote.is_asking {
         if !remote.has_room() {
             return Err(Outcome::Wait(WaitFor::Room));
         }
         let request = remote.atomic_request();
         let kind = if is_add { FETCH_ADD } else { 0 };
-        request.kind_key.store(kind | u64::from(raddr.rkey), Ordering::Relaxed);
+        request
+            .kind_key
+            .store(kind | u64::from(raddr.rkey), Ordering::Relaxed);
         request.addr.store(raddr.addr, Ordering::Relaxed);
         request.compare.store(operands.compare, Ordering::Relaxed);
         request.swap.store(operands.swap_add, Ordering::Relaxed);
         remote.atomics = remote.atomics.wrapping_add(1);
         remote.is_asking = true;
-        remote.publish(Message { op_own: ATOMIC, imm: remote.atomics, ..Message::default() });
+        remote.publish(Message {
+            op_own: ATOMIC,
+            imm: remote.atomics,
+            ..Message::default()
+        });
     }
     // H8
     let (number, fault) = Acks::unpack(remote.acks().answered.load(Ordering::Acquire));
@@ -55,40 +75,55 @@ pub(crate) fn ask(remote: &mut Remote, raddr: &RaddrSegment, is_add: bool, opera
     }
 }
 
-/// Owner: executes the atomic that message `number` in the lane of a queue pair requests. The peer wrote the request, so every field is
-/// checked.
+/// Owner: executes the atomic that message `number` in the lane of a queue pair requests. The peer
+/// wrote the request, so every field is checked.
 #[cold]
 pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     let request = &hca.memory.lane(qp.index).atomic;
     // Relaxed: the message was read after it was published (L1).
     let kind_key = request.kind_key.load(Ordering::Relaxed);
     let addr = request.addr.load(Ordering::Relaxed);
-    let operands = AtomicSegment { swap_add: request.swap.load(Ordering::Relaxed), compare: request.compare.load(Ordering::Relaxed) };
+    let operands = AtomicSegment {
+        swap_add: request.swap.load(Ordering::Relaxed),
+        compare: request.compare.load(Ordering::Relaxed),
+    };
     let acks = &qp.entry().acks;
     let fault = match word(hca, qp, kind_key as u32, addr) {
         Ok(word) => {
-            acks.old.store(execute(word, kind_key & FETCH_ADD != 0, &operands), Ordering::Relaxed);
+            acks.old.store(
+                execute(word, kind_key & FETCH_ADD != 0, &operands),
+                Ordering::Relaxed,
+            );
             0
         }
         Err(fault) => fault as u8,
     };
     // H8
-    acks.answered.store(Acks::pack(number, fault), Ordering::Release);
+    acks.answered
+        .store(Acks::pack(number, fault), Ordering::Release);
 }
 
 /// Returns the word at `addr` under `key` in this process, for the peer of `qp`.
-pub(crate) fn word<'a>(hca: &'a Hca, qp: &SoftQp, key: u32, addr: u64) -> Result<&'a AtomicU64, Fault> {
+pub(crate) fn word<'a>(
+    hca: &'a Hca,
+    qp: &SoftQp,
+    key: u32,
+    addr: u64,
+) -> Result<&'a AtomicU64, Fault> {
     if !qp.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);
     }
-    let at = match hca.memory.resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)? {
+    let at = match hca
+        .memory
+        .resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)?
+    {
         Span::Mapped(at) => at.as_ptr(),
         Span::Foreign { addr, .. } => addr as *mut u8,
     };
     if at.addr() % 8 != 0 || at.is_null() {
         return Err(Fault::Bounds);
     }
-    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that stays mapped while it is registered. Only this thread
-    // invalidates keys.
+    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that stays mapped
+    // while it is registered. Only this thread invalidates keys.
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }

@@ -1,4 +1,5 @@
-//! Two optional savings on receive completions: a compressed session for similar messages, and short received data inside the CQE.
+//! Two optional savings on receive completions: a compressed session for similar messages, and
+//! short received data inside the CQE.
 
 use core::sync::atomic::Ordering;
 
@@ -13,11 +14,12 @@ use crate::shared::memory::Span;
 
 /// Maximum length of a session that this device writes.
 const LONGEST: usize = 64;
-/// Byte that fills, in strict mode, a receive buffer whose data went into the CQE, because a NIC does not write it.
+/// Byte that fills, in strict mode, a receive buffer whose data went into the CQE, because a NIC
+/// does not write it.
 const UNWRITTEN: u8 = 0xdb;
 
-/// Takes up to `budget` messages of a lane. Consecutive messages with the same opcode and immediate and neighbouring receives become
-/// sessions.
+/// Takes up to `budget` messages of a lane. Consecutive messages with the same opcode and immediate
+/// and neighbouring receives become sessions.
 #[cold]
 pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) -> usize {
     let mut run = [Message::default(); LONGEST];
@@ -26,7 +28,11 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
         let Some(message) = qp.lane.pop() else { break };
         taken += 1;
         trace(hca, qp, &message);
-        let is_next = length > 0 && length < LONGEST && cq.compresses() && follows(&run[length - 1], &message) && !qp.scatters;
+        let is_next = length > 0
+            && length < LONGEST
+            && cq.compresses()
+            && follows(&run[length - 1], &message)
+            && !qp.scatters;
         if !is_next {
             complete(hca, qp, cq, &run[..length]);
             length = 0;
@@ -36,7 +42,10 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     }
     complete(hca, qp, cq, &run[..length]);
     // L2
-    qp.entry().acks.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry()
+        .acks
+        .consumed
+        .store(qp.lane.position(), Ordering::Release);
     taken
 }
 
@@ -54,11 +63,16 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
         [only] if qp.scatters => scattered(hca, qp, cq, only),
         [only] => deliver(hca, qp, cq, *only, Sender::Connected),
         [first, ..] => {
-            let Some(opcode) = arrived(first).and_then(CqeOpcode::from_op_own) else { return qp.break_down(hca) };
+            let Some(opcode) = arrived(first).and_then(CqeOpcode::from_op_own) else {
+                return qp.break_down(hca);
+            };
             if !run.iter().all(|message| qp.taken.account(message.taking)) {
                 return qp.break_down(hca);
             }
-            let mut minis = [MiniCqe { word: 0, byte_count: 0 }; LONGEST];
+            let mut minis = [MiniCqe {
+                word: 0,
+                byte_count: 0,
+            }; LONGEST];
             for (mini, message) in minis.iter_mut().zip(run) {
                 mini.byte_count = message.byte_count;
             }
@@ -71,36 +85,71 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
 }
 
 fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
-    let &Message { imm, byte_count, taking, .. } = message;
+    let &Message {
+        imm,
+        byte_count,
+        taking,
+        ..
+    } = message;
     let wqe_counter = qp.receives.wqe_counter(taking);
-    let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
+    let cqe = ResponderCqe {
+        qpn: qp.qpn,
+        srqn: qp.user_index,
+        imm,
+        byte_count,
+        wqe_counter,
+        ..ResponderCqe::default()
+    };
     let mut bytes = cqe.emit();
     bytes[OP_OWN_OFFSET] = message.op_own as u8;
     bytes
 }
 
-/// Writes the CQE of a message, with the data inside if they are short. The sender has put them into the first buffer of the receive,
-/// because only this process may write its completion queue.
+/// Writes the CQE of a message, with the data inside if they are short. The sender has put them
+/// into the first buffer of the receive, because only this process may write its completion queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
-    let opcode = arrived(message).and_then(CqeOpcode::from_op_own).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
+    let opcode = arrived(message)
+        .and_then(CqeOpcode::from_op_own)
+        .filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
     let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else {
         return deliver(hca, qp, cq, *message, Sender::Connected);
     };
-    let first = qp.receives.segments(message.taking.index()).next().filter(|segment| segment.byte_count() as usize >= length);
-    let place = first.and_then(|s| hca.memory.resolve(s.lkey(), s.addr(), length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
+    let first = qp
+        .receives
+        .segments(message.taking.index())
+        .next()
+        .filter(|segment| segment.byte_count() as usize >= length);
+    let place = first.and_then(|s| {
+        hca.memory
+            .resolve(
+                s.lkey(),
+                s.addr(),
+                length as u64,
+                Access::LOCAL_WRITE,
+                qp.receives.pd,
+            )
+            .ok()
+    });
     // Data in memory of another allocator, or in several buffers, stay there.
-    let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, *message, Sender::Connected) };
+    let Some(Span::Mapped(place)) = place else {
+        return deliver(hca, qp, cq, *message, Sender::Connected);
+    };
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let mut data = [0; CQE_BYTES];
     // SAFETY: `length` bytes of this device's memory, at most 64, without a reference to them.
     unsafe {
-        place.as_ptr().copy_to_nonoverlapping(data.as_mut_ptr(), length);
+        place
+            .as_ptr()
+            .copy_to_nonoverlapping(data.as_mut_ptr(), length);
         if hca.strict {
             place.as_ptr().write_bytes(UNWRITTEN, length);
         }
     }
-    qp.wrote_receive(hca, cq.write_scattered(cqe(qp, message), opcode, &data[..length]));
+    qp.wrote_receive(
+        hca,
+        cq.write_scattered(cqe(qp, message), opcode, &data[..length]),
+    );
 }

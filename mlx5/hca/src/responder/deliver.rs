@@ -16,7 +16,13 @@ use crate::shared::layout::{ATOMIC, Message, Taking};
 /// Records an arrival in the trace.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
-        let Message { byte_count, imm, taking, op_own, .. } = *message;
+        let Message {
+            byte_count,
+            imm,
+            taking,
+            op_own,
+            ..
+        } = *message;
         let data = u64::from(imm) << 32 | u64::from(byte_count);
         trace.record(What::Arrived, qp.qpn, taking.index(), op_own, data);
     }
@@ -27,26 +33,44 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 pub(crate) enum Sender {
     /// The peer that the queue pair is connected to.
     Connected,
-    /// The sending queue pair of a datagram, and its LID. The payload may begin with a GRH or with an IPv4 header in its place.
-    Datagram { qpn: u32, slid: u16, grh: bool, is_ipv4: bool },
+    /// The sending queue pair of a datagram, and its LID. The payload may begin with a GRH or with
+    /// an IPv4 header in its place.
+    Datagram {
+        qpn: u32,
+        slid: u16,
+        grh: bool,
+        is_ipv4: bool,
+    },
 }
 
 /// Writes the CQE of a message.
 #[inline(always)]
-pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
+pub(crate) fn deliver(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    cq: &mut SoftCq,
+    message: Message,
+    sender: Sender,
+) {
     prefetch(message.payload as usize);
     let Some(op_own) = arrived(&message) else {
         // A copy, so that the message itself need not be in memory.
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
     };
-    // The peer wrote the message. A wrong opcode or index makes no CQE: the connection ends instead.
+    // The peer wrote the message. A wrong opcode or index makes no CQE: the connection ends
+    // instead.
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let (source_qpn, slid, grh, sl) = match sender {
         Sender::Connected => (0, 0, false, 0),
-        Sender::Datagram { qpn, slid, grh, is_ipv4 } => (qpn, slid, grh, u8::from(is_ipv4) << 1),
+        Sender::Datagram {
+            qpn,
+            slid,
+            grh,
+            is_ipv4,
+        } => (qpn, slid, grh, u8::from(is_ipv4) << 1),
     };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
@@ -71,14 +95,17 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     const ALL: u64 = Message::op_own(CqeOpcode::ResponderSendImm, true);
     const {
         assert!(
-            WRITE_IMM.count_ones() == 1 && SEND.count_ones() == 1 && ALL == WRITE_IMM | SEND | Message::op_own(CqeOpcode::Requester, true)
+            WRITE_IMM.count_ones() == 1
+                && SEND.count_ones() == 1
+                && ALL == WRITE_IMM | SEND | Message::op_own(CqeOpcode::Requester, true)
         )
     };
     let is_one = message.op_own & !ALL == 0 && message.op_own & (WRITE_IMM | SEND) != 0;
     is_one.then_some(message.op_own as u8)
 }
 
-/// Handles every other message: a request for an atomic, or a failed receive, with which the queue pair fails. All others are malformed.
+/// Handles every other message: a request for an atomic, or a failed receive, with which the queue
+/// pair fails. All others are malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
@@ -86,7 +113,9 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);
     }
-    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false) || !qp.taken.account(message.taking) {
+    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false)
+        || !qp.taken.account(message.taking)
+    {
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
@@ -97,14 +126,34 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
 /// Takes the next receive of a queue pair whose messages this device takes.
 pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Option<Taking> {
     let pop = || qp.receives.pop(&AtomicU64::new(0));
-    // Another driver may have posted a receive before the message was sent, which was not copied yet.
-    let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
+    // Another driver may have posted a receive before the message was sent, which was not copied
+    // yet.
+    let refreshed = || {
+        rqs.get_mut(qp.rqn as usize)
+            .and_then(Option::as_mut)
+            .is_some_and(RqSlot::refresh)
+            .then(pop)
+            .flatten()
+    };
     pop().or_else(refreshed)
 }
 
 /// Writes the CQE of a receive that failed with a syndrome and a vendor syndrome.
-pub(crate) fn fail_receive(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, taking: Taking, (raw_syndrome, vendor_syndrome): (u8, u8)) {
+pub(crate) fn fail_receive(
+    hca: &Hca,
+    qp: &mut SoftQp,
+    cq: &mut SoftCq,
+    taking: Taking,
+    (raw_syndrome, vendor_syndrome): (u8, u8),
+) {
     let wqe_counter = qp.receives.wqe_counter(taking);
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
+    let cqe = ErrorCqe {
+        raw_syndrome,
+        vendor_syndrome,
+        wqe_opcode: 0,
+        qpn: qp.qpn,
+        wqe_counter,
+        user_index: qp.user_index,
+    };
     qp.wrote_receive(hca, cq.write(cqe.emit(), CqeOpcode::ResponderError));
 }

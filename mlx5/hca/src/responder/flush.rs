@@ -1,4 +1,5 @@
-//! Flushing a queue pair that goes to the error state: its waiting send and the receives of its own queue. Receives of a shared queue stay.
+//! Flushing a queue pair that goes to the error state: its waiting send and the receives of its own
+//! queue. Receives of a shared queue stay.
 
 use mlx5_wire::Syndrome;
 
@@ -12,15 +13,23 @@ use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
-/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also those that are posted later. Returns whether
-/// there were some.
+/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also
+/// those that are posted later. Returns whether there were some.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
     let mut failed = hca.failed.take();
     failed.retain(|&(index, generation)| {
         let is_same = |qp: &&mut Box<SoftQp>| qp.has_failed() && qp.generation == generation;
-        let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
+        let Some(qp) = state
+            .queues
+            .qps
+            .get_mut(index)
+            .and_then(Option::as_mut)
+            .filter(is_same)
+        else {
+            return false;
+        };
         let owns_rq = qp.owns_rq();
         if let Transport::Wire(_) = qp.transport {
             packets::flush(hca, state, index);
@@ -42,8 +51,9 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     flushed
 }
 
-/// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are taken. So a receive that the peer took
-/// comes first, even if the peer has not announced it yet. Either it will, or it is dead and the receive is flushed too.
+/// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are
+/// taken. So a receive that the peer took comes first, even if the peer has not announced it yet.
+/// Either it will, or it is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
     // Read before the lane: a dead peer publishes no more.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
@@ -53,12 +63,18 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
     loop {
         // Datagrams and packets take their receives here, and complete them before the next one.
         let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
-        let next = if qp.takes_receives() { qp.receives.popped() } else { announced.wrapping_add(qp.flushed) };
+        let next = if qp.takes_receives() {
+            qp.receives.popped()
+        } else {
+            announced.wrapping_add(qp.flushed)
+        };
         if qp.receives.popped() == next {
             if !qp.receives.take(next) {
                 return flushed;
             }
-        } else if !is_peer_gone || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes() {
+        } else if !is_peer_gone
+            || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes()
+        {
             // The peer has not announced this receive yet, or the word is corrupt.
             return flushed;
         }

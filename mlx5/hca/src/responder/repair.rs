@@ -1,14 +1,19 @@
-//! Repair: returns receives to the linked list they came from, if the process that popped them will never announce them. Either the process
-//! died, or its queue pair was destroyed. (A queue pair's own ring serves one connection, and is flushed with it.)
+//! Repair: returns receives to the linked list they came from, if the process that popped them will
+//! never announce them. Either the process died, or its queue pair was destroyed. (A queue pair's
+//! own ring serves one connection, and is flushed with it.)
 //!
-//! A requester names the pop word that it is about to exchange in its lane's intent, and clears the intent after its message is published.
-//! So a dead requester's intent names at most one receive that it *may* have taken. It took that receive exactly if the pop word moved on
-//! and no other process accounts for the receive under that count. The order in which the owner reads makes this certain:
+//! A requester names the pop word that it is about to exchange in its lane's intent, and clears the
+//! intent after its message is published. So a dead requester's intent names at most one receive
+//! that it *may* have taken. It took that receive exactly if the pop word moved on and no other
+//! process accounts for the receive under that count. The order in which the owner reads makes this
+//! certain:
 //!
-//! 1. the pop word: if it did not move on, the dead requester did not take the receive, and never will;
-//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4, H5), and still has, or has published its
-//!    message;
-//! 3. the lanes: a published message accounts for its receive ([`Taken`](crate::shared::receives::Taken));
+//! 1. the pop word: if it did not move on, the dead requester did not take the receive, and never
+//!    will;
+//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4,
+//!    H5), and still has, or has published its message;
+//! 3. the lanes: a published message accounts for its receive
+//!    ([`Taken`](crate::shared::receives::Taken));
 //! 4. last, whether the receive is accounted for.
 
 use core::sync::atomic::Ordering;
@@ -32,8 +37,9 @@ struct Orphan {
     intent: u64,
 }
 
-/// A queue pair that was destroyed while its peer was in the middle of a doorbell. The peer may still take receives and publish messages,
-/// for which no CQE is written. Its place is never used again.
+/// A queue pair that was destroyed while its peer was in the middle of a doorbell. The peer may
+/// still take receives and publish messages, for which no CQE is written. Its place is never used
+/// again.
 struct Leaver {
     index: usize,
     rqn: u32,
@@ -49,10 +55,13 @@ impl Leaver {
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// Takes the messages published since then. Their receives are free again: the requesters have finished with them.
+    /// Takes the messages published since then. Their receives are free again: the requesters have
+    /// finished with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
-            let Some(message) = self.lane.pop() else { break };
+            let Some(message) = self.lane.pop() else {
+                break;
+            };
             let rq = slot(rqs, self.rqn).filter(|_| message.op_own != ATOMIC);
             let (count, index) = (message.taking.count(), message.taking.index());
             if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), count)) {
@@ -73,7 +82,10 @@ impl Repair {
     /// Remembers the receive that the peer of queue pair `index` was taking when it died.
     pub(crate) fn peer_died(&mut self, memory: &DeviceMemory, index: usize, rqn: u32) {
         // H5
-        let orphan = Orphan { rqn, intent: memory.lane(index).intent.load(Ordering::Acquire) };
+        let orphan = Orphan {
+            rqn,
+            intent: memory.lane(index).intent.load(Ordering::Acquire),
+        };
         if orphan.intent != 0 && !self.orphans.contains(&orphan) {
             self.orphans.push(orphan);
         }
@@ -81,10 +93,22 @@ impl Repair {
 
     /// Remembers `qp`, which is destroyed while its peer does not finish.
     pub(crate) fn leaves(&mut self, qp: SoftQp, peer: Rc<Peer>) {
-        let SoftQp { index, rqn, lane, receives, .. } = qp;
+        let SoftQp {
+            index,
+            rqn,
+            lane,
+            receives,
+            ..
+        } = qp;
         if receives.is_linked {
             let executing = peer.executing();
-            self.leavers.push(Leaver { index, rqn, peer, executing, lane });
+            self.leavers.push(Leaver {
+                index,
+                rqn,
+                peer,
+                executing,
+                lane,
+            });
         }
     }
 
@@ -103,7 +127,10 @@ impl Repair {
             leaver.drain(rqs);
             let intent = leaver.intent(memory);
             if is_gone && intent != 0 {
-                orphans.push(Orphan { rqn: leaver.rqn, intent });
+                orphans.push(Orphan {
+                    rqn: leaver.rqn,
+                    intent,
+                });
             }
             !is_gone && !is_done
         });
@@ -121,7 +148,10 @@ fn is_past(popped: u32, count: u32) -> bool {
 
 /// Gives back receive `index`, taken as number `count`, unless it is accounted for.
 fn give_back(rq: &RqSlot, count: u32, index: u16) {
-    if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(Taking::new(count, index)) {
+    if rq.receives.is_linked
+        && !rq.taken.is_accounted(index, count)
+        && rq.taken.account(Taking::new(count, index))
+    {
         rq.receives.give_back(index, &rq.taken);
     }
 }
@@ -130,7 +160,12 @@ impl Hca {
     /// Gives back the receives that can be given back now.
     #[cold]
     pub(crate) fn repair(&self, state: &mut State) {
-        let State { queues: Queues { qps, cqs, .. }, repair, rqs, .. } = state;
+        let State {
+            queues: Queues { qps, cqs, .. },
+            repair,
+            rqs,
+            ..
+        } = state;
         let memory = &self.memory;
         repair.follow(memory, rqs);
         // 1
@@ -141,17 +176,29 @@ impl Hca {
         if repair.orphans.is_empty() {
             return;
         }
-        // 2. A living requester that names the same receive may have taken it without having announced it: try again later.
+        // 2. A living requester that names the same receive may have taken it without having
+        //    announced it: try again later.
         let Repair { orphans, leavers } = repair;
         let (later, now): (Vec<_>, Vec<_>) = orphans.iter().partition(|orphan| {
-            let is_named = |index: usize| memory.lane(index).intent.load(Ordering::Acquire) == orphan.intent;
-            let by_peer = |qp: &SoftQp| qp.rqn == orphan.rqn && is_named(qp.index) && qp.remote().is_some_and(|r| !r.peer.is_gone());
-            let by_leaver = |leaver: &Leaver| leaver.rqn == orphan.rqn && is_named(leaver.index) && !leaver.peer.is_gone();
+            let is_named =
+                |index: usize| memory.lane(index).intent.load(Ordering::Acquire) == orphan.intent;
+            let by_peer = |qp: &SoftQp| {
+                qp.rqn == orphan.rqn
+                    && is_named(qp.index)
+                    && qp.remote().is_some_and(|r| !r.peer.is_gone())
+            };
+            let by_leaver = |leaver: &Leaver| {
+                leaver.rqn == orphan.rqn && is_named(leaver.index) && !leaver.peer.is_gone()
+            };
             qps.iter().flatten().any(|qp| by_peer(qp)) || leavers.iter().any(by_leaver)
         });
         *orphans = later;
         // 3
-        for qp in qps.iter_mut().flatten().filter(|qp| now.iter().any(|orphan: &Orphan| orphan.rqn == qp.rqn)) {
+        for qp in qps
+            .iter_mut()
+            .flatten()
+            .filter(|qp| now.iter().any(|orphan: &Orphan| orphan.rqn == qp.rqn))
+        {
             arrive::drain(self, qp, cqs);
         }
         for leaver in leavers {

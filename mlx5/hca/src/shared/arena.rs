@@ -12,7 +12,9 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { free: BTreeMap::from([(0, bytes)]) }
+        Self {
+            free: BTreeMap::from([(0, bytes)]),
+        }
     }
 
     /// Takes `bytes`, a multiple of [`PAGE`].
@@ -20,10 +22,14 @@ impl Arena {
         self.take_aligned(bytes, PAGE)
     }
 
-    /// Takes `bytes` at a multiple of `align`, a power of two. All calls on one arena take and give multiples of one unit.
+    /// Takes `bytes` at a multiple of `align`, a power of two. All calls on one arena take and give
+    /// multiples of one unit.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let gap = |start: usize| start.next_multiple_of(align) - start;
-        let (&start, &len) = self.free.iter().find(|&(&start, &len)| len >= gap(start) && len - gap(start) >= bytes)?;
+        let (&start, &len) = self
+            .free
+            .iter()
+            .find(|&(&start, &len)| len >= gap(start) && len - gap(start) >= bytes)?;
         let (gap, offset) = (gap(start), start + gap(start));
         self.free.remove(&start);
         if gap > 0 {
@@ -54,7 +60,12 @@ impl Arena {
 }
 
 /// Returns the first free index, after growing the table up to `max` if necessary.
-pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, empty: impl FnOnce() -> T) -> Option<usize> {
+pub(crate) fn free_index<T>(
+    table: &mut Vec<T>,
+    max: usize,
+    is_free: impl Fn(&T) -> bool,
+    empty: impl FnOnce() -> T,
+) -> Option<usize> {
     if let Some(index) = table.iter().position(is_free) {
         return Some(index);
     }
@@ -80,7 +91,10 @@ mod tests {
                 let align = PAGE << (seed >> 50 & 3);
                 if let Some(at) = arena.take_aligned(pages * PAGE, align) {
                     assert_eq!(at % align, 0);
-                    assert!(held.iter().all(|&(o, l)| at + pages * PAGE <= o || o + l <= at));
+                    assert!(
+                        held.iter()
+                            .all(|&(o, l)| at + pages * PAGE <= o || o + l <= at)
+                    );
                     held.push((at, pages * PAGE));
                 }
             } else {

@@ -9,13 +9,22 @@ use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 
 use crate::shared::fabric::Peer;
-use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU};
+use crate::shared::layout::{
+    DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU,
+};
 use crate::shared::memory::DeviceMemory;
 
-/// Returns the words in which other devices announce datagrams for the owner of `memory`, by their LIDs.
+/// Returns the words in which other devices announce datagrams for the owner of `memory`, by their
+/// LIDs.
 pub(crate) fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_LIDS. Views do not outlive the memory they are made from.
-    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
+    // SAFETY: the lanes segment holds the words for MAX_LIDS. Views do not outlive the memory they
+    // are made from.
+    unsafe {
+        ReadyWords::new(
+            NonNull::from(&memory.lanes().datagram_ready).cast(),
+            MAX_LIDS,
+        )
+    }
 }
 
 /// A lane of this device, towards one other device.
@@ -27,16 +36,19 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Returns the address of the next datagram's payload in `lane`, the memory of this lane, with room for a GRH and [`MAX_MTU`] bytes.
-    /// `None` if the lane is full.
+    /// Returns the address of the next datagram's payload in `lane`, the memory of this lane, with
+    /// room for a GRH and [`MAX_MTU`] bytes. `None` if the lane is full.
     pub(crate) fn next_payload(&mut self, lane: &DatagramLane) -> Option<NonNull<u8>> {
         let slot = self.tx.position() as usize % DATAGRAM_SLOTS;
         let payloads = NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>();
         // SAFETY: one of the lane's payloads.
-        self.tx.has_room(&lane.consumed).then(|| unsafe { payloads.add(slot).cast() })
+        self.tx
+            .has_room(&lane.consumed)
+            .then(|| unsafe { payloads.add(slot).cast() })
     }
 
-    /// Publishes a datagram of the device with this LID. There is room, and its payload is in place.
+    /// Publishes a datagram of the device with this LID. There is room, and its payload is in
+    /// place.
     pub(crate) fn publish(&mut self, header: DatagramHeader, own_lid: u16) {
         self.tx.publish(header);
         ready_lids(&self.peer.memory).notify(usize::from(own_lid));
@@ -59,14 +71,29 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// Returns the lane of `peer` that leads to the device with this LID and epoch.
     pub(crate) fn find(peer: Rc<Peer>, own: (u16, u64)) -> Option<Self> {
-        let lanes = (0..MAX_DATAGRAM_LANES).map(|number| (number, peer.memory.datagram_lane(number)));
-        let mut used = lanes.map(|(number, lane)| (number, lane, lane.target.load(Ordering::Acquire))).take_while(|lane| lane.2 != 0);
-        let (number, lane, target) = used.find(|(_, lane, target)| (*target as u16, lane.target_epoch.load(Ordering::Relaxed)) == own)?;
-        let (slots, taken) = (NonNull::from(&lane.slots).cast(), lane.consumed.load(Ordering::Acquire));
-        // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
+        let lanes =
+            (0..MAX_DATAGRAM_LANES).map(|number| (number, peer.memory.datagram_lane(number)));
+        let mut used = lanes
+            .map(|(number, lane)| (number, lane, lane.target.load(Ordering::Acquire)))
+            .take_while(|lane| lane.2 != 0);
+        let (number, lane, target) = used.find(|(_, lane, target)| {
+            (*target as u16, lane.target_epoch.load(Ordering::Relaxed)) == own
+        })?;
+        let (slots, taken) = (
+            NonNull::from(&lane.slots).cast(),
+            lane.consumed.load(Ordering::Acquire),
+        );
+        // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only
+        // consumer. Any bytes are a valid header.
         let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, taken) };
         drop(used);
-        Some(Self { peer, number, target, rx, taken })
+        Some(Self {
+            peer,
+            number,
+            target,
+            rx,
+            taken,
+        })
     }
 
     fn lane(&self) -> &DatagramLane {
@@ -78,8 +105,8 @@ impl Incoming {
         self.lane().target.load(Ordering::Acquire) == self.target
     }
 
-    /// Takes the next datagram: its header, and the address of its payload, which the sender may overwrite. `None` if there is none, or the
-    /// lane leads to another device now.
+    /// Takes the next datagram: its header, and the address of its payload, which the sender may
+    /// overwrite. `None` if there is none, or the lane leads to another device now.
     pub(crate) fn pop(&mut self) -> Option<(DatagramHeader, NonNull<u8>)> {
         let slot = self.rx.position() as usize % DATAGRAM_SLOTS;
         let header = self.rx.pop().filter(|_| self.is_own())?;

@@ -1,4 +1,5 @@
-//! Discovery: devices find each other in a directory of control files, or in a table of this process.
+//! Discovery: devices find each other in a directory of control files, or in a table of this
+//! process.
 
 use core::ptr::NonNull;
 use std::cell::Cell;
@@ -50,40 +51,78 @@ pub(crate) struct Membership {
     pub(crate) lid: u16,
     /// Incarnation of the LID.
     pub(crate) epoch: u64,
-    /// Number for choices that the next device of this LID is to make differently. It is random in a directory. In a local fabric it
-    /// follows the order of joining, which a simulation repeats.
+    /// Number for choices that the next device of this LID is to make differently. It is random in
+    /// a directory. In a local fabric it follows the order of joining, which a simulation repeats.
     pub(crate) seed: u64,
     place: Place,
 }
 
 enum Place {
-    Shared { dir: Dir, _region: Region },
-    Local { fabric: LocalFabric, life: Arc<AtomicU32> },
+    Shared {
+        dir: Dir,
+        _region: Region,
+    },
+    Local {
+        fabric: LocalFabric,
+        life: Arc<AtomicU32>,
+    },
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID, or as a free virtual function of `port`. All queue pair numbers of the device begin
-    /// with the virtual function, so a directory chooses it at random, unless it `is_first` that is free.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, port: Option<&Port>, is_first: bool) -> Result<Self, OpenError> {
+    /// Publishes `memory` under the first free LID, or as a free virtual function of `port`. All
+    /// queue pair numbers of the device begin with the virtual function, so a directory chooses it
+    /// at random, unless it `is_first` that is free.
+    pub(crate) fn join(
+        spec: &FabricSpec,
+        memory: &DeviceMemory,
+        port: Option<&Port>,
+        is_first: bool,
+    ) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
         let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if port.is_some() && !is_first { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
-                for lid in (first..max_lid).chain(0..first).map(|n| n + 1).filter(is_of_port) {
-                    let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
-                    let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
-                        if let Some(at) = view.at::<Publication>(0) {
-                            // SAFETY: the address is valid, aligned and not shared yet.
-                            unsafe { at.write(publication) };
-                        }
-                    });
+                let first = if port.is_some() && !is_first {
+                    (memory.ids()[0].token % u64::from(max_lid)) as u16
+                } else {
+                    0
+                };
+                for lid in (first..max_lid)
+                    .chain(0..first)
+                    .map(|n| n + 1)
+                    .filter(is_of_port)
+                {
+                    let publication = Publication {
+                        lid: u64::from(lid),
+                        pid_namespace: pid_namespace(),
+                        segments: memory.ids(),
+                    };
+                    let created = Region::create(
+                        &dir,
+                        &file_name(lid),
+                        REGION_KIND,
+                        size_of::<Publication>(),
+                        |view| {
+                            if let Some(at) = view.at::<Publication>(0) {
+                                // SAFETY: the address is valid, aligned and not shared yet.
+                                unsafe { at.write(publication) };
+                            }
+                        },
+                    );
                     match created {
                         Ok(region) => {
                             let epoch = region.epoch();
-                            return Ok(Self { lid, epoch, seed: epoch, place: Place::Shared { dir, _region: region } });
+                            return Ok(Self {
+                                lid,
+                                epoch,
+                                seed: epoch,
+                                place: Place::Shared {
+                                    dir,
+                                    _region: region,
+                                },
+                            });
                         }
                         Err(CreateError::Exists { .. }) => {}
                         Err(error) => return Err(error.into()),
@@ -103,7 +142,9 @@ impl Membership {
     /// Returns a description of the fabric.
     pub(crate) fn describe(&self) -> String {
         match &self.place {
-            Place::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
+            Place::Shared { dir, .. } => {
+                format!("sealed memfds, control files in {}", dir.path().display())
+            }
             Place::Local { .. } => "sealed memfds, local to the process".to_owned(),
         }
     }
@@ -115,12 +156,17 @@ impl Membership {
         match &self.place {
             Place::Shared { dir, .. } => {
                 let region =
-                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
+                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>())
+                        .map_err(|e| missing(e.to_string()))?;
                 if epoch.is_some_and(|epoch| region.epoch() != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
-                let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
-                // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
+                let at = region
+                    .view()
+                    .at::<Publication>(0)
+                    .ok_or_else(|| missing("its control file is too short".to_owned()))?;
+                // SAFETY: valid and aligned; written once before the file got its name. Any bytes
+                // are a valid `Publication`.
                 let publication = unsafe { at.read() };
                 if publication.pid_namespace != pid_namespace() {
                     let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
@@ -131,17 +177,34 @@ impl Membership {
                     _ => missing(e.to_string()),
                 })?;
                 let word = region.owner_word();
-                Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
+                Ok(Peer {
+                    lid,
+                    epoch: region.epoch(),
+                    memory,
+                    word,
+                    life: Life::Shared(region),
+                    noticed: Cell::new(false),
+                })
             }
             Place::Local { fabric, .. } => {
                 let devices = fabric.devices();
-                let device = devices.by_lid.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                let device = devices
+                    .by_lid
+                    .get(&lid)
+                    .ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
                 let (memory, life) = (device.memory.share(), Arc::clone(&device.life));
                 let word = NonNull::from(&*life);
-                Ok(Peer { lid, epoch: device.epoch, memory, word, life: Life::Local(life), noticed: Cell::new(false) })
+                Ok(Peer {
+                    lid,
+                    epoch: device.epoch,
+                    memory,
+                    word,
+                    life: Life::Local(life),
+                    noticed: Cell::new(false),
+                })
             }
         }
     }
@@ -158,7 +221,11 @@ impl LocalFabric {
         Self::default()
     }
 
-    fn join(&self, memory: &DeviceMemory, lids: impl Iterator<Item = u16>) -> Result<Membership, OpenError> {
+    fn join(
+        &self,
+        memory: &DeviceMemory,
+        lids: impl Iterator<Item = u16>,
+    ) -> Result<Membership, OpenError> {
         let mut devices = self.devices();
         let mut last = 0;
         for lid in lids {
@@ -166,9 +233,21 @@ impl LocalFabric {
             if let Entry::Vacant(slot) = devices.by_lid.entry(lid) {
                 let life = Arc::new(AtomicU32::new(LIVES));
                 let epoch = memory.ids()[0].token;
-                slot.insert(LocalDevice { epoch, memory: memory.share(), life: Arc::clone(&life) });
+                slot.insert(LocalDevice {
+                    epoch,
+                    memory: memory.share(),
+                    life: Arc::clone(&life),
+                });
                 devices.joined += 1;
-                return Ok(Membership { lid, epoch, seed: devices.joined, place: Place::Local { fabric: self.clone(), life } });
+                return Ok(Membership {
+                    lid,
+                    epoch,
+                    seed: devices.joined,
+                    place: Place::Local {
+                        fabric: self.clone(),
+                        life,
+                    },
+                });
             }
         }
         Err(OpenError::NoFreeLid(last))
@@ -206,7 +285,8 @@ pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
-    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by `life`.
+    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by
+    /// `life`.
     word: NonNull<AtomicU32>,
     life: Life,
     /// Whether the receives that it held when it died were searched for.
@@ -223,22 +303,35 @@ impl Peer {
         matches!(self.life, Life::Shared(_))
     }
 
-    /// Returns its `executing` word: odd while it executes a doorbell, and different for each doorbell.
+    /// Returns its `executing` word: odd while it executes a doorbell, and different for each
+    /// doorbell.
     pub(crate) fn executing(&self) -> u64 {
-        self.memory.control().header.executing.load(Ordering::Acquire)
+        self.memory
+            .control()
+            .header
+            .executing
+            .load(Ordering::Acquire)
     }
 
-    /// Returns whether its process executes a full fence after its `executing` word, so that a fence here orders the two (H3).
+    /// Returns whether its process executes a full fence after its `executing` word, so that a
+    /// fence here orders the two (H3).
     pub(crate) fn has_fences(&self) -> bool {
-        self.memory.control().header.has_fences.load(Ordering::Relaxed) != 0
+        self.memory
+            .control()
+            .header
+            .has_fences
+            .load(Ordering::Relaxed)
+            != 0
     }
 
-    /// Returns the word that says whether the peer may be gone ([`owner_may_be_gone`]). Valid as long as this value.
+    /// Returns the word that says whether the peer may be gone ([`owner_may_be_gone`]). Valid as
+    /// long as this value.
     pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
         self.word
     }
 
-    /// Returns whether its process is proven dead, or closed the device. Costs one load while the peer lives.
+    /// Returns whether its process is proven dead, or closed the device. Costs one load while the
+    /// peer lives.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
         // SAFETY: an atomic that `life` keeps.
@@ -268,14 +361,20 @@ mod tests {
 
     /// Returns the number of descriptors of this process that are this memfd.
     fn descriptors(memfd: &MemfdId) -> usize {
-        let inode = |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
+        let inode =
+            |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
         let own = inode(format!("/proc/self/fd/{}", memfd.fd).as_ref());
         assert!(own.is_some(), "{memfd:?}");
-        read_dir("/proc/self/fd").unwrap().filter(|entry| inode(&entry.as_ref().unwrap().path()) == own).count()
+        read_dir("/proc/self/fd")
+            .unwrap()
+            .filter(|entry| inode(&entry.as_ref().unwrap().path()) == own)
+            .count()
     }
 
     fn is_mapped(memfd: &MemfdId) -> bool {
-        std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("{:016x}", memfd.token))
+        std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .contains(&format!("{:016x}", memfd.token))
     }
 
     /// All devices of a simulation reach all others, so a pair of devices must cost no descriptor.
@@ -288,18 +387,33 @@ mod tests {
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
-        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| to.attach(from.lid, Some(from.epoch)).unwrap();
-        let peers: Vec<Peer> = devices.iter().flat_map(|to| devices.iter().map(move |from| attach(to, from))).collect();
+        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| {
+            to.attach(from.lid, Some(from.epoch)).unwrap()
+        };
+        let peers: Vec<Peer> = devices
+            .iter()
+            .flat_map(|to| devices.iter().map(move |from| attach(to, from)))
+            .collect();
         let counts = |memory: &DeviceMemory| memory.ids().map(|id| descriptors(&id));
-        assert!(devices.iter().all(|(memory, _)| counts(memory) == [1; 3]), "{:?}", counts(&devices[0].0));
+        assert!(
+            devices.iter().all(|(memory, _)| counts(memory) == [1; 3]),
+            "{:?}",
+            counts(&devices[0].0)
+        );
 
         // A dead device is noticed, and its memory stays until its peers have released it.
         let (memory, membership) = devices.swap_remove(0);
         let segments = memory.ids();
         drop((memory, membership));
         let (gone, there): (Vec<_>, Vec<_>) = peers.into_iter().partition(Peer::is_gone);
-        assert_eq!((gone.len(), there.len()), (DEVICES, DEVICES * (DEVICES - 1)));
-        assert!(gone.iter().all(|peer| peer.lid == 1 && peer.executing() == 0));
+        assert_eq!(
+            (gone.len(), there.len()),
+            (DEVICES, DEVICES * (DEVICES - 1))
+        );
+        assert!(
+            gone.iter()
+                .all(|peer| peer.lid == 1 && peer.executing() == 0)
+        );
         assert!(segments.iter().all(is_mapped));
         drop(gone);
         assert!(!segments.iter().any(is_mapped));
@@ -309,20 +423,44 @@ mod tests {
     /// The next process must not get the messages for a dead one.
     #[test]
     fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
-        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir).unwrap();
         let memory = || DeviceMemory::create(1 << 20).unwrap();
-        let port = Port { network: &[], index: 0 };
+        let port = Port {
+            network: &[],
+            index: 0,
+        };
         let joined = |fabric: &FabricSpec, is_vf: bool| {
-            let membership = Membership::join(fabric, &memory(), is_vf.then_some(&port), false).unwrap();
+            let membership =
+                Membership::join(fabric, &memory(), is_vf.then_some(&port), false).unwrap();
             (membership.lid, membership.seed)
         };
-        for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
+        for fabric in [
+            FabricSpec::Shared {
+                dir: Some(dir.clone()),
+            },
+            FabricSpec::Local(LocalFabric::new()),
+        ] {
             let [first, second] = [(); 2].map(|()| joined(&fabric, false));
-            assert!(first.0 == 1 && second.0 == 1 && first.1 != second.1, "{first:?} {second:?}");
+            assert!(
+                first.0 == 1 && second.0 == 1 && first.1 != second.1,
+                "{first:?} {second:?}"
+            );
         }
-        let vfs = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
-        assert!(vfs.iter().any(|&vf| vf != vfs[0]) && vfs.iter().all(|vf| (1..=MAX_VF).contains(vf)), "{vfs:?}");
+        let vfs = [(); 8].map(|()| {
+            joined(
+                &FabricSpec::Shared {
+                    dir: Some(dir.clone()),
+                },
+                true,
+            )
+            .0
+        });
+        assert!(
+            vfs.iter().any(|&vf| vf != vfs[0]) && vfs.iter().all(|vf| (1..=MAX_VF).contains(vf)),
+            "{vfs:?}"
+        );
         std::fs::remove_dir_all(dir).unwrap();
         // In a simulation they are the same in every run.
         let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);
@@ -331,17 +469,27 @@ mod tests {
 
     #[test]
     fn a_device_in_another_pid_namespace_is_refused_with_that_reason() {
-        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-namespace-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("copyrpc-fabric-namespace-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir).unwrap();
-        let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
+        let fabric = FabricSpec::Shared {
+            dir: Some(dir.clone()),
+        };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, None, false).map(|membership| (memory, membership)).unwrap()
+            Membership::join(&fabric, &memory, None, false)
+                .map(|membership| (memory, membership))
+                .unwrap()
         };
         let ((_memory, here), (_its_memory, there)) = (open(), open());
         let attach = || here.attach(there.lid, Some(there.epoch));
         assert!(attach().is_ok());
-        let Place::Shared { _region: region, .. } = &there.place else { panic!("joined to a directory") };
+        let Place::Shared {
+            _region: region, ..
+        } = &there.place
+        else {
+            panic!("joined to a directory")
+        };
         // SAFETY: valid and aligned, and read by this thread alone.
         unsafe { (*region.view().at::<Publication>(0).unwrap().as_ptr()).pid_namespace += 1 };
         let refused = attach().err().unwrap().to_string();

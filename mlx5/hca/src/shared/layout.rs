@@ -8,8 +8,9 @@
 //! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
 //! | arena | rw | rw | registered memory |
 //!
-//! SQs, CQs, UAR and every counter not listed here are private to the process. More than one process writes only single words: `Pop::word`
-//! (compare and swap), the ready words (fetch_or) and the wakes of `OwnerSleep` (fetch_add). Everything else has one writer.
+//! SQs, CQs, UAR and every counter not listed here are private to the process. More than one
+//! process writes only single words: `Pop::word` (compare and swap), the ready words (fetch_or) and
+//! the wakes of `OwnerSleep` (fetch_add). Everything else has one writer.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -38,8 +39,8 @@ use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 /// The control file's `kind`. Its last digits change with any change of this file.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC15");
 
-/// Bits of a QPN that index the table. The upper 10 count the queue pairs of a place, so numbers are sparse and a stale number names no
-/// queue pair.
+/// Bits of a QPN that index the table. The upper 10 count the queue pairs of a place, so numbers
+/// are sparse and a stale number names no queue pair.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
@@ -49,11 +50,13 @@ pub(crate) const MAX_RQS: usize = 1 << 15;
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
 /// Maximum number of datagrams that wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Maximum number of devices to which a device has sent datagrams that they have not taken yet. Small in tests, which need one more.
+/// Maximum number of devices to which a device has sent datagrams that they have not taken yet.
+/// Small in tests, which need one more.
 pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
 pub(crate) const LID_BITS: u32 = 16;
 pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
-/// Maximum number of slots of a lane, which is the number of messages that may wait there: a power of two.
+/// Maximum number of slots of a lane, which is the number of messages that may wait there: a power
+/// of two.
 pub(crate) const LANE_SLOTS: usize = 128;
 /// Minimum number of slots of a lane.
 pub(crate) const MIN_LANE_SLOTS: usize = 8;
@@ -63,19 +66,21 @@ pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 /// First page of the control segment.
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its peers.
+    /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its
+    /// peers.
     pub(crate) executing: AtomicU64,
-    /// Not 0 if the owner executes a full fence after that word, because membarrier(2) does not work in its process. Written before the
-    /// device has peers.
+    /// Not 0 if the owner executes a full fence after that word, because membarrier(2) does not
+    /// work in its process. Written before the device has peers.
     pub(crate) has_fences: AtomicU32,
 }
 
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the changes of this place, also from one queue
-    /// pair to the next. So a word that a requester remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation`
-    /// are unchanged while this word is.
+    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the
+    /// changes of this place, also from one queue pair to the next. So a word that a requester
+    /// remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation` are
+    /// unchanged while this word is.
     pub(crate) identity: AtomicU64,
     /// The queue pair that may send to this one: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
@@ -87,15 +92,17 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
-    /// The version at which the queue pair was made, or last reset. Distinguishes it from earlier queue pairs with this number.
+    /// The version at which the queue pair was made, or last reset. Distinguishes it from earlier
+    /// queue pairs with this number.
     pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
     pub(crate) acks: Acks,
 }
 
-/// The words that the owner of a queue pair writes for its requester. They are on a line of their own, because the owner writes them every
-/// 16 messages and the requester reads them once per lap of the lane. The requester reads the other words of the entry with every doorbell.
+/// The words that the owner of a queue pair writes for its requester. They are on a line of their
+/// own, because the owner writes them every 16 messages and the requester reads them once per lap
+/// of the lane. The requester reads the other words of the entry with every doorbell.
 #[repr(C, align(64))]
 pub(crate) struct Acks {
     /// Number of lane messages consumed.
@@ -120,8 +127,8 @@ impl Acks {
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
-/// Flags in [`QpEntry::identity`] of a queue pair that receives: the rights of its peer, as the bits of [`Access`]. They may change while
-/// it is connected.
+/// Flags in [`QpEntry::identity`] of a queue pair that receives: the rights of its peer, as the
+/// bits of [`Access`]. They may change while it is connected.
 pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
 /// Flag in [`QpEntry::identity`]: unreliable datagrams. No queue pair connects to it.
 pub(crate) const DATAGRAM: u64 = 1 << 4;
@@ -146,8 +153,9 @@ impl QpEntry {
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, and an entry only after others. A
-    /// stamp is used again after 2^32 registrations of the device.
+    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its
+    /// entry, and an entry only after others. A stamp is used again after 2^32 registrations of the
+    /// device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
@@ -172,7 +180,8 @@ pub(crate) struct RqEntry {
     pub(crate) ring: AtomicU64,
     /// Doorbell record, device format.
     pub(crate) record: AtomicU32,
-    /// Number of receives that the owner returned after a process died with them. They count as posted.
+    /// Number of receives that the owner returned after a process died with them. They count as
+    /// posted.
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
@@ -186,12 +195,14 @@ pub(crate) const LINKED: u32 = 1;
 /// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: the number of receives taken (48 bits, of which 32 are compared), and the next WQE of the list.
+    /// `count << 16 | index`: the number of receives taken (48 bits, of which 32 are compared), and
+    /// the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
 impl Pop {
-    /// Adds one to the count of a pop word. An intent is a pop word plus this, so that it is never 0.
+    /// Adds one to the count of a pop word. An intent is a pop word plus this, so that it is
+    /// never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
     /// Returns the count and the index, which another process may have written.
@@ -199,7 +210,8 @@ impl Pop {
         ((word >> 16) as u32, word as u16)
     }
 
-    /// Returns the word after the receive that it names was taken; `next` is the successor of that receive.
+    /// Returns the word after the receive that it names was taken; `next` is the successor of that
+    /// receive.
     pub(crate) const fn taken(word: u64, next: u16) -> u64 {
         word.wrapping_add(Self::ONE) & !0xffff | next as u64
     }
@@ -238,15 +250,16 @@ impl Taking {
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
-    /// Address of the payload in the owner's memory. For prefetching only, so any value is harmless.
+    /// Address of the payload in the owner's memory. For prefetching only, so any value is
+    /// harmless.
     pub(crate) payload: u64,
     pub(crate) byte_count: u32,
     /// Immediate, in host byte order.
     pub(crate) imm: u32,
     /// The receive that this message took.
     pub(crate) taking: Taking,
-    /// op_own of its CQE on any lap ([`Message::op_own`]), or [`ATOMIC`]. 64 bits, so that a message has no padding, which would be copied
-    /// too.
+    /// op_own of its CQE on any lap ([`Message::op_own`]), or [`ATOMIC`]. 64 bits, so that a
+    /// message has no padding, which would be copied too.
     pub(crate) op_own: u64,
 }
 
@@ -254,10 +267,12 @@ pub(crate) struct Message {
 pub(crate) const SOLICITED: u32 = 1;
 /// Flag of a datagram: its payload begins with a GRH.
 pub(crate) const GRH: u32 = 2;
-/// Value of op_own of a message that takes no receive and requests the execution of the [`AtomicRequest`] of its lane.
+/// Value of op_own of a message that takes no receive and requests the execution of the
+/// [`AtomicRequest`] of its lane.
 pub(crate) const ATOMIC: u64 = 0x80;
 
-/// An atomic on memory that peers do not map. There is one at a time, because the requester's send queue waits for the answer.
+/// An atomic on memory that peers do not map. There is one at a time, because the requester's send
+/// queue waits for the answer.
 #[repr(C)]
 pub(crate) struct AtomicRequest {
     /// `1 << 32` for fetch-and-add, 0 for compare-and-swap; plus the rkey.
@@ -269,7 +284,8 @@ pub(crate) struct AtomicRequest {
 }
 
 impl Message {
-    /// Returns op_own of a CQE with this opcode. `solicited` is set if the sender asked for an event.
+    /// Returns op_own of a CQE with this opcode. `solicited` is set if the sender asked for an
+    /// event.
     #[inline(always)]
     pub(crate) const fn op_own(opcode: CqeOpcode, solicited: bool) -> u64 {
         op_own_with(opcode, CqeFormat::Plain, solicited, false) as u64
@@ -299,8 +315,9 @@ pub(crate) struct DatagramHeader {
 
 /// Datagrams from the owner of this memory to one other device, which reads them here.
 ///
-/// When that device has taken all of them, or is gone, the owner may give the lane to another device, which continues at the same position.
-/// The earlier device takes a message only if `target` is the same *after* the message, and writes `consumed` only if it took one.
+/// When that device has taken all of them, or is gone, the owner may give the lane to another
+/// device, which continues at the same position. The earlier device takes a message only if
+/// `target` is the same *after* the message, and writes `consumed` only if it took one.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
     /// `number << LID_BITS | LID` of that device, with a new number for each device; 0 when unused.
@@ -330,8 +347,12 @@ impl LanePlace {
 
     /// Returns `None` if the word, which another process wrote, names no lane.
     pub(crate) fn unpack(word: u64) -> Option<Self> {
-        let place = Self { first: (word >> 32) as u32, slots: word as u32 };
-        let is_size = place.slots.is_power_of_two() && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
+        let place = Self {
+            first: (word >> 32) as u32,
+            slots: word as u32,
+        };
+        let is_size = place.slots.is_power_of_two()
+            && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
         (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
     }
 
@@ -347,7 +368,8 @@ pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 /// The words that the one requester of a queue pair writes, in addition to the lane's slots.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
-    /// Pop word of the receive that the requester is taking, plus [`Pop::ONE`]; 0 if it is taking none.
+    /// Pop word of the receive that the requester is taking, plus [`Pop::ONE`]; 0 if it is taking
+    /// none.
     pub(crate) intent: AtomicU64,
     pub(crate) atomic: AtomicRequest,
 }
@@ -379,7 +401,8 @@ pub(crate) struct LanesSegment {
 #[repr(C, align(64))]
 pub(crate) struct OwnerSleep(pub(crate) Sleep);
 
-/// The user bytes of a device's control file: where its segments are. Written before the file has a name, never changed.
+/// The user bytes of a device's control file: where its segments are. Written before the file has a
+/// name, never changed.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Publication {
@@ -400,7 +423,11 @@ const _: () = {
     use core::mem::offset_of;
     assert!(RIGHTS & (RECEIVES | DATAGRAM) == 0 && RIGHTS <= 0xff);
     assert!(size_of::<Header>() == 64);
-    assert!(size_of::<QpEntry>() == 128 && offset_of!(QpEntry, armed) == 24 && offset_of!(QpEntry, acks) == 64);
+    assert!(
+        size_of::<QpEntry>() == 128
+            && offset_of!(QpEntry, armed) == 24
+            && offset_of!(QpEntry, acks) == 64
+    );
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);

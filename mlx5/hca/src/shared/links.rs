@@ -45,8 +45,16 @@ impl Links {
     }
 
     /// Returns the device that gave `address`.
-    pub(crate) fn peer(&mut self, membership: &Membership, address: &Address) -> Result<Rc<Peer>, ConnectError> {
-        if let Some(peer) = self.peers.iter().find(|p| p.lid == address.lid && p.epoch == address.epoch) {
+    pub(crate) fn peer(
+        &mut self,
+        membership: &Membership,
+        address: &Address,
+    ) -> Result<Rc<Peer>, ConnectError> {
+        if let Some(peer) = self
+            .peers
+            .iter()
+            .find(|p| p.lid == address.lid && p.epoch == address.epoch)
+        {
             return Ok(Rc::clone(peer));
         }
         let peer = Rc::new(membership.attach(address.lid, Some(address.epoch))?);
@@ -55,7 +63,11 @@ impl Links {
     }
 
     /// Returns the device that has `lid` now.
-    pub(crate) fn peer_of_lid(&mut self, membership: &Membership, lid: u16) -> Result<Rc<Peer>, ConnectError> {
+    pub(crate) fn peer_of_lid(
+        &mut self,
+        membership: &Membership,
+        lid: u16,
+    ) -> Result<Rc<Peer>, ConnectError> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
             return Ok(Rc::clone(peer));
         }
@@ -71,23 +83,39 @@ impl Links {
 
     /// Returns the peers that are gone, each once.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
-        self.peers.iter().filter(|peer| peer.is_newly_gone()).cloned().collect()
+        self.peers
+            .iter()
+            .filter(|peer| peer.is_newly_gone())
+            .cloned()
+            .collect()
     }
 
-    /// Returns the number of the lane towards `peer` in `memory`, the memory of this device. `None` if every lane belongs to another device
-    /// that has not taken all its datagrams.
+    /// Returns the number of the lane towards `peer` in `memory`, the memory of this device. `None`
+    /// if every lane belongs to another device that has not taken all its datagrams.
     pub(crate) fn lane_to(&mut self, memory: &DeviceMemory, peer: &Rc<Peer>) -> Option<usize> {
-        if let Some(index) = self.outgoing.iter().position(|out| Rc::ptr_eq(&out.peer, peer)) {
+        if let Some(index) = self
+            .outgoing
+            .iter()
+            .position(|out| Rc::ptr_eq(&out.peer, peer))
+        {
             return Some(index);
         }
         let is_full = self.outgoing.len() == MAX_DATAGRAM_LANES;
         let is_empty = |index, out: &Outgoing| {
             // L2
-            is_full && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
+            is_full
+                && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // In this order: the lane of a device that is gone, a new lane, the lane that was unused for the longest time.
-        let lanes = self.outgoing.iter().enumerate().filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
-        let index = lanes.min_by_key(|(_, out)| out.last).map_or(self.outgoing.len(), |(index, _)| index);
+        // In this order: the lane of a device that is gone, a new lane, the lane that was unused
+        // for the longest time.
+        let lanes = self
+            .outgoing
+            .iter()
+            .enumerate()
+            .filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
+        let index = lanes
+            .min_by_key(|(_, out)| out.last)
+            .map_or(self.outgoing.len(), |(index, _)| index);
         if index == MAX_DATAGRAM_LANES {
             return None;
         }
@@ -96,15 +124,24 @@ impl Links {
         match self.outgoing.get_mut(index) {
             Some(out) => out.peer = Rc::clone(peer),
             None => {
-                // SAFETY: the slots live as long as the device. This is their only producer, and they were never used.
-                let tx = unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0) };
-                self.outgoing.push(Outgoing { peer: Rc::clone(peer), tx, last: 0 });
+                // SAFETY: the slots live as long as the device. This is their only producer, and
+                // they were never used.
+                let tx = unsafe {
+                    LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0)
+                };
+                self.outgoing.push(Outgoing {
+                    peer: Rc::clone(peer),
+                    tx,
+                    last: 0,
+                });
             }
         }
-        lane.consumed.store(self.outgoing[index].tx.position(), Ordering::Relaxed);
+        lane.consumed
+            .store(self.outgoing[index].tx.position(), Ordering::Relaxed);
         lane.target_epoch.store(peer.epoch, Ordering::Relaxed);
         let number = (lane.target.load(Ordering::Relaxed) >> LID_BITS) + 1;
-        lane.target.store(number << LID_BITS | u64::from(peer.lid), Ordering::Release);
+        lane.target
+            .store(number << LID_BITS | u64::from(peer.lid), Ordering::Release);
         self.forget_unused();
         Some(index)
     }

@@ -1,4 +1,5 @@
-//! A device's memory as its owner and its peers see it: the three segments, and the check of every access by key.
+//! A device's memory as its owner and its peers see it: the three segments, and the check of every
+//! access by key.
 
 #[cfg(target_arch = "x86_64")]
 use core::arch::asm;
@@ -14,10 +15,12 @@ use shm::ready::ReadyWords;
 use crate::error::CreateError;
 use crate::shared::arena::PAGE;
 use crate::shared::layout::{
-    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
+    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message,
+    MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
 };
 
-/// The reason why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
+/// The reason why a remote access, or one by key, is refused; also the vendor syndrome of the
+/// completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Fault {
@@ -38,7 +41,8 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Returns the fault in the answer of another process; `None` for 0. A process that answers is not gone.
+    /// Returns the fault in the answer of another process; `None` for 0. A process that answers is
+    /// not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,
@@ -70,11 +74,14 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Makes the segments of a new device. The first pages of the tables are committed here, the rest as objects are made.
+    /// Makes the segments of a new device. The first pages of the tables are committed here, the
+    /// rest as objects are made.
     pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
         Ok(Self {
-            control: Memfd::create("mlx5-control", size_of::<ControlSegment>()).map_err(|e| ("the control segment", e))?,
-            lanes: Memfd::create("mlx5-lanes", size_of::<LanesSegment>()).map_err(|e| ("the lanes segment", e))?,
+            control: Memfd::create("mlx5-control", size_of::<ControlSegment>())
+                .map_err(|e| ("the control segment", e))?,
+            lanes: Memfd::create("mlx5-lanes", size_of::<LanesSegment>())
+                .map_err(|e| ("the lanes segment", e))?,
             arena: Memfd::create("mlx5-arena", arena_bytes).map_err(|e| ("the arena", e))?,
         })
     }
@@ -82,16 +89,28 @@ impl DeviceMemory {
     /// Maps a peer's segments.
     pub(crate) fn attach(ids: &[MemfdId; 3]) -> Result<Self, MemfdAttachError> {
         let size_is = |id: &MemfdId, bytes: usize| {
-            if id.bytes == bytes as u64 { Ok(()) } else { Err(MemfdAttachError::Stale(*id)) }
+            if id.bytes == bytes as u64 {
+                Ok(())
+            } else {
+                Err(MemfdAttachError::Stale(*id))
+            }
         };
         size_is(&ids[0], size_of::<ControlSegment>())?;
         size_is(&ids[1], size_of::<LanesSegment>())?;
-        Ok(Self { control: Memfd::attach(&ids[0], false)?, lanes: Memfd::attach(&ids[1], true)?, arena: Memfd::attach(&ids[2], true)? })
+        Ok(Self {
+            control: Memfd::attach(&ids[0], false)?,
+            lanes: Memfd::attach(&ids[1], true)?,
+            arena: Memfd::attach(&ids[2], true)?,
+        })
     }
 
     /// Returns another handle of the same mappings, for a peer in this process.
     pub(crate) fn share(&self) -> Self {
-        Self { control: self.control.share(), lanes: self.lanes.share(), arena: self.arena.share() }
+        Self {
+            control: self.control.share(),
+            lanes: self.lanes.share(),
+            arena: self.arena.share(),
+        }
     }
 
     pub(crate) fn ids(&self) -> [MemfdId; 3] {
@@ -113,13 +132,15 @@ impl DeviceMemory {
     /// Returns the control segment. Peers only load from it; other processes have it read-only.
     #[inline(always)]
     pub(crate) fn control(&self) -> &ControlSegment {
-        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics only.
+        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics
+        // only.
         unsafe { self.control.base().cast().as_ref() }
     }
 
     #[inline(always)]
     pub(crate) fn lanes(&self) -> &LanesSegment {
-        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics and `UnsafeCell`s only.
+        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics
+        // and `UnsafeCell`s only.
         unsafe { self.lanes.base().cast().as_ref() }
     }
 
@@ -154,7 +175,8 @@ impl DeviceMemory {
     /// They are committed, inside the segment, and no peer accesses them now.
     pub(crate) unsafe fn clear_lanes(&self, at: NonNull<u8>, len: usize) {
         let offset = at.addr().get() - self.lanes.base().addr().get();
-        // SAFETY: by the contract; reached through the mapping because slots have padding that no reference may write.
+        // SAFETY: by the contract; reached through the mapping because slots have padding that no
+        // reference may write.
         unsafe { self.lanes.base().add(offset).write_bytes(0, len) };
     }
 
@@ -170,13 +192,23 @@ impl DeviceMemory {
     }
 
     pub(crate) fn rq(&self, rqn: u32) -> Option<(&RqEntry, &Pop)> {
-        Some((self.control().rqs.get(rqn as usize)?, &self.lanes().pops[rqn as usize]))
+        Some((
+            self.control().rqs.get(rqn as usize)?,
+            &self.lanes().pops[rqn as usize],
+        ))
     }
 
-    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. Returns the entry of the region, and the offset of
-    /// the access in it.
+    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. Returns the
+    /// entry of the region, and the offset of the access in it.
     #[inline(always)]
-    pub(crate) fn check(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(&MrEntry, u64), Fault> {
+    pub(crate) fn check(
+        &self,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+        pd: u32,
+    ) -> Result<(&MrEntry, u64), Fault> {
         let entry = self.mr(key);
         // H2
         if entry.stamp.load(Ordering::Acquire) as u32 != key {
@@ -185,7 +217,9 @@ impl DeviceMemory {
         if entry.pd.load(Ordering::Relaxed) != pd {
             return Err(Fault::Domain);
         }
-        if !access.is_empty() && entry.access.load(Ordering::Relaxed) & access.bits() != access.bits() {
+        if !access.is_empty()
+            && entry.access.load(Ordering::Relaxed) & access.bits() != access.bits()
+        {
             return Err(Fault::Access);
         }
         let offset = addr.wrapping_sub(entry.addr.load(Ordering::Relaxed));
@@ -196,35 +230,54 @@ impl DeviceMemory {
         Ok((entry, offset))
     }
 
-    /// Checks the same, and returns the span of the bytes. The device's owner wrote the entry. So its range is checked against the arena
-    /// once more, and a wrong range faults here and not in the copy.
+    /// Checks the same, and returns the span of the bytes. The device's owner wrote the entry. So
+    /// its range is checked against the arena once more, and a wrong range faults here and not in
+    /// the copy.
     #[inline(always)]
-    pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
+    pub(crate) fn resolve(
+        &self,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+        pd: u32,
+    ) -> Result<Span, Fault> {
         let (entry, offset) = self.check(key, addr, len, access, pd)?;
         let base = entry.offset.load(Ordering::Relaxed);
         let start = base.wrapping_add(offset);
         let arena = self.arena.len() as u64;
         if start <= arena && len <= arena - start {
             // SAFETY: inside the arena's mapping.
-            return Ok(Span::Mapped(unsafe { self.arena.base().add(start as usize) }));
+            return Ok(Span::Mapped(unsafe {
+                self.arena.base().add(start as usize)
+            }));
         }
-        if base == FOREIGN { Ok(Span::Foreign { pid: self.arena.id().pid as libc::pid_t, addr }) } else { Err(Fault::Bounds) }
+        if base == FOREIGN {
+            Ok(Span::Foreign {
+                pid: self.arena.id().pid as libc::pid_t,
+                addr,
+            })
+        } else {
+            Err(Fault::Bounds)
+        }
     }
 }
 
 /// Number of bytes that [`place`] places last.
 const LAST: usize = size_of::<u64>();
 
-/// Places a part of a WRITE, with immediate or not. Its last eight bytes become visible after all others and after all earlier parts, since
-/// NICs place a message in the order of its addresses. A reader that polls the end of a message, and not a CQE, relies on it. If the eight
-/// bytes are aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
+/// Places a part of a WRITE, with immediate or not. Its last eight bytes become visible after all
+/// others and after all earlier parts, since NICs place a message in the order of its addresses. A
+/// reader that polls the end of a message, and not a CQE, relies on it. If the eight bytes are
+/// aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
 ///
 /// # Safety
 /// Like [`copy`](shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
-    /// Places all but the last eight bytes, and returns those. It places four pieces: two from the start, one that ends 16 bytes before the
-    /// end, and the eight bytes after it. The first two end before the last eight bytes, and reach the third.
+    /// Places all but the last eight bytes, and returns those. It places four pieces: two from the
+    /// start, one that ends 16 bytes before the end, and the eight bytes after it. The first two
+    /// end before the last eight bytes, and reach the third.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let second = size_of::<T>();
@@ -245,7 +298,8 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
             e
         }
     }
-    // SAFETY: guaranteed by the caller. The last bytes are read first because source and target may overlap.
+    // SAFETY: guaranteed by the caller. The last bytes are read first because source and target may
+    // overlap.
     unsafe {
         let last = match len {
             40..=64 => most::<u128>(to, from, len),
@@ -264,8 +318,8 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
 #[inline(always)]
 unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
     fence(Ordering::Release);
-    // SAFETY: guaranteed by the caller; an atomic is aligned. On x86-64 this is one store at any address, so alignment is not checked
-    // there. It is atomic if aligned.
+    // SAFETY: guaranteed by the caller; an atomic is aligned. On x86-64 this is one store at any
+    // address, so alignment is not checked there. It is atomic if aligned.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         asm!("mov qword ptr [{to} + {len} - 8], {last}", to = in(reg) to, len = in(reg) len, last = in(reg) last, options(nostack, preserves_flags));
@@ -287,7 +341,8 @@ unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
 /// Like [`place`].
 #[inline(never)]
 unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: guaranteed by the caller. The last bytes are inside, and are read first because source and target may overlap.
+    // SAFETY: guaranteed by the caller. The last bytes are inside, and are read first because
+    // source and target may overlap.
     unsafe {
         if len < LAST {
             // The bytes are the last ones, perhaps of several parts.
@@ -307,12 +362,20 @@ impl Span {
     /// # Safety
     /// `from` is readable for `len` bytes, and the span was resolved for at least `offset + len`.
     #[inline(always)]
-    pub(crate) unsafe fn write(self, offset: u64, from: *const u8, len: usize) -> Result<(), Fault> {
+    pub(crate) unsafe fn write(
+        self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
         match self {
-            // SAFETY: resolved by the caller. Source and target may overlap (a loopback WRITE), which `place` allows. Other processes may
-            // access the target at the same time, as with any DMA; nothing here reads it back.
+            // SAFETY: resolved by the caller. Source and target may overlap (a loopback WRITE),
+            // which `place` allows. Other processes may access the target at the same time, as with
+            // any DMA; nothing here reads it back.
             Self::Mapped(to) => unsafe { place(to.as_ptr().add(offset as usize), from, len) },
-            Self::Foreign { pid, addr } => cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?,
+            Self::Foreign { pid, addr } => {
+                cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?
+            }
         }
         Ok(())
     }
@@ -326,7 +389,9 @@ impl Span {
         match self {
             // SAFETY: as in `write`.
             Self::Mapped(from) => unsafe { from.as_ptr().add(offset as usize).copy_to(to, len) },
-            Self::Foreign { pid, addr } => cross_process(Direction::Read, pid, addr + offset, to, len)?,
+            Self::Foreign { pid, addr } => {
+                cross_process(Direction::Read, pid, addr + offset, to, len)?
+            }
         }
         Ok(())
     }
@@ -334,19 +399,24 @@ impl Span {
 
 #[inline(always)]
 pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_QPS lanes. Views do not outlive the memory they are made from.
+    // SAFETY: the lanes segment holds the words for MAX_QPS lanes. Views do not outlive the memory
+    // they are made from.
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
 }
 
 /// Allocates the pages that `object`, a part of `segment`, lies on.
 pub(crate) fn commit<T: ?Sized>(segment: &Memfd, object: &T) -> Result<(), MemfdRangeError> {
-    let start = core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;
+    let start =
+        core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;
     let end = start + size_of_val(object);
     segment.commit(start / PAGE * PAGE..end.next_multiple_of(PAGE))
 }
 
 pub(crate) fn memory_error(what: &'static str) -> impl Fn(MemfdRangeError) -> CreateError {
-    move |e| CreateError::Memory { what, source: io::Error::other(e) }
+    move |e| CreateError::Memory {
+        what,
+        source: io::Error::other(e),
+    }
 }
 
 enum Direction {
@@ -354,22 +424,41 @@ enum Direction {
     Write,
 }
 
-/// Copies with the kernel's cross-process copy. The other process need not do anything, and may be stopped.
+/// Copies with the kernel's cross-process copy. The other process need not do anything, and may be
+/// stopped.
 #[cold]
-fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mut u8, len: usize) -> Result<(), Fault> {
-    let local = libc::iovec { iov_base: local.cast(), iov_len: len };
-    let remote = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len };
-    // SAFETY: both vectors are valid. The caller guarantees the local range (contract of `read` and `write`). The kernel checks the remote
-    // range against the other process.
+fn cross_process(
+    direction: Direction,
+    pid: libc::pid_t,
+    remote: u64,
+    local: *mut u8,
+    len: usize,
+) -> Result<(), Fault> {
+    let local = libc::iovec {
+        iov_base: local.cast(),
+        iov_len: len,
+    };
+    let remote = libc::iovec {
+        iov_base: remote as *mut libc::c_void,
+        iov_len: len,
+    };
+    // SAFETY: both vectors are valid. The caller guarantees the local range (contract of `read` and
+    // `write`). The kernel checks the remote range against the other process.
     let copied = unsafe {
         match direction {
-            Direction::Read => libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0),
-            Direction::Write => libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0),
+            Direction::Read => {
+                libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0)
+            }
+            Direction::Write => {
+                libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0)
+            }
         }
     };
     match usize::try_from(copied) {
         Ok(copied) if copied == len => Ok(()),
-        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Err(Fault::Gone),
+        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => {
+            Err(Fault::Gone)
+        }
         _ => Err(Fault::Copy),
     }
 }
@@ -384,7 +473,9 @@ pub(crate) fn foreign_memory_reachable() -> Result<(), &'static str> {
             unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
             Ok(())
         }
-        Ok(_) => Err("kernel.yama.ptrace_scope is 2 or more, so processes may not copy from one another"),
+        Ok(_) => {
+            Err("kernel.yama.ptrace_scope is 2 or more, so processes may not copy from one another")
+        }
         Err(_) => Err("kernel.yama.ptrace_scope cannot be read"),
     }
 }

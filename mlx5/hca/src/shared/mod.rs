@@ -1,12 +1,15 @@
 //! The memory that the devices of a fabric share.
 //!
-//! This is the only place that touches a peer's memory. So it is the seam for another way to reach a peer: an engine that sends packets
-//! replaces this folder and nothing else.
+//! This is the only place that touches a peer's memory. So it is the seam for another way to reach
+//! a peer: an engine that sends packets replaces this folder and nothing else.
 //!
 //! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
-//! - `memory`: the segments of a device, and the check of every access by key. `arena`: the allocator of their pages.
-//! - `fabric`: finds and maps another device, and proves that it is gone. `links`: the devices that this one has mapped.
-//! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives. `receives`: takes receives from a queue.
+//! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
+//!   allocator of their pages.
+//! - `fabric`: finds and maps another device, and proves that it is gone. `links`: the devices that
+//!   this one has mapped.
+//! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives.
+//!   `receives`: takes receives from a queue.
 //! - `mr_cache`: the cached result of a region's check. `datagrams`: the lanes of datagrams.
 //! - `quiesce`: waits until no peer uses an object that is to be destroyed.
 

@@ -7,8 +7,9 @@ use mlx5_wire::Access;
 
 use crate::shared::memory::{DeviceMemory, Fault};
 
-/// A region, copied from its entry when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the next
-/// access by that key reads only the stamp. Valid as long as the memory of the region's device is mapped.
+/// A region, copied from its entry when an access by its key was last checked. The entry is
+/// unchanged while its stamp is (H2), so the next access by that key reads only the stamp. Valid as
+/// long as the memory of the region's device is mapped.
 pub(crate) struct MrCache {
     /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) at that check.
     stamp: u64,
@@ -20,8 +21,8 @@ pub(crate) struct MrCache {
     base: NonNull<u8>,
 }
 
-/// Limit of consecutive look-ups of regions by the WRITEs of a queue pair. A WRITE to a peer that changes its region without end is
-/// executed by the general path, which needs no cache.
+/// Limit of consecutive look-ups of regions by the WRITEs of a queue pair. A WRITE to a peer that
+/// changes its region without end is executed by the general path, which needs no cache.
 pub(crate) struct Lookups(u32);
 
 impl Lookups {
@@ -49,11 +50,17 @@ static NOWHERE: AtomicU64 = AtomicU64::new(0);
 impl MrCache {
     /// Returns the empty cache, in which nothing is found.
     pub(crate) fn none() -> Self {
-        Self { stamp: 0, entry: NonNull::from(&NOWHERE), start: 0, len: 0, base: NonNull::dangling() }
+        Self {
+            stamp: 0,
+            entry: NonNull::from(&NOWHERE),
+            start: 0,
+            len: 0,
+            base: NonNull::dangling(),
+        }
     }
 
-    /// Returns the address here of `len` bytes, at least one, at `addr` of the owner. `None` unless `key` still names this registration and
-    /// the bytes are inside the region.
+    /// Returns the address here of `len` bytes, at least one, at `addr` of the owner. `None` unless
+    /// `key` still names this registration and the bytes are inside the region.
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         // SAFETY: an atomic of mapped memory, or the static one.
@@ -70,33 +77,65 @@ impl MrCache {
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Returns the region of this process's own `memory` that `key` names now, if it holds the `len` bytes at `addr` and belongs to domain
-    /// `pd`.
-    pub(crate) fn of_own(memory: &DeviceMemory, key: u32, addr: u64, len: u64, pd: u32) -> Result<Self, Fault> {
+    /// Returns the region of this process's own `memory` that `key` names now, if it holds the
+    /// `len` bytes at `addr` and belongs to domain `pd`.
+    pub(crate) fn of_own(
+        memory: &DeviceMemory,
+        key: u32,
+        addr: u64,
+        len: u64,
+        pd: u32,
+    ) -> Result<Self, Fault> {
         let (cached, _) = Self::look_up(memory, key, addr, len, Access::empty(), pd)?;
         let base = NonNull::new(cached.start as *mut u8).ok_or(Fault::Bounds)?;
         Ok(Self { base, ..cached })
     }
 
-    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len` bytes at `addr` in domain `pd` and all
-    /// of it is mapped here.
-    pub(crate) fn of_peer(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Self, Fault> {
+    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len`
+    /// bytes at `addr` in domain `pd` and all of it is mapped here.
+    pub(crate) fn of_peer(
+        memory: &DeviceMemory,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+        pd: u32,
+    ) -> Result<Self, Fault> {
         let (cached, offset) = Self::look_up(memory, key, addr, len, access, pd)?;
         let arena = memory.arena();
         if offset > arena.len() as u64 || cached.len > arena.len() as u64 - offset {
             return Err(Fault::Bounds);
         }
         // SAFETY: inside the arena's mapping.
-        Ok(Self { base: unsafe { arena.base().add(offset as usize) }, ..cached })
+        Ok(Self {
+            base: unsafe { arena.base().add(offset as usize) },
+            ..cached
+        })
     }
 
     /// Returns the region, without its address in this process, and its offset in the arena.
-    fn look_up(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
+    fn look_up(
+        memory: &DeviceMemory,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+        pd: u32,
+    ) -> Result<(Self, u64), Fault> {
         // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
         let stamp = memory.mr(key).stamp.load(Ordering::Acquire);
         let (entry, _) = memory.check(key, addr, len, access, pd)?;
         let [start, len] = [&entry.addr, &entry.len].map(|word| word.load(Ordering::Relaxed));
         let offset = entry.offset.load(Ordering::Relaxed);
-        Ok((Self { stamp, entry: NonNull::from(&entry.stamp), start, len, base: NonNull::dangling() }, offset))
+        Ok((
+            Self {
+                stamp,
+                entry: NonNull::from(&entry.stamp),
+                start,
+                len,
+                base: NonNull::dangling(),
+            },
+            offset,
+        ))
     }
 }

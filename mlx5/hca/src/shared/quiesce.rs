@@ -1,4 +1,5 @@
-//! Quiescing: before an object is reused, every peer that was executing a doorbell has finished it, or is remembered as stuck.
+//! Quiescing: before an object is reused, every peer that was executing a doorbell has finished it,
+//! or is remembered as stuck.
 
 use std::rc::Rc;
 
@@ -7,26 +8,35 @@ use shm::sync::{heavy_barrier, spin_loop, yield_now};
 use crate::shared::fabric::Peer;
 use crate::{Clock, Hca};
 
-/// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it runs another process, makes a store
-/// visible. No architecture promises any; a store waits for one line at a time, which takes a hundredth of this.
+/// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it
+/// runs another process, makes a store visible. No architecture promises any; a store waits for one
+/// line at a time, which takes a hundredth of this.
 const SETTLE_NS: u64 = 10_000;
 
-/// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It is real time, whatever the device's
-/// clock is, because they wait for another process.
+/// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It
+/// is real time, whatever the device's clock is, because they wait for another process.
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {
     /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
     ///
-    /// A peer that does not finish is remembered as stuck: its doorbell may touch any object of this device that was valid when it began.
-    /// Objects that only this peer could touch are not returned. No later call waits for it until it has finished that doorbell or is dead.
-    pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
+    /// A peer that does not finish is remembered as stuck: its doorbell may touch any object of
+    /// this device that was valid when it began. Objects that only this peer could touch are not
+    /// returned. No later call waits for it until it has finished that doorbell or is dead.
+    pub(crate) fn quiesce<'a>(
+        &self,
+        stuck: &mut Vec<Stuck>,
+        peers: impl Iterator<Item = &'a Rc<Peer>>,
+    ) -> bool {
         stuck.retain(Stuck::is_stuck);
         let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
         if living.is_empty() {
             return true;
         }
-        if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) {
+        if stuck
+            .iter()
+            .any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer)))
+        {
             return false;
         }
         // `heavy_barrier` is a full fence too, which is enough if all peers execute theirs.
@@ -39,7 +49,10 @@ impl Hca {
                 spin_loop();
             }
         }
-        let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
+        let busy = living.into_iter().map(|peer| Stuck {
+            peer: Rc::clone(peer),
+            executing: peer.executing(),
+        });
         let mut busy: Vec<_> = busy.filter(|busy| busy.executing % 2 == 1).collect();
         let end_ns = Clock::System.now_ns() + QUIESCE_NS;
         while !busy.is_empty() && Clock::System.now_ns() < end_ns {

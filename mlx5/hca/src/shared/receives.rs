@@ -1,4 +1,5 @@
-//! Receive queues as their takers see them: the linked list of an SRQ, and the ring of a queue pair's own RQ.
+//! Receive queues as their takers see them: the linked list of an SRQ, and the ring of a queue
+//! pair's own RQ.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +11,10 @@ use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_inde
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
-/// By WQE index: the pop count under which the receive was last taken and *accounted for* by a message. A receive that a dead process took
-/// without a message is the one that is not accounted for. Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives
-/// of its queue may seem to be accounted for, and is not found then.
+/// By WQE index: the pop count under which the receive was last taken and *accounted for* by a
+/// message. A receive that a dead process took without a message is the one that is not accounted
+/// for. Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives of its
+/// queue may seem to be accounted for, and is not found then.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -35,15 +37,21 @@ impl Taken {
     /// Accounts for the receive that a message took. Returns `false` if there is no such WQE.
     #[inline(always)]
     pub(crate) fn account(&self, taking: Taking) -> bool {
-        self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking.count())).is_some()
+        self.0
+            .get(usize::from(taking.index()))
+            .map(|cell| cell.set(taking.count()))
+            .is_some()
     }
 
     pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
-        self.0.get(usize::from(index)).is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
+        self.0
+            .get(usize::from(index))
+            .is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
     }
 }
 
-/// Clears the intent of a taker that takes no receive, because the repair waits for the intents of living requesters.
+/// Clears the intent of a taker that takes no receive, because the repair waits for the intents of
+/// living requesters.
 #[cold]
 pub(crate) fn gives_up(intent: &AtomicU64) {
     if intent.load(Ordering::Relaxed) != 0 {
@@ -58,7 +66,8 @@ pub struct Receives {
     pop: NonNull<Pop>,
     /// WQEs of `stride` bytes, checked to be inside the owner's queue area.
     ring: NonNull<u8>,
-    /// Mask of the significant bits of a pop word: an index is below the number of WQEs, a power of two.
+    /// Mask of the significant bits of a pop word: an index is below the number of WQEs, a power of
+    /// two.
     keeps: u64,
     /// Distance of two pop words between which every WQE is taken once.
     span: u64,
@@ -71,11 +80,13 @@ impl Receives {
     /// A pop word that is never reached: no receive is known to be posted.
     pub(crate) const NONE_KNOWN: u64 = u64::MAX;
 
-    /// Finds receive queue `rqn` of the device that owns `memory`, and checks its whole entry, once. The result is valid as long as
-    /// `memory`.
+    /// Finds receive queue `rqn` of the device that owns `memory`, and checks its whole entry,
+    /// once. The result is valid as long as `memory`.
     pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
         let (entry, pop) = memory.rq(rqn)?;
-        let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
+        let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire))
+            .ok()
+            .filter(|n| n.is_power_of_two())?;
         let stride = entry.stride.load(Ordering::Relaxed) as usize;
         let offset = usize::try_from(entry.ring.load(Ordering::Relaxed)).ok()?;
         let end = offset.checked_add(stride.checked_mul(wqes.into())?)?;
@@ -86,7 +97,11 @@ impl Receives {
             entry: NonNull::from(entry),
             pop: NonNull::from(pop),
             // SAFETY: the offset is inside the queue area.
-            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
+            ring: unsafe {
+                NonNull::from(&memory.control().queues)
+                    .cast::<u8>()
+                    .add(offset)
+            },
             keeps: !0xffff | u64::from(wqes - 1),
             span: u64::from(wqes) * Pop::ONE,
             stride: stride as u32,
@@ -112,18 +127,20 @@ impl Receives {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
-                // The words prove that nothing is posted only if they are of one and the same moment.
+                // The words prove that nothing is posted only if they are of one and the same
+                // moment.
                 gives_up(intent);
                 return None;
             }
         }
     }
 
-    /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None` if none is posted.
+    /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None`
+    /// if none is posted.
     ///
-    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). It is the pop word at which the posted receives end,
-    /// as of the last read of the record. Receives stay posted until they are taken, so the record is read again only when those are used
-    /// up.
+    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). It is the
+    /// pop word at which the posted receives end, as of the last read of the record. Receives stay
+    /// posted until they are taken, so the record is read again only when those are used up.
     #[inline(always)]
     pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
@@ -133,20 +150,28 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Also returns `None` spuriously; then another attempt
-    /// must follow, or [`gives_up`]. `intent` is called only where it is stored to, so that its address is not kept before.
+    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Also returns
+    /// `None` spuriously; then another attempt must follow, or [`gives_up`]. `intent` is called
+    /// only where it is stored to, so that its address is not kept before.
     #[inline(always)]
-    pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
+    pub(crate) fn exchange<'a>(
+        &self,
+        word: u64,
+        intent: impl FnOnce() -> &'a AtomicU64,
+    ) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
         let next = Pop::taken(taking.0, self.behind(taking.index()));
         // H5: before the pop, so that a peer that finds the pop without a message knows the taker.
         intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
         // H4
         let pop = &self.words().1.word;
-        pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
+        pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire)
+            .ok()
+            .map(|_| taking)
     }
 
-    /// Returns whether the receive that pop word `word` names is posted, given that those up to `known` are.
+    /// Returns whether the receive that pop word `word` names is posted, given that those up to
+    /// `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
         // At least one, and no more than there are WQEs.
@@ -159,29 +184,42 @@ impl Receives {
         let (entry, _) = self.words();
         // Acquire: the WQEs and links below the record.
         let posted = queue_record_index(entry.record.load(Ordering::Acquire));
-        // H6. A returned receive that is counted here is in the list of an earlier pop word. So the exchange of a still earlier one fails.
+        // H6. A returned receive that is counted here is in the list of an earlier pop word. So the
+        // exchange of a still earlier one fails.
         let returned = entry.returned.load(Ordering::Acquire);
         let popped = word & !0xffff;
-        // Shifted to the count of a pop word's lower half, so that overflow of its upper half is dropped.
-        let available = (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
+        // Shifted to the count of a pop word's lower half, so that overflow of its upper half is
+        // dropped.
+        let available =
+            (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
         popped.wrapping_add(available.into()).wrapping_sub(1)
     }
 
-    /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next one.
+    /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next
+    /// one.
     pub(crate) fn take(&self, count: u32) -> bool {
         let (entry, pop) = self.words();
         let word = pop.word.load(Ordering::Acquire);
         let (popped, index) = Pop::unpack(word);
         let next = Pop::taken(word, self.behind(index & self.keeps as u16));
-        let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
+        let is_posted = popped == count
+            && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
         // H4
-        is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        is_posted
+            && pop
+                .word
+                .compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
     }
 
     /// Returns the WQE that is taken after WQE `index`, which is below `wqes`.
     #[inline(always)]
     fn behind(&self, index: u16) -> u16 {
-        let next = if self.is_linked { self.link(index) } else { index + 1 };
+        let next = if self.is_linked {
+            self.link(index)
+        } else {
+            index + 1
+        };
         next & self.keeps as u16
     }
 
@@ -196,20 +234,33 @@ impl Receives {
 
     #[inline(always)]
     fn link_word(&self, index: u16) -> &AtomicU64 {
-        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment. All processes access it through atomics.
-        unsafe { self.ring.add(usize::from(index) * self.stride as usize).cast::<AtomicU64>().as_ref() }
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment. All
+        // processes access it through atomics.
+        unsafe {
+            self.ring
+                .add(usize::from(index) * self.stride as usize)
+                .cast::<AtomicU64>()
+                .as_ref()
+        }
     }
 
     /// Returns the data segments of a taken receive, in order.
     pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataWords> + use<> {
-        let Self { ring, keeps, is_linked, .. } = *self;
+        let Self {
+            ring,
+            keeps,
+            is_linked,
+            ..
+        } = *self;
         let stride = self.stride();
         let start = usize::from(index & keeps as u16) * stride;
         (usize::from(is_linked)..stride / SEGMENT)
             .map(move |i| {
-                // SAFETY: inside the WQE. Its owner wrote it before the record, and does not touch it before its completion. Any bytes are
-                // valid.
-                DataWords::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
+                // SAFETY: inside the WQE. Its owner wrote it before the record, and does not touch
+                // it before its completion. Any bytes are valid.
+                DataWords::parse(&unsafe {
+                    ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read()
+                })
             })
             .take_while(|segment| segment.lkey() != INVALID_LKEY)
     }
@@ -229,7 +280,10 @@ impl Receives {
 
     /// Owner: writes the record of a queue whose WQEs are copied from a driver's.
     pub(crate) fn set_posted(&self, posted: u16) {
-        self.words().0.record.store(mlx5_wire::queue_record(posted), Ordering::Release);
+        self.words()
+            .0
+            .record
+            .store(mlx5_wire::queue_record(posted), Ordering::Release);
     }
 
     /// Returns the number of WQEs, a power of two.
@@ -246,13 +300,18 @@ impl Receives {
     /// Returns WQE `index`.
     pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
         // SAFETY: inside the ring.
-        unsafe { self.ring.add(usize::from(index & self.keeps as u16) * self.stride()) }
+        unsafe {
+            self.ring
+                .add(usize::from(index & self.keeps as u16) * self.stride())
+        }
     }
 
     /// Returns the number of receives that can be taken.
     pub(crate) fn available(&self) -> u16 {
         let returned = self.words().0.returned.load(Ordering::Acquire);
-        self.posted().wrapping_add(returned as u16).wrapping_sub(self.popped() as u16)
+        self.posted()
+            .wrapping_add(returned as u16)
+            .wrapping_sub(self.popped() as u16)
     }
 
     /// Returns the maximum number of receives posted. One WQE of a list is its end.
@@ -277,14 +336,23 @@ impl Receives {
     #[must_use]
     pub fn successor(&self, index: u16) -> u16 {
         let index = index & self.keeps as u16;
-        if self.is_linked { self.link(index) } else { self.behind(index) }
+        if self.is_linked {
+            self.link(index)
+        } else {
+            self.behind(index)
+        }
     }
 
-    /// Returns the `wqe_counter` in the CQE of a receive. For a list it is the index of the WQE; for a ring it is the count, which goes
-    /// past the end of the ring. libmlx5 ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// Returns the `wqe_counter` in the CQE of a receive. For a list it is the index of the WQE;
+    /// for a ring it is the count, which goes past the end of the ring. libmlx5 ignores both in a
+    /// ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
-        if self.is_linked { taking.index() } else { taking.count() as u16 }
+        if self.is_linked {
+            taking.index()
+        } else {
+            taking.count() as u16
+        }
     }
 
     /// Returns the start of WQE `index`, for reports.
@@ -305,12 +373,25 @@ impl Receives {
         loop {
             let (_, head) = Pop::unpack(word);
             let mut segment = [0; 8];
-            segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
-            self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
-            // H4. The count stays. This word was never the pop word before, so no stale exchange succeeds.
-            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
+            segment.copy_from_slice(
+                &NextSegment {
+                    next_wqe_index: head,
+                }
+                .emit()[..8],
+            );
+            self.link_word(index)
+                .store(u64::from_ne_bytes(segment), Ordering::Relaxed);
+            // H4. The count stays. This word was never the pop word before, so no stale exchange
+            // succeeds.
+            match pop.word.compare_exchange_weak(
+                word,
+                Pop::with_head(word, index),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 Ok(_) => {
-                    // A peer whose intent names the old head under this count did not take it: the next pop under the count takes `index`.
+                    // A peer whose intent names the old head under this count did not take it: the
+                    // next pop under the count takes `index`.
                     taken.account(Taking(word & self.keeps));
                     break;
                 }

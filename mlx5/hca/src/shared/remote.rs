@@ -12,15 +12,20 @@ use shm::region::owner_may_be_gone;
 use shm::sync::LightBarrier;
 
 use crate::shared::fabric::Peer;
-use crate::shared::layout::{Acks, AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, allows, qp_index};
+use crate::shared::layout::{
+    Acks, AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, allows,
+    qp_index,
+};
 use crate::shared::memory::ready_words;
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, gives_up};
 
-/// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0 would belong to a destroyed one.
+/// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0
+/// would belong to a destroyed one.
 const UNVERIFIED: u64 = u64::MAX;
 
-/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
+/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it
+/// keeps mapped.
 pub(crate) struct Remote {
     pub(crate) peer: Rc<Peer>,
     pub(crate) index: usize,
@@ -39,11 +44,12 @@ pub(crate) struct Remote {
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     target: MrCache,
-    /// The identity word under which the words next to it were found to name this queue pair, if it grants WRITEs; before that
-    /// [`UNVERIFIED`].
+    /// The identity word under which the words next to it were found to name this queue pair, if it
+    /// grants WRITEs; before that [`UNVERIFIED`].
     verified: Cell<u64>,
     qpn: u32,
-    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is connected to this queue pair.
+    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is
+    /// connected to this queue pair.
     generation: u32,
     own: u64,
     own_epoch: u64,
@@ -55,8 +61,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Reads and checks the entries of queue pair `qpn` of `peer`, which is to be connected to `own`. Returns `None` if there is no such
-    /// queue pair.
+    /// Reads and checks the entries of queue pair `qpn` of `peer`, which is to be connected to
+    /// `own`. Returns `None` if there is no such queue pair.
     pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
         let index = qp_index(qpn);
         let memory = &peer.memory;
@@ -88,8 +94,9 @@ impl Remote {
             own,
             own_epoch,
             pd: entry.pd.load(Ordering::Relaxed),
-            // SAFETY: the slots live as long as `peer`. They belong to this queue pair alone once the peer's `peer` word names it, which is
-            // checked before every message, and `has_room` before every publish.
+            // SAFETY: the slots live as long as `peer`. They belong to this queue pair alone once
+            // the peer's `peer` word names it, which is checked before every message, and
+            // `has_room` before every publish.
             lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
             announced: 0,
@@ -119,9 +126,10 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the peer
-    /// lives, and its queue pair is connected to this one and receives. The rights hold until the end of the present doorbell, because a
-    /// peer that destroys its queue pair waits for it (H3).
+    /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and
+    /// its [`RIGHTS`]. Returns 0 unless the peer lives, and its queue pair is connected to this one
+    /// and receives. The rights hold until the end of the present doorbell, because a peer that
+    /// destroys its queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is unchanged, so are the words next to it.
@@ -129,14 +137,20 @@ impl Remote {
         if self.is_gone() {
             return 0;
         }
-        if identity == self.verified.get() { identity } else { self.verify(identity) }
+        if identity == self.verified.get() {
+            identity
+        } else {
+            self.verify(identity)
+        }
     }
 
     /// Returns whether [`granted`](Self::granted) has the right to WRITE.
     #[inline(always)]
     pub(crate) fn grants_writes(&self) -> bool {
         let identity = self.entry().identity.load(Ordering::Acquire);
-        !self.is_gone() && (identity == self.verified.get() || allows(self.verify(identity), Access::REMOTE_WRITE))
+        !self.is_gone()
+            && (identity == self.verified.get()
+                || allows(self.verify(identity), Access::REMOTE_WRITE))
     }
 
     /// Returns whether the peer is gone.
@@ -152,7 +166,8 @@ impl Remote {
     #[inline(never)]
     fn verify(&self, identity: u64) -> u64 {
         let entry = self.entry();
-        let is_connected = QpEntry::pack_identity(0, self.qpn, RECEIVES) == identity & (u64::from(u32::MAX) & !RIGHTS)
+        let is_connected = QpEntry::pack_identity(0, self.qpn, RECEIVES)
+            == identity & (u64::from(u32::MAX) & !RIGHTS)
             && entry.generation.load(Ordering::Relaxed) == self.generation
             && entry.peer.load(Ordering::Relaxed) == self.own
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
@@ -165,7 +180,8 @@ impl Remote {
         identity
     }
 
-    /// Returns whether the peer's queue pair exists, and has been reset since this one was connected to it.
+    /// Returns whether the peer's queue pair exists, and has been reset since this one was
+    /// connected to it.
     pub(crate) fn was_reset(&self) -> bool {
         let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
         is_there && self.entry().generation.load(Ordering::Relaxed) != self.generation
@@ -190,31 +206,48 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`. `None` unless it is inside the cached region.
+    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`. `None`
+    /// unless it is inside the cached region.
     #[inline(always)]
     pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         self.target.find(rkey, addr, len)
     }
 
-    /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused, the region is not mapped here, or no
-    /// look-up is left in `lookups`.
+    /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused,
+    /// the region is not mapped here, or no look-up is left in `lookups`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look_up_target(&mut self, lookups: &mut Lookups, rkey: u32, addr: u64, len: u64) -> bool {
+    pub(crate) fn look_up_target(
+        &mut self,
+        lookups: &mut Lookups,
+        rkey: u32,
+        addr: u64,
+        len: u64,
+    ) -> bool {
         if !lookups.take() {
             return false;
         }
-        let found = MrCache::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
+        let found = MrCache::of_peer(
+            &self.peer.memory,
+            rkey,
+            addr,
+            len,
+            Access::REMOTE_WRITE,
+            self.pd,
+        )
+        .ok();
         found.map(|found| self.target = found).is_some()
     }
 
-    /// Takes the next receive of the peer. `None` if none is posted. [`publish`](Self::publish) must follow.
+    /// Takes the next receive of the peer. `None` if none is posted. [`publish`](Self::publish)
+    /// must follow.
     pub(crate) fn take_receive(&self) -> Option<Taking> {
         self.receives.pop(self.intent())
     }
 
-    /// Takes the next receive of the peer, without reading the peer's record while receives are left that were known to be posted. Also
-    /// returns `None` if another requester took one meanwhile. Then [`take_receive`](Self::take_receive) or
+    /// Takes the next receive of the peer, without reading the peer's record while receives are
+    /// left that were known to be posted. Also returns `None` if another requester took one
+    /// meanwhile. Then [`take_receive`](Self::take_receive) or
     /// [`takes_no_receive`](Self::takes_no_receive) must follow.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
@@ -246,7 +279,10 @@ impl Remote {
     pub(crate) fn announce(&mut self, barrier: LightBarrier) {
         if self.lane.position() != self.announced {
             self.announced = self.lane.position();
-            if self.ready.notify_if_armed_behind(barrier, self.index, &self.entry().armed) {
+            if self
+                .ready
+                .notify_if_armed_behind(barrier, self.index, &self.entry().armed)
+            {
                 self.peer.memory.wake();
             }
         }

@@ -50,12 +50,28 @@ fn a_lane_is_not_used_again_before_its_datagrams_are_taken() {
         send(&mut from, end);
     }
     let arrived: Vec<usize> = to.iter_mut().map(|end| end.reap().1).collect();
-    assert_eq!(arrived, [vec![1; MAX_DATAGRAM_LANES], vec![0]].concat(), "there was no lane for the last");
+    assert_eq!(
+        arrived,
+        [vec![1; MAX_DATAGRAM_LANES], vec![0]].concat(),
+        "there was no lane for the last"
+    );
     send(&mut from, &to[MAX_DATAGRAM_LANES]);
     assert_eq!(to[MAX_DATAGRAM_LANES].reap().1, 1);
-    // The first device has lost its lane, which was unused for the longest time; the others have theirs.
-    let lane = |end: &Hand| from.hca.state.borrow().links.outgoing.iter().position(|out| out.peer.lid == end.hca.lid());
-    assert_eq!((lane(&to[MAX_DATAGRAM_LANES]), lane(&to[0]), lane(&to[1])), (Some(0), None, Some(1)));
+    // The first device has lost its lane, which was unused for the longest time; the others have
+    // theirs.
+    let lane = |end: &Hand| {
+        from.hca
+            .state
+            .borrow()
+            .links
+            .outgoing
+            .iter()
+            .position(|out| out.peer.lid == end.hca.lid())
+    };
+    assert_eq!(
+        (lane(&to[MAX_DATAGRAM_LANES]), lane(&to[0]), lane(&to[1])),
+        (Some(0), None, Some(1))
+    );
 }
 
 #[test]
@@ -80,7 +96,11 @@ fn a_device_takes_nothing_from_a_lane_that_is_another_ones_by_now() {
         ready_lids(&first.hca.memory).notify(usize::from(from.hca.lid()));
         assert_eq!(first.reap().1, usize::from(returns));
         for (nth, end) in others.iter_mut().enumerate() {
-            assert_eq!(end.reap().1, usize::from(!returns || nth > 0), "device {nth}");
+            assert_eq!(
+                end.reap().1,
+                usize::from(!returns || nth > 0),
+                "device {nth}"
+            );
         }
         to.iter_mut().for_each(Hand::post_receives);
     }
@@ -91,9 +111,24 @@ fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
     let mut ends = ends(&LocalFabric::new(), 2);
     let (mut to, mut from) = (ends.remove(0), ends.remove(0));
     send(&mut from, &to);
-    for opcode in [CqeOpcode::ResponderError as u32, CqeOpcode::ResponderWriteImm as u32, 0, 0xff] {
-        let header = DatagramHeader { qpn: to.qpn, qkey: QKEY, source_qpn: 1, byte_count: 0, imm: u32::MAX, opcode, flags: 0 };
-        from.hca.state.borrow_mut().links.outgoing[0].tx.publish(header);
+    for opcode in [
+        CqeOpcode::ResponderError as u32,
+        CqeOpcode::ResponderWriteImm as u32,
+        0,
+        0xff,
+    ] {
+        let header = DatagramHeader {
+            qpn: to.qpn,
+            qkey: QKEY,
+            source_qpn: 1,
+            byte_count: 0,
+            imm: u32::MAX,
+            opcode,
+            flags: 0,
+        };
+        from.hca.state.borrow_mut().links.outgoing[0]
+            .tx
+            .publish(header);
     }
     send(&mut from, &to);
     assert_eq!(to.reap().1, 2);

@@ -1,4 +1,5 @@
-//! A sleeper without a time limit is woken. A sleeper whose wake-up is lost wakes by its own time limit.
+//! A sleeper without a time limit is woken. A sleeper whose wake-up is lost wakes by its own time
+//! limit.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,7 +26,11 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
                 hand.post_receives();
                 // Warm: the lane is polled. Cold: a sender sets a ready bit, and sees no sleeper.
                 for _ in 0..if warm { 3 } else { 1 } {
-                    let to = if is_datagram { vec![hand.datagram(7)] } else { vec![] };
+                    let to = if is_datagram {
+                        vec![hand.datagram(7)]
+                    } else {
+                        vec![]
+                    };
                     let wqe = hand.wqe(SEND, true, &to);
                     hand.post(&wqe);
                     // Sent as if right after the last poll.
@@ -40,7 +45,8 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
     thread.join().unwrap();
 }
 
-/// R4: the announcement of a message is lost, like that of a sender on a processor that the barrier left out.
+/// R4: the announcement of a message is lost, like that of a sender on a processor that the barrier
+/// left out.
 #[test]
 fn a_message_that_was_not_announced_is_found() {
     type Find = fn(&Hand);

@@ -1,4 +1,5 @@
-//! Queue pairs and peers that are gone: in the middle of a doorbell, with corrupt words left behind, or with a popped receive.
+//! Queue pairs and peers that are gone: in the middle of a doorbell, with corrupt words left
+//! behind, or with a popped receive.
 
 use std::sync::atomic::Ordering;
 
@@ -17,13 +18,20 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let wqe = hand.wqe(kind, true, &[hand.raddr(0), Hand::inline(b"too late")]);
         let ctrl = CtrlWords::parse(wqe.first_chunk().unwrap());
         let (hca, index) = (&*hand.hca, qp_index(hand.qpn));
-        let State { queues: Queues { qps, .. }, links, .. } = &mut *hca.state.borrow_mut();
+        let State {
+            queues: Queues { qps, .. },
+            links,
+            ..
+        } = &mut *hca.state.borrow_mut();
         let qp = qps[index].as_deref_mut().unwrap();
         // The word at the start of the doorbell.
         let granted = qp.remote().unwrap().granted();
         hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
         let refused = operations::execute(hca, links, qp, ctrl, &wqe, granted);
-        assert!(matches!(refused, Outcome::Fail(Syndrome::RemoteAccess, _)), "the region alone is gone");
+        assert!(
+            matches!(refused, Outcome::Fail(Syndrome::RemoteAccess, _)),
+            "the region alone is gone"
+        );
         hca.memory.qp(index).identity.store(0, Ordering::Release);
         let unanswered = operations::execute(hca, links, qp, ctrl, &wqe, granted);
         assert!(matches!(unanswered, Outcome::Wait(WaitFor::Peer)));
@@ -37,13 +45,24 @@ fn a_dead_peer_that_wrote_nonsense_into_the_pop_word_does_not_keep_the_flush_bus
     hand.connect(&peer);
     hand.post_receives();
     drop(peer);
-    hand.hca.memory.rq(hand.rqn).unwrap().1.word.store(u64::MAX << 16, Ordering::Relaxed);
+    hand.hca
+        .memory
+        .rq(hand.rqn)
+        .unwrap()
+        .1
+        .word
+        .store(u64::MAX << 16, Ordering::Relaxed);
     hand.hca.fail_qp(hand.qpn);
     hand.hca.empty_poll();
-    assert_eq!(hand.recv_cq.poll().len(), 0, "no receive was taken, and none can be");
+    assert_eq!(
+        hand.recv_cq.poll().len(),
+        0,
+        "no receive was taken, and none can be"
+    );
 }
 
-/// The repair takes messages out of lanes, so it must return credit to the peers that wait for room.
+/// The repair takes messages out of lanes, so it must return credit to the peers that wait for
+/// room.
 #[test]
 fn a_full_lane_that_the_repair_drained_has_room_again() {
     const SLOTS: u16 = 8;

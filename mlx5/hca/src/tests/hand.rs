@@ -1,5 +1,6 @@
-//! A driver written by hand against the bytes of the device: it uses no queue, doorbell or emitter of this crate, only memory and numbers.
-//! It is correct by default; tests make it do one thing wrong.
+//! A driver written by hand against the bytes of the device: it uses no queue, doorbell or emitter
+//! of this crate, only memory and numbers. It is correct by default; tests make it do one thing
+//! wrong.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -8,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::{
-    Access, Clock, ConnectOptions, CqMemory, FabricSpec, Hca, LocalFabric, QpMemory, Receives, Region, RqMemory, Service, SoftOptions,
-    SqMemory, Violation,
+    Access, Clock, ConnectOptions, CqMemory, FabricSpec, Hca, LocalFabric, QpMemory, Receives,
+    Region, RqMemory, Service, SoftOptions, SqMemory, Violation,
 };
 
 pub(super) const SEND: u8 = 0x0a;
@@ -32,7 +33,9 @@ pub(super) const REGION: usize = 8192;
 /// Zeroed memory that is never freed.
 fn leak<T>(bytes: usize, align: usize) -> NonNull<T> {
     // SAFETY: the size is not 0.
-    NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, align).unwrap()) }).unwrap().cast()
+    NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, align).unwrap()) })
+        .unwrap()
+        .cast()
 }
 
 /// A completion queue, by hand.
@@ -51,9 +54,20 @@ impl HandCq {
             // SAFETY: inside the queue's buffer.
             unsafe { buffer.add(entry * 64 + 63).write(0xf1) };
         }
-        let memory = CqMemory { buffer, entries: CQ, cqe_bytes: 64, compression: false, record };
+        let memory = CqMemory {
+            buffer,
+            entries: CQ,
+            cqe_bytes: 64,
+            compression: false,
+            record,
+        };
         // SAFETY: the memory is never freed.
-        Self { cqn: unsafe { hca.create_cq(&memory) }.unwrap(), memory, consumed: 0, tells: true }
+        Self {
+            cqn: unsafe { hca.create_cq(&memory) }.unwrap(),
+            memory,
+            consumed: 0,
+            tells: true,
+        }
     }
 
     pub(super) fn tell(&self, consumed: u32) {
@@ -68,7 +82,13 @@ impl HandCq {
         loop {
             let index = (self.consumed & (CQ - 1)) as usize;
             // SAFETY: inside the queue's buffer.
-            let cqe = unsafe { self.memory.buffer.add(index * 64).cast::<[u8; 64]>().read_volatile() };
+            let cqe = unsafe {
+                self.memory
+                    .buffer
+                    .add(index * 64)
+                    .cast::<[u8; 64]>()
+                    .read_volatile()
+            };
             let lap = (self.consumed / CQ) as u8 & 1;
             if cqe[63] >> 4 == 15 || cqe[63] & 1 != lap {
                 break;
@@ -99,12 +119,22 @@ pub(super) fn syndrome(cqe: &[u8; 64]) -> (u8, u8) {
 
 /// Makes a remote address segment for `offset` of `region`.
 pub(super) fn raddr(region: &Region, offset: usize) -> Vec<u8> {
-    [&(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()[..], &region.key.to_be_bytes(), &[0; 4]].concat()
+    [
+        &(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()[..],
+        &region.key.to_be_bytes(),
+        &[0; 4],
+    ]
+    .concat()
 }
 
 /// Makes a data segment of `len` bytes at `offset` of `region`.
 pub(super) fn pointer(region: &Region, offset: usize, len: u32) -> Vec<u8> {
-    [&len.to_be_bytes()[..], &region.key.to_be_bytes(), &(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()].concat()
+    [
+        &len.to_be_bytes()[..],
+        &region.key.to_be_bytes(),
+        &(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes(),
+    ]
+    .concat()
 }
 
 /// A queue pair, connected to itself or to another, with all its queues and memory.
@@ -149,7 +179,12 @@ impl Hand {
     }
 
     /// Makes a device of its own on `fabric`, and a queue pair that is not connected.
-    pub(super) fn alone(fabric: &LocalFabric, strict: bool, is_list: bool, is_datagram: bool) -> Self {
+    pub(super) fn alone(
+        fabric: &LocalFabric,
+        strict: bool,
+        is_list: bool,
+        is_datagram: bool,
+    ) -> Self {
         let now_ns = Arc::<AtomicU64>::default();
         let options = SoftOptions {
             fabric: FabricSpec::Local(fabric.clone()),
@@ -161,16 +196,34 @@ impl Hand {
         let hca = Rc::new(Hca::open(&options).unwrap());
         let pd = hca.alloc_pd();
         let (send_cq, recv_cq) = (HandCq::new(&hca), HandCq::new(&hca));
-        let (rqn, rq) = hca.create_rq(pd, u32::from(RQ) - u32::from(is_list), 2, is_list).unwrap();
-        assert_eq!((rq.wqe_cnt, rq.stride), (RQ.into(), if is_list { 64 } else { 32 }));
+        let (rqn, rq) = hca
+            .create_rq(pd, u32::from(RQ) - u32::from(is_list), 2, is_list)
+            .unwrap();
+        assert_eq!(
+            (rq.wqe_cnt, rq.stride),
+            (RQ.into(), if is_list { 64 } else { 32 })
+        );
         let register = leak(512, 512);
-        let sq = SqMemory { buffer: leak(usize::from(SQ) * 64, 64), wqe_cnt: SQ.into(), record: leak(4, 4), register: Some(register) };
+        let sq = SqMemory {
+            buffer: leak(usize::from(SQ) * 64, 64),
+            wqe_cnt: SQ.into(),
+            record: leak(4, 4),
+            register: Some(register),
+        };
         let memory = QpMemory {
-            service: if is_datagram { Service::Datagram } else { Service::Connected },
+            service: if is_datagram {
+                Service::Datagram
+            } else {
+                Service::Connected
+            },
             pd,
             send_cq: send_cq.cqn,
             recv_cq: recv_cq.cqn,
-            receives: if is_list { Receives::Shared(rqn) } else { Receives::OwnInReach(rqn) },
+            receives: if is_list {
+                Receives::Shared(rqn)
+            } else {
+                Receives::OwnInReach(rqn)
+            },
             sq,
             user_index: None,
             scatter_to_cqe: false,
@@ -178,7 +231,10 @@ impl Hand {
         };
         // SAFETY: the memory is never freed.
         let qpn = unsafe { hca.create_qp(&memory) }.unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let mr = hca.alloc_registered(pd, REGION, access, false).unwrap();
         let mut hand = Self {
             hca,
@@ -211,8 +267,19 @@ impl Hand {
 
     /// Makes this end's half of a connection to `peer`.
     pub(super) fn connect(&self, peer: &Self) {
-        let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
-        self.hca.connect(self.qpn, &peer.hca.address(peer.qpn), &options, Access::REMOTE).unwrap();
+        let options = ConnectOptions {
+            rnr_retry: 1,
+            rnr_timer_ns: 1000,
+            ..ConnectOptions::default()
+        };
+        self.hca
+            .connect(
+                self.qpn,
+                &peer.hca.address(peer.qpn),
+                &options,
+                Access::REMOTE,
+            )
+            .unwrap();
     }
 
     /// Makes another queue pair on the same queues, which is not connected. Returns its number.
@@ -226,12 +293,26 @@ impl Hand {
     pub(super) fn ctrl(&self, opcode: u8, ds: usize, signaled: bool, imm: u32) -> Vec<u8> {
         let index = self.producer.to_be_bytes();
         let qpn = self.qpn.to_be_bytes();
-        let mut bytes = vec![0, index[0], index[1], opcode, qpn[1], qpn[2], qpn[3], ds as u8, 0, 0, 0, if signaled { 8 } else { 0 }];
+        let mut bytes = vec![
+            0,
+            index[0],
+            index[1],
+            opcode,
+            qpn[1],
+            qpn[2],
+            qpn[3],
+            ds as u8,
+            0,
+            0,
+            0,
+            if signaled { 8 } else { 0 },
+        ];
         bytes.extend(imm.to_be_bytes());
         bytes
     }
 
-    /// Makes a whole WQE for the producer's place: header and data segments after a control segment.
+    /// Makes a whole WQE for the producer's place: header and data segments after a control
+    /// segment.
     pub(super) fn wqe(&self, opcode: u8, signaled: bool, segments: &[Vec<u8>]) -> Vec<u8> {
         let body: Vec<u8> = segments.concat();
         assert_eq!(body.len() % 16, 0);
@@ -273,14 +354,26 @@ impl Hand {
     pub(super) fn sq_bytes(&self, at: u16, len: usize) -> Vec<u8> {
         let start = usize::from(at % SQ) * 64;
         // SAFETY: wraps inside the SQ's buffer.
-        (0..len).map(|i| unsafe { self.sq.buffer.add((start + i) % (usize::from(SQ) * 64)).read_volatile() }).collect()
+        (0..len)
+            .map(|i| unsafe {
+                self.sq
+                    .buffer
+                    .add((start + i) % (usize::from(SQ) * 64))
+                    .read_volatile()
+            })
+            .collect()
     }
 
     pub(super) fn write_sq(&self, at: u16, bytes: &[u8]) {
         let start = usize::from(at % SQ) * 64;
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: wraps inside the SQ's buffer.
-            unsafe { self.sq.buffer.add((start + i) % (usize::from(SQ) * 64)).write_volatile(*byte) };
+            unsafe {
+                self.sq
+                    .buffer
+                    .add((start + i) % (usize::from(SQ) * 64))
+                    .write_volatile(*byte)
+            };
         }
     }
 
@@ -292,7 +385,9 @@ impl Hand {
     pub(super) fn push(&mut self, wqe: &[u8]) {
         self.write_sq(self.producer, wqe);
         self.last = self.producer;
-        self.producer = self.producer.wrapping_add((wqe.len().div_ceil(64) as u16).max(1));
+        self.producer = self
+            .producer
+            .wrapping_add((wqe.len().div_ceil(64) as u16).max(1));
         self.ends[usize::from(self.last % SQ)] = self.producer;
     }
 
@@ -306,7 +401,12 @@ impl Hand {
             let mut padded = [0; 8];
             padded[..word.len()].copy_from_slice(word);
             // SAFETY: a half holds 256 bytes, 8-aligned.
-            unsafe { self.register.add(self.half + 8 * i).cast::<u64>().write_volatile(u64::from_ne_bytes(padded)) };
+            unsafe {
+                self.register
+                    .add(self.half + 8 * i)
+                    .cast::<u64>()
+                    .write_volatile(u64::from_ne_bytes(padded))
+            };
         }
     }
 
@@ -316,7 +416,8 @@ impl Hand {
         self.half ^= 256;
     }
 
-    /// Returns the bytes for the register: the whole WQE if one new WQE fits, else the start of the last one.
+    /// Returns the bytes for the register: the whole WQE if one new WQE fits, else the start of the
+    /// last one.
     pub(super) fn register_bytes(&self) -> Vec<u8> {
         let whole = usize::from(self.producer.wrapping_sub(self.last)) * 64;
         let fits = self.last == self.rung && whole <= 256;
@@ -342,7 +443,13 @@ impl Hand {
     pub(super) fn link(&mut self, index: u16, next: u16) {
         if self.is_list {
             // SAFETY: inside the ring.
-            unsafe { self.rq.buffer.add(usize::from(index) * self.rq.stride as usize + 2).cast::<[u8; 2]>().write(next.to_be_bytes()) };
+            unsafe {
+                self.rq
+                    .buffer
+                    .add(usize::from(index) * self.rq.stride as usize + 2)
+                    .cast::<[u8; 2]>()
+                    .write(next.to_be_bytes())
+            };
         }
     }
 
@@ -356,7 +463,11 @@ impl Hand {
         assert!(first + bytes.len() <= self.rq.stride as usize);
         // SAFETY: inside the WQE.
         unsafe {
-            let at = self.rq.buffer.add(usize::from(index % RQ) * self.rq.stride as usize + first).as_ptr();
+            let at = self
+                .rq
+                .buffer
+                .add(usize::from(index % RQ) * self.rq.stride as usize + first)
+                .as_ptr();
             at.copy_from(bytes.as_ptr(), bytes.len());
         }
     }
@@ -390,7 +501,15 @@ impl Hand {
         }
         for cqe in &receives {
             assert!(matches!(opcode(cqe), 1..=3), "{:?}", syndrome(cqe));
-            assert_eq!(counter(cqe), if self.is_list { self.received % RQ } else { self.received }, "in order");
+            assert_eq!(
+                counter(cqe),
+                if self.is_list {
+                    self.received % RQ
+                } else {
+                    self.received
+                },
+                "in order"
+            );
             self.received = self.received.wrapping_add(1);
         }
         (sends.len(), receives.len())

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_wire::Syndrome;
 
-use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
+use super::hand::{
+    Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome,
+};
 use crate::queues::qp::Transport;
 use crate::random::Random;
 use crate::requester::plain;
@@ -27,13 +29,17 @@ fn pair(is_list: bool) -> [Hand; 2] {
 }
 
 fn region(hand: &Hand, bytes: usize, access: Access) -> Region {
-    hand.hca.alloc_registered(hand.pd, bytes, access, false).unwrap()
+    hand.hca
+        .alloc_registered(hand.pd, bytes, access, false)
+        .unwrap()
 }
 
 fn bytes(region: &Region, offset: usize, len: usize) -> Vec<u8> {
     assert!(offset + len <= region.len);
     // SAFETY: inside a region that is registered; nothing writes it meanwhile.
-    (offset..offset + len).map(|at| unsafe { region.addr.add(at).read_volatile() }).collect()
+    (offset..offset + len)
+        .map(|at| unsafe { region.addr.add(at).read_volatile() })
+        .collect()
 }
 
 fn fill(region: &Region, byte: u8) {
@@ -45,7 +51,14 @@ fn fill(region: &Region, byte: u8) {
 fn ring_plainly(hand: &mut Hand) -> bool {
     hand.write_record(hand.producer);
     hand.rung = hand.producer;
-    hand.hca.executing(|| plain::rung(&hand.hca, &mut hand.hca.state.borrow_mut(), qp_index(hand.qpn)).is_ok())
+    hand.hca.executing(|| {
+        plain::rung(
+            &hand.hca,
+            &mut hand.hca.state.borrow_mut(),
+            qp_index(hand.qpn),
+        )
+        .is_ok()
+    })
 }
 
 /// Pushes a WQE, and rings. Returns whether it was executed as a plain one.
@@ -62,18 +75,34 @@ fn error(hand: &mut Hand) -> Option<u8> {
         hand.pass_ns(LONG_NS);
         hand.hca.empty_poll();
     }
-    hand.send_cq.poll().iter().find(|cqe| opcode(cqe) == 13).map(|cqe| syndrome(cqe).0)
+    hand.send_cq
+        .poll()
+        .iter()
+        .find(|cqe| opcode(cqe) == 13)
+        .map(|cqe| syndrome(cqe).0)
 }
 
-/// Asserts that WQEs of each kind after a plain WRITE are refused with `expected`, after `change`: from a buffer, and with inline data.
-fn assert_refused(expected: Syndrome, from_buffer: &[bool], change: impl Fn(&Hand, &Hand, &Region, &Region)) {
-    for (kind, &is_from_buffer) in KINDS.into_iter().flat_map(|kind| from_buffer.iter().map(move |is| (kind, is))) {
+/// Asserts that WQEs of each kind after a plain WRITE are refused with `expected`, after `change`:
+/// from a buffer, and with inline data.
+fn assert_refused(
+    expected: Syndrome,
+    from_buffer: &[bool],
+    change: impl Fn(&Hand, &Hand, &Region, &Region),
+) {
+    for (kind, &is_from_buffer) in KINDS
+        .into_iter()
+        .flat_map(|kind| from_buffer.iter().map(move |is| (kind, is)))
+    {
         let [mut a, mut b] = pair(true);
         b.post_receives();
         let (source, target) = (region(&a, 4096, Access::empty()), region(&b, 4096, ALL));
         fill(&source, 1);
         let segments = |byte: u8| {
-            let data = if is_from_buffer { pointer(&source, 64, 48) } else { Hand::inline(&[byte; 28]) };
+            let data = if is_from_buffer {
+                pointer(&source, 64, 48)
+            } else {
+                Hand::inline(&[byte; 28])
+            };
             [raddr(&target, 128), data]
         };
         assert!(is_plain(&mut a, kind, &segments(1)));
@@ -81,50 +110,101 @@ fn assert_refused(expected: Syndrome, from_buffer: &[bool], change: impl Fn(&Han
         assert_eq!(before[128..156], [1; 28]);
         assert_eq!(a.reap(), (1, 0));
         change(&a, &b, &source, &target);
-        assert!(!is_plain(&mut a, kind, &segments(2)), "{kind} {is_from_buffer}");
-        assert_eq!(error(&mut a), Some(expected as u8), "{kind} {is_from_buffer}");
-        // SAFETY: the arena of `b` is mapped as long as `b` is there; a region that is gone may be zeroed.
-        let after: Vec<u8> = (0..4096).map(|at| unsafe { target.addr.add(at).read_volatile() }).collect();
+        assert!(
+            !is_plain(&mut a, kind, &segments(2)),
+            "{kind} {is_from_buffer}"
+        );
+        assert_eq!(
+            error(&mut a),
+            Some(expected as u8),
+            "{kind} {is_from_buffer}"
+        );
+        // SAFETY: the arena of `b` is mapped as long as `b` is there; a region that is gone may be
+        // zeroed.
+        let after: Vec<u8> = (0..4096)
+            .map(|at| unsafe { target.addr.add(at).read_volatile() })
+            .collect();
         assert!(after == before || after == [0; 4096]);
         b.hca.empty_poll();
-        assert_eq!(b.recv_cq.poll().len(), usize::from(kind == WRITE_IMM), "of the first one only");
+        assert_eq!(
+            b.recv_cq.poll().len(),
+            usize::from(kind == WRITE_IMM),
+            "of the first one only"
+        );
     }
 }
 
 #[test]
 fn a_region_that_is_gone_is_written_to_and_read_from_no_more() {
-    assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| assert!(b.hca.try_deregister(target.key)));
-    assert_refused(Syndrome::LocalProtection, &[true], |a, _, source, _| assert!(a.hca.try_deregister(source.key)));
+    assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| {
+        assert!(b.hca.try_deregister(target.key))
+    });
+    assert_refused(Syndrome::LocalProtection, &[true], |a, _, source, _| {
+        assert!(a.hca.try_deregister(source.key))
+    });
 }
 
 #[test]
 fn a_region_whose_rights_or_domain_changed_in_place_is_looked_at_anew() {
     assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| {
-        assert!(b.hca.try_reregister(target.key, b.pd, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap());
+        assert!(
+            b.hca
+                .try_reregister(target.key, b.pd, Access::LOCAL_WRITE | Access::REMOTE_READ)
+                .unwrap()
+        );
     });
     assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| {
-        assert!(b.hca.try_reregister(target.key, b.hca.alloc_pd(), ALL).unwrap());
+        assert!(
+            b.hca
+                .try_reregister(target.key, b.hca.alloc_pd(), ALL)
+                .unwrap()
+        );
     });
     assert_refused(Syndrome::LocalProtection, &[true], |a, _, source, _| {
-        assert!(a.hca.try_reregister(source.key, a.hca.alloc_pd(), Access::empty()).unwrap());
+        assert!(
+            a.hca
+                .try_reregister(source.key, a.hca.alloc_pd(), Access::empty())
+                .unwrap()
+        );
     });
 }
 
 #[test]
 fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_written_to_no_more() {
-    assert_refused(Syndrome::RemoteInvalidRequest, &[true, false], |_, b, _, _| b.hca.allow(b.qpn, Access::REMOTE_READ));
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.fail_qp(b.qpn));
+    assert_refused(
+        Syndrome::RemoteInvalidRequest,
+        &[true, false],
+        |_, b, _, _| b.hca.allow(b.qpn, Access::REMOTE_READ),
+    );
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |_, b, _, _| b.hca.fail_qp(b.qpn),
+    );
     // The same number, of another generation.
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, b, _, _| {
-        assert!(b.hca.reset_qp(b.qpn));
-        b.connect(a);
-    });
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |a, b, _, _| {
+            assert!(b.hca.reset_qp(b.qpn));
+            b.connect(a);
+        },
+    );
     // The same generation too. It is connected to itself now.
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.connect(b));
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.destroy_qp(b.qpn));
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |_, b, _, _| b.connect(b),
+    );
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |_, b, _, _| b.hca.destroy_qp(b.qpn),
+    );
 }
 
-/// Destroys the queue pair of `hand`, and makes and destroys others until one has its number. Returns their number.
+/// Destroys the queue pair of `hand`, and makes and destroys others until one has its number.
+/// Returns their number.
 fn until_its_number_returns(hand: &Hand) -> u32 {
     let mut qpn = hand.qpn;
     (1..)
@@ -138,15 +218,27 @@ fn until_its_number_returns(hand: &Hand) -> u32 {
 
 #[test]
 fn a_queue_pair_that_got_the_number_of_one_that_is_gone_is_not_written_to() {
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| {
-        assert_eq!(until_its_number_returns(b), 1022, "all numbers of the place come in turn");
-        b.connect(b);
-    });
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |_, b, _, _| {
+            assert_eq!(
+                until_its_number_returns(b),
+                1022,
+                "all numbers of the place come in turn"
+            );
+            b.connect(b);
+        },
+    );
     // Nor by a requester whose connection leads to the destroyed one.
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, b, _, _| {
-        until_its_number_returns(b);
-        b.connect(a);
-    });
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |a, b, _, _| {
+            until_its_number_returns(b);
+            b.connect(a);
+        },
+    );
 }
 
 #[test]
@@ -162,14 +254,29 @@ fn a_number_and_a_key_that_are_gone_name_nothing_of_the_next_ones_in_their_place
     b.hca.state.borrow_mut().mrs.reuse_delay = 0;
     assert!(b.hca.try_deregister(old.key));
     let target = region(&b, 4096, ALL);
-    assert_eq!((qp_index(old_qpn), old.key >> 8), (qp_index(b.qpn), target.key >> 8), "the same places");
+    assert_eq!(
+        (qp_index(old_qpn), old.key >> 8),
+        (qp_index(b.qpn), target.key >> 8),
+        "the same places"
+    );
     b.hca.destroy_qp(old_qpn);
     assert!(b.hca.try_deregister(old.key), "it is gone");
     let options = ConnectOptions::default();
-    assert!(b.hca.connect(old_qpn, &b.hca.address(b.qpn), &options, ALL).is_err());
+    assert!(
+        b.hca
+            .connect(old_qpn, &b.hca.address(b.qpn), &options, ALL)
+            .is_err()
+    );
     b.post_receives();
-    assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]));
-    assert_eq!((a.reap().0, b.reap().1, bytes(&target, 0, 4)), (1, 1, b"ping".to_vec()));
+    assert!(is_plain(
+        &mut a,
+        WRITE_IMM,
+        &[raddr(&target, 0), Hand::inline(b"ping")]
+    ));
+    assert_eq!(
+        (a.reap().0, b.reap().1, bytes(&target, 0, 4)),
+        (1, 1, b"ping".to_vec())
+    );
 }
 
 #[test]
@@ -180,7 +287,17 @@ fn a_queue_pair_with_all_numbers_of_one_whose_device_is_gone_is_not_let_into_its
     b.connect(&a);
     b.post_receives();
     let target = region(&b, 4096, ALL);
-    let numbers = |hand: &Hand| (hand.hca.lid(), hand.qpn, hand.hca.memory.qp(qp_index(hand.qpn)).generation.load(Ordering::Relaxed));
+    let numbers = |hand: &Hand| {
+        (
+            hand.hca.lid(),
+            hand.qpn,
+            hand.hca
+                .memory
+                .qp(qp_index(hand.qpn))
+                .generation
+                .load(Ordering::Relaxed),
+        )
+    };
     let (old, place) = (numbers(&a), a.hca.state.borrow().qp_places[0]);
     drop(a);
     let mut c = Hand::alone(&fabric, false, true, false);
@@ -189,7 +306,11 @@ fn a_queue_pair_with_all_numbers_of_one_whose_device_is_gone_is_not_let_into_its
     c.qpn = c.another();
     assert_eq!(numbers(&c), old);
     c.connect(&b);
-    assert!(!is_plain(&mut c, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]));
+    assert!(!is_plain(
+        &mut c,
+        WRITE_IMM,
+        &[raddr(&target, 0), Hand::inline(b"ping")]
+    ));
     assert_eq!(error(&mut c), Some(Syndrome::TransportRetryExceeded as u8));
     assert_eq!((b.reap().1, bytes(&target, 0, 4)), (0, vec![0; 4]));
 }
@@ -197,7 +318,13 @@ fn a_queue_pair_with_all_numbers_of_one_whose_device_is_gone_is_not_let_into_its
 #[test]
 fn the_identities_of_a_place_are_new_also_when_their_count_begins_again() {
     let [_, mut b] = pair(true);
-    let identity = |b: &Hand| b.hca.memory.qp(qp_index(b.qpn)).identity.load(Ordering::Relaxed);
+    let identity = |b: &Hand| {
+        b.hca
+            .memory
+            .qp(qp_index(b.qpn))
+            .identity
+            .load(Ordering::Relaxed)
+    };
     b.hca.destroy_qp(b.qpn);
     let before_the_end = u32::MAX - 4;
     b.hca.state.borrow_mut().qp_places[0].version = before_the_end;
@@ -216,13 +343,21 @@ fn the_identities_of_a_place_are_new_also_when_their_count_begins_again() {
         if round != 2 {
             // A new queue pair begins with its first WQEBB.
             (b.producer, b.rung) = (0, 0);
-            assert!(is_plain(&mut b, WRITE, &[raddr(&target, 0), Hand::inline(b"ping")]), "it is connected");
+            assert!(
+                is_plain(&mut b, WRITE, &[raddr(&target, 0), Hand::inline(b"ping")]),
+                "it is connected"
+            );
         }
         b.hca.destroy_qp(b.qpn);
         b.write_record(0);
     }
     assert!(versions.contains(&0));
-    assert!(versions.windows(2).all(|two| [1, 2].contains(&two[1].wrapping_sub(two[0]))), "{versions:?}");
+    assert!(
+        versions
+            .windows(2)
+            .all(|two| [1, 2].contains(&two[1].wrapping_sub(two[0]))),
+        "{versions:?}"
+    );
 }
 
 #[test]
@@ -231,18 +366,38 @@ fn a_queue_pair_that_is_gone_before_the_first_write_is_not_written_to() {
         let [mut a, mut b] = pair(true);
         b.post_receives();
         let target = region(&b, 4096, ALL);
-        let taken = || b.hca.memory.rq(b.rqn).unwrap().1.word.load(Ordering::Relaxed);
+        let taken = || {
+            b.hca
+                .memory
+                .rq(b.rqn)
+                .unwrap()
+                .1
+                .word
+                .load(Ordering::Relaxed)
+        };
         let before = taken();
         b.hca.destroy_qp(b.qpn);
-        assert!(!is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"gone")]));
+        assert!(!is_plain(
+            &mut a,
+            kind,
+            &[raddr(&target, 0), Hand::inline(b"gone")]
+        ));
         assert_eq!(error(&mut a), Some(Syndrome::TransportRetryExceeded as u8));
-        assert_eq!((bytes(&target, 0, 4), taken()), (vec![0; 4], before), "neither its memory nor its receives are used");
+        assert_eq!(
+            (bytes(&target, 0, 4), taken()),
+            (vec![0; 4], before),
+            "neither its memory nor its receives are used"
+        );
     }
 }
 
 #[test]
 fn a_queue_pair_whose_port_is_down_sends_nothing() {
-    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, _, _, _| a.hca.set_port_up(false));
+    assert_refused(
+        Syndrome::TransportRetryExceeded,
+        &[true, false],
+        |a, _, _, _| a.hca.set_port_up(false),
+    );
 }
 
 #[test]
@@ -265,10 +420,18 @@ fn a_device_that_is_gone_is_written_to_no_more() {
         let [mut a, mut b] = pair(true);
         b.post_receives();
         let target = region(&b, 4096, ALL);
-        assert!(is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"here")]));
+        assert!(is_plain(
+            &mut a,
+            kind,
+            &[raddr(&target, 0), Hand::inline(b"here")]
+        ));
         assert_eq!(a.reap(), (1, 0));
         drop(b);
-        assert!(!is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"gone")]));
+        assert!(!is_plain(
+            &mut a,
+            kind,
+            &[raddr(&target, 0), Hand::inline(b"gone")]
+        ));
         assert_eq!(error(&mut a), Some(Syndrome::TransportRetryExceeded as u8));
     }
 }
@@ -289,7 +452,10 @@ fn with_the_key_of(hand: &Hand, old: &Region, bytes: usize, access: Access) -> R
 
 #[test]
 fn a_key_that_names_another_region_by_now_is_that_one_s() {
-    for (kind, is_old_tried) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+    for (kind, is_old_tried) in KINDS
+        .into_iter()
+        .flat_map(|kind| [(kind, false), (kind, true)])
+    {
         let [mut a, mut b] = pair(true);
         b.post_receives();
         let regions = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| {
@@ -300,7 +466,11 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
         });
         let [source, target] = &regions;
         fill(source, 1);
-        assert!(is_plain(&mut a, kind, &[raddr(target, 0), pointer(source, 0, 64)]));
+        assert!(is_plain(
+            &mut a,
+            kind,
+            &[raddr(target, 0), pointer(source, 0, 64)]
+        ));
         assert_eq!(bytes(target, 0, 64), [1; 64]);
         let from = with_the_key_of(&a, source, 8192, Access::empty());
         let to = with_the_key_of(&b, target, 8192, ALL);
@@ -308,37 +478,62 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
         fill(&from, 2);
         if is_old_tried {
             // The place of the old region is empty.
-            assert!(!is_plain(&mut a, kind, &[raddr(target, 0), pointer(&from, 0, 64)]));
+            assert!(!is_plain(
+                &mut a,
+                kind,
+                &[raddr(target, 0), pointer(&from, 0, 64)]
+            ));
             assert_eq!(error(&mut a), Some(Syndrome::RemoteAccess as u8));
             continue;
         }
-        assert!(is_plain(&mut a, kind, &[raddr(&to, 8128), pointer(&from, 8128, 64)]));
-        assert_eq!((bytes(&to, 8064, 64), bytes(&to, 8128, 64)), (vec![0; 64], vec![2; 64]));
+        assert!(is_plain(
+            &mut a,
+            kind,
+            &[raddr(&to, 8128), pointer(&from, 8128, 64)]
+        ));
+        assert_eq!(
+            (bytes(&to, 8064, 64), bytes(&to, 8128, 64)),
+            (vec![0; 64], vec![2; 64])
+        );
         assert_eq!(a.reap(), (2, 0));
-        assert!(!is_plain(&mut a, kind, &[raddr(&to, 0), pointer(source, 0, 64)]));
+        assert!(!is_plain(
+            &mut a,
+            kind,
+            &[raddr(&to, 0), pointer(source, 0, 64)]
+        ));
         assert_eq!(error(&mut a), Some(Syndrome::LocalProtection as u8));
     }
 }
 
 #[test]
 fn so_many_regions_are_looked_up_in_a_row_and_the_rest_is_left_to_the_other_path() {
-    // Each WRITE needs another source and another target than the one before it. So 64 WRITEs need 128 look-ups, of which 127 in a row are
-    // made. One WRITE with 2 look-ups and 63 whose first source is known need 127. The doorbell of each does not matter.
+    // Each WRITE needs another source and another target than the one before it. So 64 WRITEs need
+    // 128 look-ups, of which 127 in a row are made. One WRITE with 2 look-ups and 63 whose first
+    // source is known need 127. The doorbell of each does not matter.
     assert_eq!(Lookups::MAX, 2 * u32::from(SQ));
     for (is_first_known, count) in [(true, SQ - 1), (false, SQ)] {
         let [mut a, b] = pair(true);
-        let [from, to] = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| [(); 2].map(|()| region(end, 4096, access)));
+        let [from, to] = [(&a, Access::empty()), (&b, ALL)]
+            .map(|(end, access)| [(); 2].map(|()| region(end, 4096, access)));
         for (byte, source) in from.iter().enumerate() {
             fill(source, byte as u8 + 1);
         }
         if is_first_known {
-            assert!(is_plain(&mut a, WRITE, &[raddr(&to[1], 0), pointer(&from[0], 0, 4)]));
+            assert!(is_plain(
+                &mut a,
+                WRITE,
+                &[raddr(&to[1], 0), pointer(&from[0], 0, 4)]
+            ));
             assert_eq!(a.reap(), (1, 0));
         }
         let first = a.producer;
         for nth in 0..count {
             let (side, at) = (usize::from(nth % 2), usize::from(nth) * 4);
-            let wqe = a.wqe(WRITE, nth == count - 1, &[raddr(&to[side], at), pointer(&from[side], at, 4)]);
+            let wqe = a.wqe(
+                WRITE,
+                nth == count - 1,
+                &[raddr(&to[side], at), pointer(&from[side], at, 4)],
+            );
             a.push(&wqe);
         }
         assert_eq!(a.producer.wrapping_sub(first), count);
@@ -357,16 +552,31 @@ fn so_many_regions_are_looked_up_in_a_row_and_the_rest_is_left_to_the_other_path
 
 #[test]
 fn every_length_is_kept_inside_the_region_by_its_first_and_by_each_later_write() {
-    for (at, len, fits) in
-        [(0, 4096, true), (4095, 1, true), (1, 4096, false), (4096, 1, false), (4000, 97, false), (usize::MAX, 64, false)]
-    {
+    for (at, len, fits) in [
+        (0, 4096, true),
+        (4095, 1, true),
+        (1, 4096, false),
+        (4096, 1, false),
+        (4000, 97, false),
+        (usize::MAX, 64, false),
+    ] {
         for is_first in [true, false] {
             let [mut a, b] = pair(true);
             let (source, target) = (region(&a, 8192, Access::empty()), region(&b, 4096, ALL));
-            assert!(is_first || is_plain(&mut a, WRITE, &[raddr(&target, 0), pointer(&source, 0, 64)]));
+            assert!(
+                is_first || is_plain(&mut a, WRITE, &[raddr(&target, 0), pointer(&source, 0, 64)])
+            );
             let mut far = raddr(&target, 0);
-            far[..8].copy_from_slice(&(target.addr.as_ptr() as u64).wrapping_add(at as u64).to_be_bytes());
-            assert_eq!(is_plain(&mut a, WRITE, &[far, pointer(&source, 0, len)]), fits, "{at} {len}");
+            far[..8].copy_from_slice(
+                &(target.addr.as_ptr() as u64)
+                    .wrapping_add(at as u64)
+                    .to_be_bytes(),
+            );
+            assert_eq!(
+                is_plain(&mut a, WRITE, &[far, pointer(&source, 0, len)]),
+                fits,
+                "{at} {len}"
+            );
             let expected = (!fits).then_some(Syndrome::RemoteAccess as u8);
             assert_eq!(error(&mut a), expected);
         }
@@ -376,7 +586,11 @@ fn every_length_is_kept_inside_the_region_by_its_first_and_by_each_later_write()
 /// Makes another queue pair pop a receive of the queue of `hand`, whose message is never sent.
 fn taken_by_another(hand: &Hand) -> Option<Taking> {
     let state = hand.hca.state.borrow();
-    state.queues.qps[qp_index(hand.qpn)].as_ref().unwrap().receives.pop(&AtomicU64::new(0))
+    state.queues.qps[qp_index(hand.qpn)]
+        .as_ref()
+        .unwrap()
+        .receives
+        .pop(&AtomicU64::new(0))
 }
 
 #[test]
@@ -399,33 +613,59 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
                 }
                 1 => {
                     let index = taken_by_another(&b).map(Taking::index);
-                    assert_eq!(index, (posted != taken).then_some(taken % RQ), "round {round}");
+                    assert_eq!(
+                        index,
+                        (posted != taken).then_some(taken % RQ),
+                        "round {round}"
+                    );
                     taken = taken.wrapping_add(u16::from(index.is_some()));
                 }
                 _ if posted == taken => {
-                    let wqe = a.wqe(WRITE_IMM, true, &[raddr(&target, 0), Hand::inline(&(!round).to_ne_bytes())]);
+                    let wqe = a.wqe(
+                        WRITE_IMM,
+                        true,
+                        &[raddr(&target, 0), Hand::inline(&(!round).to_ne_bytes())],
+                    );
                     a.push(&wqe);
                     assert!(!ring_plainly(&mut a), "round {round}");
-                    assert_ne!(bytes(&target, 0, 4), (!round).to_ne_bytes(), "no receive, no payload");
+                    assert_ne!(
+                        bytes(&target, 0, 4),
+                        (!round).to_ne_bytes(),
+                        "no receive, no payload"
+                    );
                     // The queue pair is not announced any more.
                     a.producer = a.last;
                     a.write_record(a.producer);
                 }
                 _ => {
                     let bytes_of = (!round).to_ne_bytes();
-                    assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(&bytes_of)]), "round {round}");
+                    assert!(
+                        is_plain(
+                            &mut a,
+                            WRITE_IMM,
+                            &[raddr(&target, 0), Hand::inline(&bytes_of)]
+                        ),
+                        "round {round}"
+                    );
                     assert_eq!(bytes(&target, 0, 4), bytes_of);
                     assert_eq!(a.reap(), (1, 0));
                     b.hca.empty_poll();
                     let cqes = b.recv_cq.poll();
                     assert_eq!(cqes.len(), 1, "round {round}");
-                    assert_eq!(counter(&cqes[0]), if is_list { taken % RQ } else { taken }, "round {round}");
+                    assert_eq!(
+                        counter(&cqes[0]),
+                        if is_list { taken % RQ } else { taken },
+                        "round {round}"
+                    );
                     taken = taken.wrapping_add(1);
                     arrived += 1;
                 }
             }
         }
-        assert!(arrived > 0x1_0000 / 4 && u32::from(taken) < arrived, "{arrived} {taken}");
+        assert!(
+            arrived > 0x1_0000 / 4 && u32::from(taken) < arrived,
+            "{arrived} {taken}"
+        );
     }
 }
 
@@ -434,20 +674,41 @@ fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
     let [mut a, mut b] = pair(true);
     b.post_receives();
     let target = region(&b, 4096, ALL);
-    let intent = || b.hca.memory.lane(qp_index(b.qpn)).intent.load(Ordering::Relaxed);
-    let receives = b.hca.state.borrow().rqs[b.rqn as usize].as_ref().unwrap().receives;
+    let intent = || {
+        b.hca
+            .memory
+            .lane(qp_index(b.qpn))
+            .intent
+            .load(Ordering::Relaxed)
+    };
+    let receives = b.hca.state.borrow().rqs[b.rqn as usize]
+        .as_ref()
+        .unwrap()
+        .receives;
     {
         let state = &mut *a.hca.state.borrow_mut();
         let qp = state.queues.qps[qp_index(a.qpn)].as_mut().unwrap();
-        let Transport::Connected(remote) = &mut qp.transport else { panic!("connected") };
+        let Transport::Connected(remote) = &mut qp.transport else {
+            panic!("connected")
+        };
         let taken = remote.take_receive().unwrap();
-        assert_eq!(intent(), taken.0 + Pop::ONE, "it took one, and has not told of it");
-        let is_late = receives.exchange(taken.0, || &b.hca.memory.lane(qp_index(b.qpn)).intent).is_none();
+        assert_eq!(
+            intent(),
+            taken.0 + Pop::ONE,
+            "it took one, and has not told of it"
+        );
+        let is_late = receives
+            .exchange(taken.0, || &b.hca.memory.lane(qp_index(b.qpn)).intent)
+            .is_none();
         assert!(is_late && intent() != 0, "another took it before");
     }
     // The next attempt finds no receive, and ends like that of a waiting queue pair.
     while taken_by_another(&b).is_some() {}
-    assert!(!is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]));
+    assert!(!is_plain(
+        &mut a,
+        WRITE_IMM,
+        &[raddr(&target, 0), Hand::inline(b"ping")]
+    ));
     assert_eq!(intent(), 0);
 }
 
@@ -473,21 +734,41 @@ fn a_receive_that_was_given_back_is_taken_by_the_next() {
     let mut indices: Vec<u16> = b.recv_cq.poll().iter().map(counter).collect();
     assert_eq!(indices[3], lost.index());
     indices.sort_unstable();
-    assert_eq!(indices, (0..RQ - 1).collect::<Vec<_>>(), "each of them once");
+    assert_eq!(
+        indices,
+        (0..RQ - 1).collect::<Vec<_>>(),
+        "each of them once"
+    );
 }
 
 #[test]
 fn a_pop_word_that_a_peer_spoiled_stops_the_queue_pair_and_nothing_else() {
-    for garbage in [u64::MAX << 16, u64::MAX, 1 << 63, u64::from(RQ) << 16, (Pop::ONE << 40) | 0xffff] {
+    for garbage in [
+        u64::MAX << 16,
+        u64::MAX,
+        1 << 63,
+        u64::from(RQ) << 16,
+        (Pop::ONE << 40) | 0xffff,
+    ] {
         let [mut a, mut b] = pair(true);
         b.post_receives();
         let target = region(&b, 4096, ALL);
         let segments = [raddr(&target, 0), Hand::inline(b"ping")];
         assert!(is_plain(&mut a, WRITE_IMM, &segments));
-        b.hca.memory.rq(b.rqn).unwrap().1.word.store(garbage, Ordering::Relaxed);
+        b.hca
+            .memory
+            .rq(b.rqn)
+            .unwrap()
+            .1
+            .word
+            .store(garbage, Ordering::Relaxed);
         // Whether it finds a receive or none, all indices are valid in the queue.
         if !is_plain(&mut a, WRITE_IMM, &segments) {
-            assert_eq!(error(&mut a), Some(Syndrome::RnrRetryExceeded as u8), "{garbage:x}");
+            assert_eq!(
+                error(&mut a),
+                Some(Syndrome::RnrRetryExceeded as u8),
+                "{garbage:x}"
+            );
         }
         b.hca.empty_poll();
         assert!(b.recv_cq.poll().iter().all(|cqe| counter(cqe) < RQ));
@@ -526,7 +807,10 @@ fn what_is_not_plain_ends_a_run_and_is_executed_in_order() {
             a.notify();
         }
         assert_eq!(a.reap(), (7 - usize::from(is_announced_at_once), 0));
-        assert_eq!((bytes(&target, 64, 8), bytes(&target, 128, 8)), (b"one!two!".to_vec(), b"one!two!".to_vec()));
+        assert_eq!(
+            (bytes(&target, 64, 8), bytes(&target, 128, 8)),
+            (b"one!two!".to_vec(), b"one!two!".to_vec())
+        );
         b.hca.empty_poll();
         assert_eq!(b.recv_cq.poll().len(), 2);
     }
@@ -541,7 +825,10 @@ fn a_queue_that_waits_for_a_receive_goes_on_when_its_timer_ends_and_in_order() {
     assert!(!is_plain(&mut a, WRITE_IMM, &segments(2)));
     a.notify();
     b.post_receives();
-    assert!(!is_plain(&mut a, WRITE, &segments(3)), "the one before it waits");
+    assert!(
+        !is_plain(&mut a, WRITE, &segments(3)),
+        "the one before it waits"
+    );
     a.notify();
     assert_eq!((a.reap().0, bytes(&target, 0, 4)), (1, vec![1; 4]));
     a.pass_ns(1000);
@@ -556,7 +843,11 @@ fn a_lane_that_is_armed_and_one_that_is_polled_both_show_what_is_written_plainly
     let target = region(&b, 4096, ALL);
     for round in 0..5_000_u32 {
         b.post_receives();
-        assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(&round.to_ne_bytes())]));
+        assert!(is_plain(
+            &mut a,
+            WRITE_IMM,
+            &[raddr(&target, 0), Hand::inline(&round.to_ne_bytes())]
+        ));
         assert_eq!((a.reap().0, b.reap().1), (1, 1), "round {round}");
         // Sometimes for so long that the lane is not polled any more.
         if round % 100 == 0 {

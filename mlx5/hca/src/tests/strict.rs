@@ -1,24 +1,66 @@
-//! Strict mode, by mutation: a correct driver causes no report, and each mistake is reported with queue, place, bytes and rule. No mistake
-//! hangs the device, and no random bytes crash it.
+//! Strict mode, by mutation: a correct driver causes no report, and each mistake is reported with
+//! queue, place, bytes and rule. No mistake hangs the device, and no random bytes crash it.
 
 use mlx5_wire::Syndrome;
 
 use super::hand::*;
 use crate::{Access, Hca, Queue, Region, Rule, Violation};
 
-/// Operations of each kind in turn, of one to five WQEBBs. `true` marks those that complete a receive.
+/// Operations of each kind in turn, of one to five WQEBBs. `true` marks those that complete a
+/// receive.
 fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
     let bytes: Vec<u8> = (0..220).map(|i| (i + number) as u8).collect();
     match number % 10 {
-        0 => (hand.wqe(WRITE, signaled, &[hand.raddr(0), Hand::inline(&bytes[..28])]), false),
-        1 => (hand.wqe(WRITE_IMM, signaled, &[hand.raddr(64), Hand::inline(&bytes[..200])]), true),
+        0 => (
+            hand.wqe(
+                WRITE,
+                signaled,
+                &[hand.raddr(0), Hand::inline(&bytes[..28])],
+            ),
+            false,
+        ),
+        1 => (
+            hand.wqe(
+                WRITE_IMM,
+                signaled,
+                &[hand.raddr(64), Hand::inline(&bytes[..200])],
+            ),
+            true,
+        ),
         2 => (hand.wqe(SEND, signaled, &[hand.pointer(0, 200)]), true),
-        3 => (hand.wqe(SEND_IMM, signaled, &[Hand::inline(&bytes[..44])]), true),
-        4 => (hand.wqe(READ, signaled, &[hand.raddr(0), hand.pointer(512, 300)]), false),
-        5 => (hand.wqe(COMPARE_SWAP, signaled, &[hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(1032, 8)]), false),
-        6 => (hand.wqe(FETCH_ADD, signaled, &[hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(1040, 8)]), false),
+        3 => (
+            hand.wqe(SEND_IMM, signaled, &[Hand::inline(&bytes[..44])]),
+            true,
+        ),
+        4 => (
+            hand.wqe(READ, signaled, &[hand.raddr(0), hand.pointer(512, 300)]),
+            false,
+        ),
+        5 => (
+            hand.wqe(
+                COMPARE_SWAP,
+                signaled,
+                &[hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(1032, 8)],
+            ),
+            false,
+        ),
+        6 => (
+            hand.wqe(
+                FETCH_ADD,
+                signaled,
+                &[hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(1040, 8)],
+            ),
+            false,
+        ),
         7 => (hand.wqe(WRITE_IMM, signaled, &[hand.raddr(0)]), true),
-        8 => (hand.wqe(WRITE, signaled, &[hand.raddr(0), Hand::inline(&bytes), hand.pointer(0, 50)]), false),
+        8 => (
+            hand.wqe(
+                WRITE,
+                signaled,
+                &[hand.raddr(0), Hand::inline(&bytes), hand.pointer(0, 50)],
+            ),
+            false,
+        ),
         _ => (hand.wqe(0, signaled, &[]), false),
     }
 }
@@ -51,7 +93,11 @@ fn a_correct_driver_breaks_no_rule_over_many_wraps_of_every_queue() {
         let mut hand = Hand::new(true, is_list, false);
         // More than 2^16 WQEBBs, so the 16-bit indices wrap as well.
         run(&mut hand, 40_000);
-        assert!(hand.producer.wrapping_sub(hand.done) <= 15 && hand.send_cq.consumed > 3 * CQ && hand.recv_cq.consumed > 3 * CQ);
+        assert!(
+            hand.producer.wrapping_sub(hand.done) <= 15
+                && hand.send_cq.consumed > 3 * CQ
+                && hand.recv_cq.consumed > 3 * CQ
+        );
         assert_eq!(hand.violations(), []);
         hand.hca.destroy_qp(hand.qpn);
         assert_eq!(hand.violations(), []);
@@ -63,7 +109,11 @@ fn a_correct_driver_of_datagrams_breaks_no_rule() {
     let mut hand = Hand::new(true, false, true);
     for number in 0..1000 {
         hand.post_receives();
-        let wqe = hand.wqe(SEND_IMM, true, &[hand.datagram(7), Hand::inline(&[number as u8; 100])]);
+        let wqe = hand.wqe(
+            SEND_IMM,
+            true,
+            &[hand.datagram(7), Hand::inline(&[number as u8; 100])],
+        );
         hand.post(&wqe);
         assert_eq!(hand.reap(), (1, 1));
     }
@@ -196,14 +246,23 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
         }
         Mistake::StaleIndex => {
             // The index of the last lap.
-            post_spoilt(hand, Rule::WqeIndex, |wqe| wqe[1..3].copy_from_slice(&at.wrapping_sub(SQ).to_be_bytes()))
+            post_spoilt(hand, Rule::WqeIndex, |wqe| {
+                wqe[1..3].copy_from_slice(&at.wrapping_sub(SQ).to_be_bytes())
+            })
         }
-        Mistake::OtherQueue => post_spoilt(hand, Rule::WqeQueue, |wqe| wqe[4..7].copy_from_slice(&(qpn + 1).to_be_bytes()[1..])),
+        Mistake::OtherQueue => post_spoilt(hand, Rule::WqeQueue, |wqe| {
+            wqe[4..7].copy_from_slice(&(qpn + 1).to_be_bytes()[1..])
+        }),
         Mistake::NoLength => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 0),
         Mistake::TooLong => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 5),
         Mistake::HeaderMissing => post_spoilt(hand, Rule::WqeLength, |wqe| wqe[7] = 1),
         Mistake::LongAtomicResult => {
-            let results = [hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(0, 8), hand.pointer(8, 8)];
+            let results = [
+                hand.raddr(1024),
+                Hand::atomic(1, 0),
+                hand.pointer(0, 8),
+                hand.pointer(8, 8),
+            ];
             let wqe = hand.wqe(FETCH_ADD, true, &results);
             hand.post(&wqe);
             (Rule::WqeLength, at, wqe)
@@ -222,7 +281,11 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
 
 #[test]
 fn a_register_that_holds_a_batch_breaks_no_rule_unless_it_differs_from_the_queue() {
-    for (spoilt, rule) in [(None, None), (Some(64 + 40), Some(Rule::RegisterBytes)), (Some(40), Some(Rule::RegisterBytes))] {
+    for (spoilt, rule) in [
+        (None, None),
+        (Some(64 + 40), Some(Rule::RegisterBytes)),
+        (Some(40), Some(Rule::RegisterBytes)),
+    ] {
         let mut hand = Hand::new(true, true, false);
         for _ in 0..3 {
             let wqe = write(&hand);
@@ -236,7 +299,11 @@ fn a_register_that_holds_a_batch_breaks_no_rule_unless_it_differs_from_the_queue
         hand.write_register(&register);
         hand.rung = hand.producer;
         hand.notify();
-        assert_eq!(hand.violations().first().map(|violation| violation.rule), rule, "{spoilt:?}");
+        assert_eq!(
+            hand.violations().first().map(|violation| violation.rule),
+            rule,
+            "{spoilt:?}"
+        );
     }
 }
 
@@ -268,7 +335,10 @@ fn errors(hand: &mut Hand) -> Vec<Error> {
         hand.pass_ns(10_000_000);
         for cqe in hand.send_cq.poll().iter().filter(|cqe| opcode(cqe) == 13) {
             let (raw, vendor) = syndrome(cqe);
-            got.push(Error { syndrome: Syndrome::from_wire(raw), vendor });
+            got.push(Error {
+                syndrome: Syndrome::from_wire(raw),
+                vendor,
+            });
         }
     }
     got
@@ -303,11 +373,28 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
                 // All WQEs that the record claims are flushed, which are more than the queue holds.
                 assert_eq!(found.pop().unwrap().rule, Rule::CompletionOverrun);
             }
-            let [violation] = found[..] else { panic!("{mistake:?} after {warm_up}: {found:?}") };
-            assert_eq!((violation.rule, violation.queue), (rule, Queue::Send(hand.qpn)), "{mistake:?} after {warm_up}");
-            assert_eq!((violation.index, &violation.bytes[..]), (u32::from(index), &bytes[..16]), "{mistake:?} after {warm_up}");
+            let [violation] = found[..] else {
+                panic!("{mistake:?} after {warm_up}: {found:?}")
+            };
+            assert_eq!(
+                (violation.rule, violation.queue),
+                (rule, Queue::Send(hand.qpn)),
+                "{mistake:?} after {warm_up}"
+            );
+            assert_eq!(
+                (violation.index, &violation.bytes[..]),
+                (u32::from(index), &bytes[..16]),
+                "{mistake:?} after {warm_up}"
+            );
             let text = violation.to_string();
-            assert!(text.contains(&format!("send queue of QPN {:#x}, index {index}: {}", hand.qpn, rule.text())), "{text}");
+            assert!(
+                text.contains(&format!(
+                    "send queue of QPN {:#x}, index {index}: {}",
+                    hand.qpn,
+                    rule.text()
+                )),
+                "{text}"
+            );
             let errors = errors(&mut hand);
             match mistake {
                 // The doorbell was not rung, so no WQE could fail.
@@ -322,7 +409,11 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
                         (Syndrome::LocalQpOperation, Some(rule.text())),
                         "{mistake:?}"
                     );
-                    assert!(errors[1..].iter().all(|e| e.syndrome == Syndrome::WorkRequestFlushed));
+                    assert!(
+                        errors[1..]
+                            .iter()
+                            .all(|e| e.syndrome == Syndrome::WorkRequestFlushed)
+                    );
                 }
             }
             assert_eq!(hand.violations(), [], "{mistake:?}: named once");
@@ -339,13 +430,18 @@ fn a_doorbell_that_is_missing_at_the_end_is_found_when_the_queue_pair_goes() {
     hand.write_record(hand.producer);
     hand.hca.destroy_qp(hand.qpn);
     let violation = only(&hand.violations());
-    assert_eq!((violation.rule, violation.index), (Rule::RegisterNotWritten, at.into()));
+    assert_eq!(
+        (violation.rule, violation.index),
+        (Rule::RegisterNotWritten, at.into())
+    );
     assert_eq!(violation.bytes[..], wqe[..16]);
 }
 
 /// Returns the only violation.
 fn only(found: &[Violation]) -> Violation {
-    let [violation] = found else { panic!("{found:?}") };
+    let [violation] = found else {
+        panic!("{found:?}")
+    };
     *violation
 }
 
@@ -364,7 +460,10 @@ fn a_zero_link_is_found_at_whichever_receive_it_is() {
         hand.post_receives();
         hand.hca.empty_poll();
         // The first receive leads to itself, the others to the first, which is posted.
-        assert_eq!(of_receives(&hand), (Rule::ReceiveLink, broken.into(), hand_bytes(&hand, broken)));
+        assert_eq!(
+            of_receives(&hand),
+            (Rule::ReceiveLink, broken.into(), hand_bytes(&hand, broken))
+        );
         assert_eq!(hand.violations(), []);
     }
     // One at a time, so that no other posted receive exists that it could lead to.
@@ -379,7 +478,14 @@ fn a_zero_link_is_found_at_whichever_receive_it_is() {
 /// Returns the first 16 bytes of receive `index`.
 fn hand_bytes(hand: &Hand, index: u16) -> Vec<u8> {
     // SAFETY: inside the ring.
-    unsafe { hand.rq.buffer.add(usize::from(index) * hand.rq.stride as usize).cast::<[u8; 16]>().read() }.to_vec()
+    unsafe {
+        hand.rq
+            .buffer
+            .add(usize::from(index) * hand.rq.stride as usize)
+            .cast::<[u8; 16]>()
+            .read()
+    }
+    .to_vec()
 }
 
 #[test]
@@ -392,9 +498,14 @@ fn a_receive_record_beyond_the_room_and_a_receive_of_length_zero_are_found() {
         hand.write_receive_record(hand.posted_receives.wrapping_add(1));
         assert_eq!(
             of_receives(&hand),
-            (Rule::ReceiveBeyondRoom, (hand.posted_receives % RQ).into(), hand_bytes(&hand, hand.posted_receives % RQ))
+            (
+                Rule::ReceiveBeyondRoom,
+                (hand.posted_receives % RQ).into(),
+                hand_bytes(&hand, hand.posted_receives % RQ)
+            )
         );
-        // An operation that finds more receives than the queue has is not ready, and its retries end.
+        // An operation that finds more receives than the queue has is not ready, and its retries
+        // end.
         let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
         hand.post(&wqe);
         let errors = errors(&mut hand);
@@ -406,7 +517,10 @@ fn a_receive_record_beyond_the_room_and_a_receive_of_length_zero_are_found() {
         let segments = [hand.pointer(4096, 128), hand.pointer(0, 0)];
         hand.write_receive(0, &segments);
         hand.write_receive_record(1);
-        assert_eq!(of_receives(&hand), (Rule::ReceiveZeroLength, 0, hand_bytes(&hand, 0)));
+        assert_eq!(
+            of_receives(&hand),
+            (Rule::ReceiveZeroLength, 0, hand_bytes(&hand, 0))
+        );
     }
 }
 
@@ -417,7 +531,14 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
     let ahead = hand.send_cq.consumed + 1;
     hand.send_cq.tell(ahead);
     let violation = only(&hand.violations());
-    assert_eq!((violation.rule, violation.queue, violation.index), (Rule::ConsumerAhead, Queue::Completion(hand.send_cq.cqn), ahead));
+    assert_eq!(
+        (violation.rule, violation.queue, violation.index),
+        (
+            Rule::ConsumerAhead,
+            Queue::Completion(hand.send_cq.cqn),
+            ahead
+        )
+    );
     assert_eq!(violation.bytes[..4], ahead.to_be_bytes());
     // As on hardware, no more CQEs are written there.
     let wqe = write(&hand);
@@ -434,19 +555,44 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
         assert_eq!(hand.send_cq.poll().len(), usize::from(number < CQ));
     }
     let violation = only(&hand.violations());
-    assert_eq!((violation.rule, violation.queue, violation.index), (Rule::CompletionOverrun, Queue::Completion(hand.send_cq.cqn), CQ));
+    assert_eq!(
+        (violation.rule, violation.queue, violation.index),
+        (
+            Rule::CompletionOverrun,
+            Queue::Completion(hand.send_cq.cqn),
+            CQ
+        )
+    );
 }
 
 #[test]
 fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
     let cases: [(Mistake, &str); 8] = [
-        (Mistake::StaleIndex, "wrong index, queue pair number or length in the control segment"),
-        (Mistake::OtherQueue, "wrong index, queue pair number or length in the control segment"),
-        (Mistake::NoLength, "wrong index, queue pair number or length in the control segment"),
-        (Mistake::TooLong, "wrong index, queue pair number or length in the control segment"),
+        (
+            Mistake::StaleIndex,
+            "wrong index, queue pair number or length in the control segment",
+        ),
+        (
+            Mistake::OtherQueue,
+            "wrong index, queue pair number or length in the control segment",
+        ),
+        (
+            Mistake::NoLength,
+            "wrong index, queue pair number or length in the control segment",
+        ),
+        (
+            Mistake::TooLong,
+            "wrong index, queue pair number or length in the control segment",
+        ),
         (Mistake::HeaderMissing, "a header segment is missing"),
-        (Mistake::LongAtomicResult, "the result of an atomic is 8 bytes"),
-        (Mistake::UnknownOpcode, "an opcode that this kind of queue pair does not have"),
+        (
+            Mistake::LongAtomicResult,
+            "the result of an atomic is 8 bytes",
+        ),
+        (
+            Mistake::UnknownOpcode,
+            "an opcode that this kind of queue pair does not have",
+        ),
         (Mistake::InlineTooLong, "inline data reaches beyond the WQE"),
     ];
     for (mistake, text) in cases {
@@ -454,7 +600,11 @@ fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
         run(&mut hand, 7);
         make(&mut hand, mistake);
         let errors = errors(&mut hand);
-        assert_eq!((errors[0].syndrome, crate::vendor_text(errors[0].vendor)), (Syndrome::LocalQpOperation, Some(text)), "{mistake:?}");
+        assert_eq!(
+            (errors[0].syndrome, crate::vendor_text(errors[0].vendor)),
+            (Syndrome::LocalQpOperation, Some(text)),
+            "{mistake:?}"
+        );
         assert_eq!(hand.violations(), []);
     }
     // A length of 0 is 2^31 bytes, which no region here has.
@@ -463,15 +613,22 @@ fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
     let errors = errors(&mut hand);
     assert_eq!(
         (errors[0].syndrome, crate::vendor_text(errors[0].vendor)),
-        (Syndrome::LocalProtection, Some("not inside the memory region"))
+        (
+            Syndrome::LocalProtection,
+            Some("not inside the memory region")
+        )
     );
-    // The result of a READ inside the WQE, and a queue pair that is not connected: only a driver by hand can post those.
+    // The result of a READ inside the WQE, and a queue pair that is not connected: only a driver by
+    // hand can post those.
     let mut hand = Hand::new(false, true, false);
     let wqe = hand.wqe(READ, true, &[hand.raddr(0), Hand::inline(&[0; 8])]);
     hand.post(&wqe);
     let errors = self::errors(&mut hand);
     let text = "the result of a READ or an atomic cannot go into the WQE";
-    assert_eq!((errors[0].syndrome, crate::vendor_text(errors[0].vendor)), (Syndrome::LocalQpOperation, Some(text)));
+    assert_eq!(
+        (errors[0].syndrome, crate::vendor_text(errors[0].vendor)),
+        (Syndrome::LocalQpOperation, Some(text))
+    );
 }
 
 /// SplitMix64.
@@ -515,12 +672,19 @@ fn garbage(hand: &mut Hand, random: &mut Random) {
             let index = random.below(RQ.into()) as u16;
             let next = random.below(1 << 16) as u16;
             hand.link(index, next);
-            let segment = if random.below(2) == 0 { random.bytes(16) } else { hand.pointer(random.below(9000) as usize, 64) };
+            let segment = if random.below(2) == 0 {
+                random.bytes(16)
+            } else {
+                hand.pointer(random.below(9000) as usize, 64)
+            };
             hand.write_receive(index, &[segment]);
         }
         7 => {
             let record = counter(random, hand.posted_receives);
-            hand.receive_record().store(u32::from(record).to_be(), std::sync::atomic::Ordering::Release);
+            hand.receive_record().store(
+                u32::from(record).to_be(),
+                std::sync::atomic::Ordering::Release,
+            );
         }
         8 => {
             let consumed = random.below(1 << 24) as u32;
@@ -534,7 +698,11 @@ fn garbage(hand: &mut Hand, random: &mut Random) {
         let record = counter(random, hand.producer.wrapping_sub(2));
         hand.write_record(record);
         if random.below(4) > 0 {
-            let register = if random.below(2) == 0 { random.bytes(256) } else { hand.register_bytes() };
+            let register = if random.below(2) == 0 {
+                random.bytes(256)
+            } else {
+                hand.register_bytes()
+            };
             hand.write_register(&register);
             hand.notify();
         }
@@ -549,8 +717,11 @@ fn garbage(hand: &mut Hand, random: &mut Random) {
 
 /// A region of another domain with known content, which must stay unchanged.
 fn guard(hca: &Hca) -> Region {
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let guard = hca.alloc_registered(hca.alloc_pd(), 4096, access, false).unwrap();
+    let access =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let guard = hca
+        .alloc_registered(hca.alloc_pd(), 4096, access, false)
+        .unwrap();
     // SAFETY: inside the region.
     unsafe { guard.addr.write_bytes(0x77, 4096) };
     guard

@@ -1,4 +1,5 @@
-//! A minimal driver of its own: queues in the heap of this process, doorbells that are plain stores.
+//! A minimal driver of its own: queues in the heap of this process, doorbells that are plain
+//! stores.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -9,8 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_hca::wire::*;
 use mlx5_hca::{
-    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, PortAddress, QpMemory, Receives, RqMemory,
-    SoftOptions, SqMemory,
+    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, PortAddress,
+    QpMemory, Receives, RqMemory, SoftOptions, SqMemory,
 };
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
@@ -18,18 +19,38 @@ pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0
 pub(crate) const IPV4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
 /// A network of one InfiniBand port.
-pub(crate) const INFINIBAND: Port =
-    Port { network: &[PortAddress { lid: 1, gids: &[Gid { bytes: GID, kind: GidKind::InfiniBand }] }], index: 0 };
+pub(crate) const INFINIBAND: Port = Port {
+    network: &[PortAddress {
+        lid: 1,
+        gids: &[Gid {
+            bytes: GID,
+            kind: GidKind::InfiniBand,
+        }],
+    }],
+    index: 0,
+};
 
 /// A network of one RoCE port.
 pub(crate) const ROCE: Port = Port {
     network: &[PortAddress {
         lid: 0,
         gids: &[
-            Gid { bytes: GID, kind: GidKind::RoceV1 },
-            Gid { bytes: GID, kind: GidKind::RoceV2 },
-            Gid { bytes: IPV4, kind: GidKind::RoceV1 },
-            Gid { bytes: IPV4, kind: GidKind::RoceV2 },
+            Gid {
+                bytes: GID,
+                kind: GidKind::RoceV1,
+            },
+            Gid {
+                bytes: GID,
+                kind: GidKind::RoceV2,
+            },
+            Gid {
+                bytes: IPV4,
+                kind: GidKind::RoceV1,
+            },
+            Gid {
+                bytes: IPV4,
+                kind: GidKind::RoceV2,
+            },
         ],
     }],
     index: 0,
@@ -40,7 +61,10 @@ pub(crate) const ENTRIES: u32 = 16;
 const STRIDE: usize = 64;
 /// Bytes of an end's registered memory.
 pub(crate) const BYTES: usize = 1 << 14;
-pub(crate) const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+pub(crate) const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 /// Zeroed pages of the heap.
 pub(crate) struct Pages {
@@ -52,7 +76,10 @@ impl Pages {
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 4096).unwrap();
         // SAFETY: the size is not 0.
-        Self { base: NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap(), layout }
+        Self {
+            base: NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap(),
+            layout,
+        }
     }
 
     fn at<T>(&self, offset: usize) -> NonNull<T> {
@@ -97,16 +124,41 @@ pub(crate) struct World {
 impl Default for World {
     fn default() -> Self {
         let now_ns = Arc::<AtomicU64>::default();
-        let options = ConnectOptions { timeout: 1, retry_count: 1, rnr_retry: 1, rnr_timer_ns: 1_000 };
-        Self { fabric: FabricSpec::Local(LocalFabric::new()), clock: Clock::Manual(Arc::clone(&now_ns)), options, port: INFINIBAND, now_ns }
+        let options = ConnectOptions {
+            timeout: 1,
+            retry_count: 1,
+            rnr_retry: 1,
+            rnr_timer_ns: 1_000,
+        };
+        Self {
+            fabric: FabricSpec::Local(LocalFabric::new()),
+            clock: Clock::Manual(Arc::clone(&now_ns)),
+            options,
+            port: INFINIBAND,
+            now_ns,
+        }
     }
 }
 
 impl World {
     /// Makes the world of several processes.
     pub(crate) fn shared(dir: &Path) -> Self {
-        let (fabric, options) = (FabricSpec::Shared { dir: Some(dir.to_owned()) }, ConnectOptions { rnr_retry: 7, ..Default::default() });
-        Self { fabric, clock: Clock::System, options, port: INFINIBAND, now_ns: Arc::default() }
+        let (fabric, options) = (
+            FabricSpec::Shared {
+                dir: Some(dir.to_owned()),
+            },
+            ConnectOptions {
+                rnr_retry: 7,
+                ..Default::default()
+            },
+        );
+        Self {
+            fabric,
+            clock: Clock::System,
+            options,
+            port: INFINIBAND,
+            now_ns: Arc::default(),
+        }
     }
 
     /// Makes the world of a RoCE port.
@@ -116,7 +168,10 @@ impl World {
 
     /// Makes another port's view of the same world.
     pub(crate) fn at(&self, port: Port) -> Self {
-        Self { port, ..self.clone() }
+        Self {
+            port,
+            ..self.clone()
+        }
     }
 
     pub(crate) fn pass_a_second(&self) {
@@ -138,9 +193,23 @@ impl World {
 /// The decoded fields of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    Sent { wqe: u16, bytes: u32 },
-    Received { opcode: CqeOpcode, wqe: u16, bytes: u32, imm: u32, source: u32, grh: bool },
-    Failed { opcode: CqeOpcode, wqe: u16, syndrome: Syndrome },
+    Sent {
+        wqe: u16,
+        bytes: u32,
+    },
+    Received {
+        opcode: CqeOpcode,
+        wqe: u16,
+        bytes: u32,
+        imm: u32,
+        source: u32,
+        grh: bool,
+    },
+    Failed {
+        opcode: CqeOpcode,
+        wqe: u16,
+        syndrome: Syndrome,
+    },
 }
 
 /// A queue pair with its queues and memory. The HCA's objects are dropped before the memory.
@@ -175,8 +244,15 @@ impl End {
         Self::new_inside(world, service, is_shared, access, 0)
     }
 
-    /// Like `new`, with this number of unregistered bytes at the start and at the end of the memory.
-    pub(crate) fn new_inside(world: &World, service: Service, is_shared: bool, access: Access, outside: usize) -> Self {
+    /// Like `new`, with this number of unregistered bytes at the start and at the end of the
+    /// memory.
+    pub(crate) fn new_inside(
+        world: &World,
+        service: Service,
+        is_shared: bool,
+        access: Access,
+        outside: usize,
+    ) -> Self {
         let (hca, options) = (world.hca(), world.options);
         let pages = |bytes| Pages::new(bytes);
         let data = pages(BYTES);
@@ -185,10 +261,26 @@ impl End {
         let (cq, records) = (pages(ENTRIES as usize * CQE_BYTES), pages(4096));
         (0..ENTRIES as usize).for_each(|i| cq.put(i * CQE_BYTES + OP_OWN_OFFSET, [0xf0]));
         let pd = hca.alloc_pd();
-        let cq_memory = CqMemory { buffer: cq.at(0), entries: ENTRIES, cqe_bytes: 64, compression: false, record: records.at(CQ_RECORD) };
+        let cq_memory = CqMemory {
+            buffer: cq.at(0),
+            entries: ENTRIES,
+            cqe_bytes: 64,
+            compression: false,
+            record: records.at(CQ_RECORD),
+        };
         let record = records.at(if is_shared { SRQ_RECORD } else { QP_RECORD });
-        let rq_memory = RqMemory { buffer: rq.at(0), wqe_cnt: ENTRIES, stride: STRIDE as u32, record };
-        let sq_memory = SqMemory { buffer: sq.at(0), wqe_cnt: ENTRIES, record: records.at(QP_RECORD + 4), register: None };
+        let rq_memory = RqMemory {
+            buffer: rq.at(0),
+            wqe_cnt: ENTRIES,
+            stride: STRIDE as u32,
+            record,
+        };
+        let sq_memory = SqMemory {
+            buffer: sq.at(0),
+            wqe_cnt: ENTRIES,
+            record: records.at(QP_RECORD + 4),
+            register: None,
+        };
         let user_index = 0x12_3450 + u32::from(hca.lid());
         // SAFETY: `End` keeps the memory until its HCA, which goes first, is gone.
         let (cqn, srqn, qpn, key) = unsafe {
@@ -206,7 +298,14 @@ impl End {
                 scatter_to_cqe: false,
                 lane_slots: MAX_LANE_SLOTS,
             };
-            (cqn, srqn, hca.create_qp(&memory).unwrap(), hca.register(pd, data.at(outside), BYTES - 2 * outside, access).unwrap().key)
+            (
+                cqn,
+                srqn,
+                hca.create_qp(&memory).unwrap(),
+                hca.register(pd, data.at(outside), BYTES - 2 * outside, access)
+                    .unwrap()
+                    .key,
+            )
         };
         Self {
             hca,
@@ -248,10 +347,16 @@ impl End {
         self.hca.start_sending(self.qpn, &self.options);
     }
 
-    /// Makes one more queue pair on the shared receive queue and the completion queue, which sends nothing.
+    /// Makes one more queue pair on the shared receive queue and the completion queue, which sends
+    /// nothing.
     pub(crate) fn add_receiver(&mut self) -> u32 {
         let receives = Receives::Shared(self.srqn.unwrap());
-        let sq = SqMemory { buffer: self.sq.at(0), wqe_cnt: 0, record: self.records.at(256), register: None };
+        let sq = SqMemory {
+            buffer: self.sq.at(0),
+            wqe_cnt: 0,
+            record: self.records.at(256),
+            register: None,
+        };
         let service = Service::Connected;
         let user_index = self.user_index;
         let cqn = self.cqn;
@@ -289,12 +394,21 @@ impl End {
     }
 
     pub(crate) fn sge(&self, offset: usize, byte_count: u32) -> [u8; SEGMENT] {
-        DataSegment { byte_count, lkey: self.key, addr: self.addr(offset) }.emit()
+        DataSegment {
+            byte_count,
+            lkey: self.key,
+            addr: self.addr(offset),
+        }
+        .emit()
     }
 
     /// Returns the remote address segment of byte `offset`.
     pub(crate) fn remote(&self, offset: usize) -> [u8; SEGMENT] {
-        RaddrSegment { addr: self.addr(offset), rkey: self.key }.emit()
+        RaddrSegment {
+            addr: self.addr(offset),
+            rkey: self.key,
+        }
+        .emit()
     }
 
     /// Posts a signaled WQE, without moving the doorbell record.
@@ -332,14 +446,22 @@ impl End {
     }
 
     pub(crate) fn set_record(&self, producer: u16) {
-        self.records.word(QP_RECORD + 4).store(queue_record(producer), Ordering::Release);
+        self.records
+            .word(QP_RECORD + 4)
+            .store(queue_record(producer), Ordering::Release);
     }
 
     /// Writes receive WQE `index` with one buffer; `next` is for a shared queue.
     pub(crate) fn write_receive(&self, index: u16, next: u16, buffer: [u8; SEGMENT]) {
         let mut at = usize::from(index) * STRIDE;
         if self.srqn.is_some() {
-            self.rq.put(at, NextSegment { next_wqe_index: next }.emit());
+            self.rq.put(
+                at,
+                NextSegment {
+                    next_wqe_index: next,
+                }
+                .emit(),
+            );
             at += SEGMENT;
         }
         self.rq.put(at, buffer);
@@ -357,8 +479,14 @@ impl End {
     /// Posts `count` more receives.
     pub(crate) fn ring_receives(&mut self, count: u16) {
         self.posted = self.posted.wrapping_add(count);
-        let at = if self.srqn.is_some() { SRQ_RECORD } else { QP_RECORD };
-        self.records.word(at).store(queue_record(self.posted), Ordering::Release);
+        let at = if self.srqn.is_some() {
+            SRQ_RECORD
+        } else {
+            QP_RECORD
+        };
+        self.records
+            .word(at)
+            .store(queue_record(self.posted), Ordering::Release);
     }
 
     /// Returns the completions, all of which belong to its queue pairs.
@@ -375,24 +503,50 @@ impl End {
     fn take(&mut self, check: impl Fn(u32, u32)) -> Vec<Done> {
         let mut done = vec![];
         loop {
-            let bytes: [u8; CQE_BYTES] = self.cq.get((self.consumed % ENTRIES) as usize * CQE_BYTES);
+            let bytes: [u8; CQE_BYTES] =
+                self.cq.get((self.consumed % ENTRIES) as usize * CQE_BYTES);
             let op_own = bytes[OP_OWN_OFFSET];
             let opcode = CqeOpcode::from_op_own(op_own).unwrap();
-            if opcode == CqeOpcode::Invalid || u32::from(op_own & 1) != self.consumed / ENTRIES % 2 {
-                self.records.word(CQ_RECORD).store(cq_consumer_record(self.consumed), Ordering::Release);
+            if opcode == CqeOpcode::Invalid || u32::from(op_own & 1) != self.consumed / ENTRIES % 2
+            {
+                self.records
+                    .word(CQ_RECORD)
+                    .store(cq_consumer_record(self.consumed), Ordering::Release);
                 return done;
             }
             self.consumed += 1;
             let (sent, received) = (RequesterCqe::parse(&bytes), ResponderCqe::parse(&bytes));
-            check(u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]), received.qpn);
+            check(
+                u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]),
+                received.qpn,
+            );
             done.push(match opcode {
-                CqeOpcode::Requester => Done::Sent { wqe: sent.wqe_counter, bytes: sent.byte_count },
-                CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-                    Done::Failed { opcode, wqe: sent.wqe_counter, syndrome: ErrorCqe::parse(&bytes).syndrome() }
-                }
+                CqeOpcode::Requester => Done::Sent {
+                    wqe: sent.wqe_counter,
+                    bytes: sent.byte_count,
+                },
+                CqeOpcode::RequesterError | CqeOpcode::ResponderError => Done::Failed {
+                    opcode,
+                    wqe: sent.wqe_counter,
+                    syndrome: ErrorCqe::parse(&bytes).syndrome(),
+                },
                 _ => {
-                    let ResponderCqe { imm, byte_count: bytes, wqe_counter: wqe, source_qpn: source, grh, .. } = received;
-                    Done::Received { opcode, wqe, bytes, imm, source, grh }
+                    let ResponderCqe {
+                        imm,
+                        byte_count: bytes,
+                        wqe_counter: wqe,
+                        source_qpn: source,
+                        grh,
+                        ..
+                    } = received;
+                    Done::Received {
+                        opcode,
+                        wqe,
+                        bytes,
+                        imm,
+                        source,
+                        grh,
+                    }
                 }
             });
         }
@@ -418,8 +572,14 @@ impl End {
     }
 
     pub(crate) fn arm(&self) {
-        let arm = CqArm { sequence: 0, solicited_only: false, consumed: self.consumed };
-        self.records.word(CQ_RECORD + 4).store(arm.record(), Ordering::Release);
+        let arm = CqArm {
+            sequence: 0,
+            solicited_only: false,
+            consumed: self.consumed,
+        };
+        self.records
+            .word(CQ_RECORD + 4)
+            .store(arm.record(), Ordering::Release);
     }
 
     /// Returns the counter of the next WQE.

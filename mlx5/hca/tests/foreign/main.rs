@@ -1,4 +1,5 @@
-//! `mlx5_hca` under a driver of another crate, whose queues are in its own memory and whose doorbells are not announced.
+//! `mlx5_hca` under a driver of another crate, whose queues are in its own memory and whose
+//! doorbells are not announced.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod driver;
@@ -17,7 +18,11 @@ fn sent(wqe: u16) -> Done {
 }
 
 fn refused(wqe: u16, syndrome: Syndrome) -> Done {
-    Done::Failed { opcode: CqeOpcode::RequesterError, wqe, syndrome }
+    Done::Failed {
+        opcode: CqeOpcode::RequesterError,
+        wqe,
+        syndrome,
+    }
 }
 
 /// A world, and two connected ends in it.
@@ -36,17 +41,37 @@ fn datagrams(world: &World) -> [End; 2] {
 
 /// The address of a datagram of that key.
 fn datagram(vector: AddressVector, qpn: u32) -> [[u8; SEGMENT]; 3] {
-    let bytes = DatagramSegment { vector, qpn, qkey: 5 }.emit();
+    let bytes = DatagramSegment {
+        vector,
+        qpn,
+        qkey: 5,
+    }
+    .emit();
     std::array::from_fn(|i| bytes[i * SEGMENT..].first_chunk().copied().unwrap())
 }
 
 /// The segments of a fetch-and-add of 1 to word 8 of `b`.
 fn add_one(a: &End, b: &End) -> [[u8; SEGMENT]; 3] {
-    [b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]
+    [
+        b.remote(8),
+        AtomicSegment {
+            swap_add: 1,
+            compare: 0,
+        }
+        .emit(),
+        a.sge(0, 8),
+    ]
 }
 
 fn received(opcode: CqeOpcode, wqe: u16, imm: u32) -> Done {
-    Done::Received { opcode, wqe, bytes: 32, imm, source: 0, grh: false }
+    Done::Received {
+        opcode,
+        wqe,
+        bytes: 32,
+        imm,
+        source: 0,
+        grh: false,
+    }
 }
 
 #[test]
@@ -62,8 +87,17 @@ fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
     a.ring();
     let (done, arrived) = a.exchange(&mut b);
     assert_eq!(done, [sent(first), sent(second)]);
-    assert_eq!(arrived, [received(CqeOpcode::ResponderSend, 0, 0), received(CqeOpcode::ResponderSendImm, 1, 7)]);
-    assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
+    assert_eq!(
+        arrived,
+        [
+            received(CqeOpcode::ResponderSend, 0, 0),
+            received(CqeOpcode::ResponderSendImm, 1, 7)
+        ]
+    );
+    assert_eq!(
+        (b.data.get(4096), b.data.get(4096 + 64)),
+        (PAYLOAD, PAYLOAD)
+    );
 }
 
 /// Checks the condition of `uct_ud_mlx5_iface_poll_rx` in UCX.
@@ -73,9 +107,17 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
         let world = World::default();
         let [mut a, mut b] = [(); 2].map(|()| End::new(&world, service, false, ALL));
         for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
-            if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
+            if service == Service::Connected {
+                end.connect(to)
+            } else {
+                end.activate_datagrams(5)
+            }
         }
-        let header = if service == Service::Datagram { datagram(AddressVector::local(1, 0), b.qpn).to_vec() } else { vec![] };
+        let header = if service == Service::Datagram {
+            datagram(AddressVector::local(1, 0), b.qpn).to_vec()
+        } else {
+            vec![]
+        };
         // One more receive is flushed.
         for count in 0..40 {
             b.write_receive(count % 16, 0, b.sge(4096, 128));
@@ -88,7 +130,9 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
             }
             let (_, arrived) = a.exchange(&mut b);
             let wqe = arrived.iter().map(|done| match *done {
-                Done::Received { wqe, .. } | Done::Failed { wqe, .. } | Done::Sent { wqe, .. } => wqe,
+                Done::Received { wqe, .. } | Done::Failed { wqe, .. } | Done::Sent { wqe, .. } => {
+                    wqe
+                }
             });
             assert_eq!(wqe.collect::<Vec<_>>(), [count], "{service:?}");
         }
@@ -103,7 +147,11 @@ fn shared_receives_are_taken_in_the_order_of_their_links() {
     // The list starts at WQE 0.
     let order = [0, 9, 4, 15, 2, 7];
     for pair in order.windows(2) {
-        b.write_receive(pair[0], pair[1], b.sge(4096 + usize::from(pair[0]) * 32, 32));
+        b.write_receive(
+            pair[0],
+            pair[1],
+            b.sge(4096 + usize::from(pair[0]) * 32, 32),
+        );
     }
     b.ring_receives(2);
     b.hca.poll();
@@ -112,7 +160,10 @@ fn shared_receives_are_taken_in_the_order_of_their_links() {
     for &wqe in &order[..5] {
         a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
         let (done, arrived) = a.exchange(&mut b);
-        assert_eq!((done.len(), arrived), (1, vec![received(CqeOpcode::ResponderSend, wqe, 0)]));
+        assert_eq!(
+            (done.len(), arrived),
+            (1, vec![received(CqeOpcode::ResponderSend, wqe, 0)])
+        );
         assert_eq!(b.data.get(4096 + usize::from(wqe) * 32), PAYLOAD);
     }
 }
@@ -124,7 +175,16 @@ fn one_sided_operations_need_nothing_of_the_target() {
     a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
     let read = a.post_now(Opcode::RdmaRead, 0, &[b.remote(512), a.sge(1024, 32)]);
     a.hca.poll();
-    assert_eq!(a.poll(), [sent(0), Done::Sent { wqe: read, bytes: 32 }]);
+    assert_eq!(
+        a.poll(),
+        [
+            sent(0),
+            Done::Sent {
+                wqe: read,
+                bytes: 32
+            }
+        ]
+    );
     assert_eq!((b.data.get(512), a.data.get(1024)), (PAYLOAD, PAYLOAD));
 }
 
@@ -133,15 +193,31 @@ fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
     let (world, [mut a, mut b]) = pair();
     b.data.put(8, 40u64.to_ne_bytes());
     let operands = |swap_add, compare| AtomicSegment { swap_add, compare }.emit();
-    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands(2, 0), a.sge(0, 8)]);
-    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(99, 42), a.sge(8, 8)]);
-    a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(7, 42), a.sge(16, 8)]);
+    a.post(
+        Opcode::AtomicFetchAdd,
+        0,
+        &[b.remote(8), operands(2, 0), a.sge(0, 8)],
+    );
+    a.post(
+        Opcode::AtomicCompareSwap,
+        0,
+        &[b.remote(8), operands(99, 42), a.sge(8, 8)],
+    );
+    a.post(
+        Opcode::AtomicCompareSwap,
+        0,
+        &[b.remote(8), operands(7, 42), a.sge(16, 8)],
+    );
     a.post_now(Opcode::RdmaRead, 0, &[b.remote(8), a.sge(24, 8)]);
     for _ in 0..100 {
         world.pass_a_second();
         a.hca.poll();
     }
-    assert_eq!((a.poll(), b.data.get(8)), (vec![], 40u64.to_ne_bytes()), "the owner has not looked, and lives");
+    assert_eq!(
+        (a.poll(), b.data.get(8)),
+        (vec![], 40u64.to_ne_bytes()),
+        "the owner has not looked, and lives"
+    );
     let (done, _) = a.exchange(&mut b);
     assert_eq!(done, [0, 1, 2, 3].map(|wqe| Done::Sent { wqe, bytes: 8 }));
     let words: [u64; 4] = std::array::from_fn(|i| u64::from_ne_bytes(a.data.get(8 * i)));
@@ -153,8 +229,16 @@ fn an_atomics_result_is_scattered_over_its_buffers() {
     let (_, [mut a, mut b]) = pair();
     let old = *b"old word";
     b.data.put(8, old);
-    let operands = AtomicSegment { swap_add: 0, compare: 0 }.emit();
-    a.post_now(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)]);
+    let operands = AtomicSegment {
+        swap_add: 0,
+        compare: 0,
+    }
+    .emit();
+    a.post_now(
+        Opcode::AtomicFetchAdd,
+        0,
+        &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)],
+    );
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
     assert_eq!((a.data.get(0), a.data.get(100)), (*b"old\0", *b" word\0"));
 }
@@ -169,15 +253,40 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
 }
 
-/// One operation of each kind that needs a right from the peer's queue pair, and the right. The operation of no bytes touches no memory.
+/// One operation of each kind that needs a right from the peer's queue pair, and the right. The
+/// operation of no bytes touches no memory.
 fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
-    let operands = AtomicSegment { swap_add: 1, compare: 0 }.emit();
+    let operands = AtomicSegment {
+        swap_add: 1,
+        compare: 0,
+    }
+    .emit();
     [
-        (Access::REMOTE_WRITE, Opcode::RdmaWrite, vec![b.remote(0), a.sge(0, 8)]),
-        (Access::REMOTE_WRITE, Opcode::RdmaWriteImm, vec![b.remote(0)]),
-        (Access::REMOTE_READ, Opcode::RdmaRead, vec![b.remote(0), a.sge(0, 8)]),
-        (Access::REMOTE_ATOMIC, Opcode::AtomicFetchAdd, vec![b.remote(8), operands, a.sge(0, 8)]),
-        (Access::REMOTE_ATOMIC, Opcode::AtomicCompareSwap, vec![b.remote(8), operands, a.sge(0, 8)]),
+        (
+            Access::REMOTE_WRITE,
+            Opcode::RdmaWrite,
+            vec![b.remote(0), a.sge(0, 8)],
+        ),
+        (
+            Access::REMOTE_WRITE,
+            Opcode::RdmaWriteImm,
+            vec![b.remote(0)],
+        ),
+        (
+            Access::REMOTE_READ,
+            Opcode::RdmaRead,
+            vec![b.remote(0), a.sge(0, 8)],
+        ),
+        (
+            Access::REMOTE_ATOMIC,
+            Opcode::AtomicFetchAdd,
+            vec![b.remote(8), operands, a.sge(0, 8)],
+        ),
+        (
+            Access::REMOTE_ATOMIC,
+            Opcode::AtomicCompareSwap,
+            vec![b.remote(8), operands, a.sge(0, 8)],
+        ),
     ]
 }
 
@@ -193,7 +302,10 @@ fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
         b.connect_with(a.qpn, needed);
         b.hca.poll();
         a.post_now(opcode, 0, &segments);
-        assert!(matches!(a.exchange(&mut b).0[..], [Done::Sent { wqe: 0, .. }]), "{opcode:?} with {needed:?} alone");
+        assert!(
+            matches!(a.exchange(&mut b).0[..], [Done::Sent { wqe: 0, .. }]),
+            "{opcode:?} with {needed:?} alone"
+        );
 
         let [mut a, mut b] = [a, b].map(|mut end| {
             end.reset();
@@ -207,8 +319,16 @@ fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
         a.post_now(opcode, 0, &segments);
         let (done, arrived) = a.exchange(&mut b);
         let refused = refused(0, Syndrome::RemoteInvalidRequest);
-        assert_eq!((&done[..], &arrived[..]), (&[refused][..], &[][..]), "{opcode:?} without {needed:?}");
-        assert_eq!((b.data.get(0), a.data.get(0)), ([7u8; 16], a.data.get::<8>(0)), "{opcode:?}");
+        assert_eq!(
+            (&done[..], &arrived[..]),
+            (&[refused][..], &[][..]),
+            "{opcode:?} without {needed:?}"
+        );
+        assert_eq!(
+            (b.data.get(0), a.data.get(0)),
+            ([7u8; 16], a.data.get::<8>(0)),
+            "{opcode:?}"
+        );
         assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
     }
 }
@@ -235,7 +355,11 @@ fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too
     a.hca.poll();
     world.pass_a_second();
     let (done, _) = a.exchange(&mut b);
-    assert_eq!(done, [refused(0, Syndrome::TransportRetryExceeded)], "a right does not make it receive");
+    assert_eq!(
+        done,
+        [refused(0, Syndrome::TransportRetryExceeded)],
+        "a right does not make it receive"
+    );
 }
 
 #[test]
@@ -247,9 +371,20 @@ fn a_region_whose_access_changes_is_the_same_region_with_other_rights() {
         a.post_now(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
         let (done, _) = a.exchange(&mut b);
         let refused = refused(wqe, Syndrome::RemoteAccess);
-        assert_eq!(done, [if access.contains(Access::REMOTE_WRITE) { sent(wqe) } else { refused }]);
+        assert_eq!(
+            done,
+            [if access.contains(Access::REMOTE_WRITE) {
+                sent(wqe)
+            } else {
+                refused
+            }]
+        );
     }
-    assert!(b.hca.try_reregister(b.key, b.pd(), Access::REMOTE_WRITE).is_err());
+    assert!(
+        b.hca
+            .try_reregister(b.key, b.pd(), Access::REMOTE_WRITE)
+            .is_err()
+    );
 }
 
 #[test]
@@ -261,16 +396,30 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     a.data.put(0, PAYLOAD);
     let plain = AddressVector::local(1, 0);
     // The datagram of the other port is lost.
-    for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
+    for vector in [
+        plain,
+        AddressVector::local(777, 0),
+        plain.with_grh(0, 0x12345, 9, 0x5c, GID),
+    ] {
         let [first, second, third] = datagram(vector, b.qpn);
         a.post(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
     }
     a.ring();
     let (done, arrived) = a.exchange(&mut b);
     assert_eq!(done, [sent(0), sent(2), sent(4)]);
-    let arrival = |wqe, grh| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh };
+    let arrival = |wqe, grh| Done::Received {
+        opcode: CqeOpcode::ResponderSend,
+        wqe,
+        bytes: 72,
+        imm: 0,
+        source: a.qpn,
+        grh,
+    };
     assert_eq!(arrived, [arrival(0, false), arrival(1, true)]);
-    assert_eq!((b.data.get(4096 + 40), b.data.get(4096 + 128 + 40)), (PAYLOAD, PAYLOAD));
+    assert_eq!(
+        (b.data.get(4096 + 40), b.data.get(4096 + 128 + 40)),
+        (PAYLOAD, PAYLOAD)
+    );
     let grh: [u8; 40] = b.data.get(4096 + 128);
     assert_eq!(grh[..8], [0x65, 0xc1, 0x23, 0x45, 0, 24 + 32, 0x1b, 9]);
     assert_eq!((&grh[8..24], &grh[24..]), (&GID[..], &GID[..]));
@@ -279,8 +428,14 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
 #[test]
 fn a_queue_pair_is_reached_at_the_port_of_its_device_only() {
     let gids = INFINIBAND.network[0].gids;
-    let network = Vec::leak(vec![PortAddress { lid: 1, gids }, PortAddress { lid: 2, gids }]);
-    let (world, ports) = (World::default(), [0, 1].map(|index| Port { network, index }));
+    let network = Vec::leak(vec![
+        PortAddress { lid: 1, gids },
+        PortAddress { lid: 2, gids },
+    ]);
+    let (world, ports) = (
+        World::default(),
+        [0, 1].map(|index| Port { network, index }),
+    );
     let [mut a, mut b] = ports.map(|port| End::new(&world.at(port), Service::Datagram, false, ALL));
     for (end, index) in [(&a, 0), (&b, 1)] {
         assert!(ports[0].has(index, end.qpn) && !ports[0].has(1 - index, end.qpn));
@@ -307,24 +462,47 @@ fn on_roce_a_datagram_goes_out_from_a_gid_to_one_of_its_kind_and_brings_that_kin
     a.data.put(0, PAYLOAD);
     let to = |source, gid| AddressVector::local(0, 0).with_grh(source, 0, 64, 0x5c, gid);
     // Of the five, no port is at the other's address, and no GID is at index 4.
-    for vector in [to(0, GID), to(3, [7; 16]), to(1, IPV4), to(4, GID), to(3, IPV4)] {
+    for vector in [
+        to(0, GID),
+        to(3, [7; 16]),
+        to(1, IPV4),
+        to(4, GID),
+        to(3, IPV4),
+    ] {
         let [first, second, third] = datagram(vector, b.qpn);
         a.post_now(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
         a.hca.poll();
     }
     let (_, arrived) = a.exchange(&mut b);
-    let arrival = |wqe| Done::Received { opcode: CqeOpcode::ResponderSend, wqe, bytes: 72, imm: 0, source: a.qpn, grh: true };
+    let arrival = |wqe| Done::Received {
+        opcode: CqeOpcode::ResponderSend,
+        wqe,
+        bytes: 72,
+        imm: 0,
+        source: a.qpn,
+        grh: true,
+    };
     assert_eq!(arrived, [0, 1, 2].map(arrival));
     let headers: [[u8; 40]; 3] = [0, 1, 2].map(|i| b.data.get(4096 + i * 128));
-    assert_eq!((&headers[0][8..24], &headers[0][24..]), (&GID[..], &GID[..]));
+    assert_eq!(
+        (&headers[0][8..24], &headers[0][24..]),
+        (&GID[..], &GID[..])
+    );
     // Between a link-local GID and a GID of IPv4 there is no IPv4 header.
-    assert_eq!((&headers[1][8..24], &headers[1][24..]), (&GID[..], &IPV4[..]));
-    // Version and words, class, length (20 + 8 + 12 + 8 + 32 + 4), identification, flags, time to live, UDP.
+    assert_eq!(
+        (&headers[1][8..24], &headers[1][24..]),
+        (&GID[..], &IPV4[..])
+    );
+    // Version and words, class, length (20 + 8 + 12 + 8 + 32 + 4), identification, flags, time to
+    // live, UDP.
     let ipv4 = &headers[2][20..];
     assert_eq!(ipv4[..10], [0x45, 0x5c, 0, 84, 0, 0, 0x40, 0, 64, 17]);
     assert_eq!(ipv4[12..], [127, 0, 0, 1, 127, 0, 0, 1]);
     // RFC 1071: with its checksum, the sum of a header is all ones.
-    let sum: u32 = ipv4.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum: u32 = ipv4
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
     assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
 }
 
@@ -362,7 +540,14 @@ fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
         b.hca.poll();
         a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
         let (done, arrived) = a.exchange(&mut b);
-        assert_eq!((done, arrived), (vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]), "round {round}");
+        assert_eq!(
+            (done, arrived),
+            (
+                vec![sent(0)],
+                vec![received(CqeOpcode::ResponderSend, 0, 0)]
+            ),
+            "round {round}"
+        );
         b.reset();
         // Only one end is new, so the other's connection leads to no queue pair now.
         b.connect(a.qpn);
@@ -391,9 +576,27 @@ fn an_error_flushes_what_was_posted_on_both_sides() {
     b.ring();
     b.hca.fail_qp(b.qpn);
     let (_, mut flushed) = a.exchange(&mut b);
-    flushed.sort_by_key(|done| matches!(done, Done::Failed { opcode: CqeOpcode::ResponderError, .. }));
-    let failed = |opcode, wqe| Done::Failed { opcode, wqe, syndrome: Syndrome::WorkRequestFlushed };
-    assert_eq!(flushed, [failed(CqeOpcode::RequesterError, posted), failed(CqeOpcode::ResponderError, 0)]);
+    flushed.sort_by_key(|done| {
+        matches!(
+            done,
+            Done::Failed {
+                opcode: CqeOpcode::ResponderError,
+                ..
+            }
+        )
+    });
+    let failed = |opcode, wqe| Done::Failed {
+        opcode,
+        wqe,
+        syndrome: Syndrome::WorkRequestFlushed,
+    };
+    assert_eq!(
+        flushed,
+        [
+            failed(CqeOpcode::RequesterError, posted),
+            failed(CqeOpcode::ResponderError, 0)
+        ]
+    );
     assert!(b.hca.has_failed(b.qpn));
 }
 
@@ -409,7 +612,10 @@ fn a_record_beyond_the_queue_ends_the_queue_pair_and_nothing_is_read() {
 #[test]
 fn an_armed_queue_gives_one_event() {
     let (_, [mut a, b]) = pair();
-    assert!(!a.hca.take_event(a.cqn()), "the record starts as zeros, which is also the first arm command");
+    assert!(
+        !a.hca.take_event(a.cqn()),
+        "the record starts as zeros, which is also the first arm command"
+    );
     a.arm();
     a.hca.poll();
     assert!(!a.hca.take_event(a.cqn()));
@@ -470,7 +676,11 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
         };
         (0..1000).take_while(|_| leaves(a)).count()
     };
-    assert_eq!(fill(&mut a), 32, "as many as may be under way between two devices");
+    assert_eq!(
+        fill(&mut a),
+        32,
+        "as many as may be under way between two devices"
+    );
     world.now_ns.fetch_add(50_000_000, Ordering::Relaxed);
     a.hca.poll();
     assert_eq!(a.poll(), []);
@@ -492,10 +702,17 @@ fn receives_are_flushed_behind_atomics_which_took_none() {
     }
     a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
     let (done, arrived) = a.exchange(&mut b);
-    assert_eq!((done.len(), arrived), (3, vec![received(CqeOpcode::ResponderSend, 0, 0)]));
+    assert_eq!(
+        (done.len(), arrived),
+        (3, vec![received(CqeOpcode::ResponderSend, 0, 0)])
+    );
     b.hca.fail_qp(b.qpn);
     let (_, flushed) = a.exchange(&mut b);
-    let failed = |wqe| Done::Failed { opcode: CqeOpcode::ResponderError, wqe, syndrome: Syndrome::WorkRequestFlushed };
+    let failed = |wqe| Done::Failed {
+        opcode: CqeOpcode::ResponderError,
+        wqe,
+        syndrome: Syndrome::WorkRequestFlushed,
+    };
     assert_eq!(flushed, [1, 2].map(failed));
 }
 
@@ -527,8 +744,19 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
             ends[from].post_now(Opcode::Send, 0, &[source]);
             let [a, b] = ends;
             let (of_a, of_b) = a.exchange(b);
-            let done = if from == 0 { [of_a, of_b] } else { [of_b, of_a] };
-            assert_eq!(done, [vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]], "late: {is_b_late}, {from} to {to}");
+            let done = if from == 0 {
+                [of_a, of_b]
+            } else {
+                [of_b, of_a]
+            };
+            assert_eq!(
+                done,
+                [
+                    vec![sent(0)],
+                    vec![received(CqeOpcode::ResponderSend, 0, 0)]
+                ],
+                "late: {is_b_late}, {from} to {to}"
+            );
         }
     }
 }
@@ -544,7 +772,10 @@ fn an_atomic_is_not_asked_for_again_because_its_owner_was_reset() {
     let (done, _) = a.exchange(&mut b);
     assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()));
     world.pass_a_second();
-    assert_eq!(a.exchange(&mut b).0, [refused(0, Syndrome::TransportRetryExceeded)]);
+    assert_eq!(
+        a.exchange(&mut b).0,
+        [refused(0, Syndrome::TransportRetryExceeded)]
+    );
     assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
 }
 
@@ -558,7 +789,14 @@ fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before
     a.connect(b.qpn);
     post(&mut a, &b);
     let (done, _) = a.exchange(&mut b);
-    assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()), "its peer does not know of the new connection");
+    assert_eq!(
+        (done, b.data.get(8)),
+        (vec![], 1u64.to_ne_bytes()),
+        "its peer does not know of the new connection"
+    );
     world.pass_a_second();
-    assert_eq!(a.exchange(&mut b).0, [refused(0, Syndrome::TransportRetryExceeded)]);
+    assert_eq!(
+        a.exchange(&mut b).0,
+        [refused(0, Syndrome::TransportRetryExceeded)]
+    );
 }

@@ -1,4 +1,5 @@
-//! Random operations of one queue pair, polled in any order by both devices, against a model that executes them in sequence.
+//! Random operations of one queue pair, polled in any order by both devices, against a model that
+//! executes them in sequence.
 
 use super::driver::{ALL, Done, ENTRIES, End, World};
 use mlx5_hca::wire::*;
@@ -69,7 +70,11 @@ impl Run {
         let to = &mut self.ends[1];
         let (index, next) = (self.free[0], self.free[1]);
         self.free.pop_front();
-        to.write_receive(index, next, to.sge(BUFFERS + usize::from(index) * BUFFER as usize, BUFFER));
+        to.write_receive(
+            index,
+            next,
+            to.sge(BUFFERS + usize::from(index) * BUFFER as usize, BUFFER),
+        );
         to.ring_receives(1);
         self.posted.push_back(index);
     }
@@ -92,7 +97,9 @@ impl Run {
         // Each outstanding operation has its own places.
         let place = usize::from(from.next_wqe() % ENTRIES as u16) * BUFFER as usize;
         let (source, slot) = (place, RESULTS + place);
-        data.iter().enumerate().for_each(|(i, byte)| from.data.put(source + i, [*byte]));
+        data.iter()
+            .enumerate()
+            .for_each(|(i, byte)| from.data.put(source + i, [*byte]));
         let (sge, mut result) = (from.sge(source, n), None);
         let mut bytes = 0;
         let wqe = match kind {
@@ -103,7 +110,8 @@ impl Run {
             1 => {
                 self.area[at..][..data.len()].copy_from_slice(&data);
                 self.next_imm += 1;
-                self.arriving.push_back((CqeOpcode::ResponderWriteImm, self.next_imm, vec![]));
+                self.arriving
+                    .push_back((CqeOpcode::ResponderWriteImm, self.next_imm, vec![]));
                 from.post(Opcode::RdmaWriteImm, self.next_imm, &[to.remote(at), sge])
             }
             2 => {
@@ -125,7 +133,11 @@ impl Run {
                 };
                 self.area[word..][..8].copy_from_slice(&new.to_ne_bytes());
                 (bytes, result) = (8, Some((slot, old.to_vec())));
-                let opcode = if is_add { Opcode::AtomicFetchAdd } else { Opcode::AtomicCompareSwap };
+                let opcode = if is_add {
+                    Opcode::AtomicFetchAdd
+                } else {
+                    Opcode::AtomicCompareSwap
+                };
                 let operands = AtomicSegment { swap_add, compare }.emit();
                 from.post(opcode, 0, &[to.remote(word), operands, from.sge(slot, 8)])
             }
@@ -136,21 +148,49 @@ impl Run {
     fn take(&mut self) {
         for done in self.ends[0].poll() {
             let expected = self.expected.pop_front().unwrap();
-            assert_eq!(done, Done::Sent { wqe: expected.wqe, bytes: expected.bytes });
-            for (i, byte) in expected.result.iter().flat_map(|(slot, bytes)| bytes.iter().enumerate().map(move |(i, b)| (slot + i, b))) {
+            assert_eq!(
+                done,
+                Done::Sent {
+                    wqe: expected.wqe,
+                    bytes: expected.bytes
+                }
+            );
+            for (i, byte) in expected
+                .result
+                .iter()
+                .flat_map(|(slot, bytes)| bytes.iter().enumerate().map(move |(i, b)| (slot + i, b)))
+            {
                 assert_eq!(self.ends[0].data.get(i), [*byte]);
             }
         }
         for done in self.ends[1].poll() {
-            let Done::Received { opcode, wqe, bytes, imm, .. } = done else { panic!("{done:?}") };
+            let Done::Received {
+                opcode,
+                wqe,
+                bytes,
+                imm,
+                ..
+            } = done
+            else {
+                panic!("{done:?}")
+            };
             let (want, want_imm, data) = self.arriving.pop_front().unwrap();
             let index = self.posted.pop_front().unwrap();
-            assert_eq!((opcode, imm, wqe), (want, want_imm, if self.is_shared { index } else { self.received }));
+            assert_eq!(
+                (opcode, imm, wqe),
+                (
+                    want,
+                    want_imm,
+                    if self.is_shared { index } else { self.received }
+                )
+            );
             self.received = self.received.wrapping_add(1);
             if want == CqeOpcode::ResponderSend {
                 assert_eq!(bytes as usize, data.len());
                 let at = BUFFERS + usize::from(index) * BUFFER as usize;
-                data.iter().enumerate().for_each(|(i, byte)| assert_eq!(self.ends[1].data.get(at + i), [*byte]));
+                data.iter()
+                    .enumerate()
+                    .for_each(|(i, byte)| assert_eq!(self.ends[1].data.get(at + i), [*byte]));
             }
             self.free.push_back(index);
         }
@@ -183,9 +223,19 @@ fn random_operations_do_what_they_would_do_one_after_another() {
             run.ends[1].hca.poll();
             run.take();
         }
-        assert!(run.expected.is_empty() && run.arriving.is_empty(), "seed {seed}: {} operations stay", run.expected.len());
-        let area: Vec<u8> = (0..AREA as usize).flat_map(|i| run.ends[1].data.get::<1>(i)).collect();
+        assert!(
+            run.expected.is_empty() && run.arriving.is_empty(),
+            "seed {seed}: {} operations stay",
+            run.expected.len()
+        );
+        let area: Vec<u8> = (0..AREA as usize)
+            .flat_map(|i| run.ends[1].data.get::<1>(i))
+            .collect();
         assert!(area == run.area, "seed {seed}");
-        assert!(run.next_imm > 10_000, "seed {seed}: {} messages", run.next_imm);
+        assert!(
+            run.next_imm > 10_000,
+            "seed {seed}: {} messages",
+            run.next_imm
+        );
     }
 }

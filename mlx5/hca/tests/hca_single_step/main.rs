@@ -1,9 +1,18 @@
-//! A process with an `mlx5_hca::Hca` is single-stepped through one `poll`, and stopped, or killed, after every instruction. It plays three
-//! roles: the requester of an atomic that also sends into a copied queue; the requester that takes the answer; and the owner that copies
-//! receives, answers atomics and makes CQEs. At every instruction third parties continue. An atomic is executed once if its requester
-//! lives, and at most once otherwise. No receive is lost or arrives twice. A stopped owner stops only the requesters of its atomics.
+//! A process with an `mlx5_hca::Hca` is single-stepped through one `poll`, and stopped, or killed,
+//! after every instruction. It plays three roles: the requester of an atomic that also sends into a
+//! copied queue; the requester that takes the answer; and the owner that copies receives, answers
+//! atomics and makes CQEs. At every instruction third parties continue. An atomic is executed once
+//! if its requester lives, and at most once otherwise. No receive is lost or arrives twice. A
+//! stopped owner stops only the requesters of its atomics.
 #![cfg(target_arch = "x86_64")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test"
+)]
 
 #[path = "../foreign/driver.rs"]
 mod driver;
@@ -56,7 +65,9 @@ struct Receives {
 
 impl Receives {
     fn new(end: &mut End) -> Self {
-        let mut receives = Self { free: (0..ENTRIES as u16).collect() };
+        let mut receives = Self {
+            free: (0..ENTRIES as u16).collect(),
+        };
         receives.post(end);
         receives
     }
@@ -65,7 +76,11 @@ impl Receives {
         let n = self.free.len() - 1;
         for _ in 0..n {
             let (index, next) = (self.free[0], self.free[1]);
-            end.write_receive(index, next, end.sge(BUFFERS + usize::from(index) * BUFFER, BUFFER as u32));
+            end.write_receive(
+                index,
+                next,
+                end.sge(BUFFERS + usize::from(index) * BUFFER, BUFFER as u32),
+            );
             self.free.pop_front();
         }
         end.ring_receives(n as u16);
@@ -74,12 +89,17 @@ impl Receives {
     /// Returns the message's immediate, which is in the buffer too.
     fn take(&mut self, end: &End, wqe: u16, imm: u32) {
         assert!(!self.free.contains(&wqe), "receive {wqe} came twice");
-        assert_eq!(u32::from_ne_bytes(end.data.get(BUFFERS + usize::from(wqe) * BUFFER)), imm, "what message {imm:#x} brought");
+        assert_eq!(
+            u32::from_ne_bytes(end.data.get(BUFFERS + usize::from(wqe) * BUFFER)),
+            imm,
+            "what message {imm:#x} brought"
+        );
         self.free.push_back(wqe);
     }
 }
 
-/// Posts message `imm` from `from`, without moving the doorbell record. Its bytes have their own place.
+/// Posts message `imm` from `from`, without moving the doorbell record. Its bytes have their own
+/// place.
 fn post_send(from: &mut End, imm: u32) {
     let place = 2048 + (imm as usize % 32) * 8;
     from.data.put(place, imm.to_ne_bytes());
@@ -89,11 +109,27 @@ fn post_send(from: &mut End, imm: u32) {
 
 fn post_fetch_add(from: &mut End, to: [u8; SEGMENT]) {
     let sge = from.sge(0, 8);
-    from.post(Opcode::AtomicFetchAdd, 0, &[to, AtomicSegment { swap_add: 1, compare: 0 }.emit(), sge]);
+    from.post(
+        Opcode::AtomicFetchAdd,
+        0,
+        &[
+            to,
+            AtomicSegment {
+                swap_add: 1,
+                compare: 0,
+            }
+            .emit(),
+            sge,
+        ],
+    );
 }
 
 fn remote(words: &[u64], offset: usize) -> [u8; SEGMENT] {
-    RaddrSegment { addr: words[1] + offset as u64, rkey: words[2] as u32 }.emit()
+    RaddrSegment {
+        addr: words[1] + offset as u64,
+        rkey: words[2] as u32,
+    }
+    .emit()
 }
 
 fn describe(end: &End, qpn: u32) -> String {
@@ -101,14 +137,18 @@ fn describe(end: &End, qpn: u32) -> String {
 }
 
 fn numbers(line: &str) -> Vec<u64> {
-    line.split_whitespace().map(|word| word.parse().unwrap()).collect()
+    line.split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect()
 }
 
 /// Runs the process that the tests below stop and kill. It is not a test of its own.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
     let role = ROLES[std::env::var(ROLE).unwrap().parse::<usize>().unwrap()];
     again_and_again(|| {
         let world = World::shared(Path::new(&dir));
@@ -122,7 +162,10 @@ fn stepped_process() {
 // ---- the others ----
 
 fn new_dir(name: &str) -> PathBuf {
-    let dir = PathBuf::from(format!("/dev/shm/mlx5-test-hca-{name}-{}", std::process::id()));
+    let dir = PathBuf::from(format!(
+        "/dev/shm/mlx5-test-hca-{name}-{}",
+        std::process::id()
+    ));
     std::fs::create_dir(&dir).unwrap();
     dir
 }
@@ -130,7 +173,11 @@ fn new_dir(name: &str) -> PathBuf {
 /// Checks that the next HCA cleans up after the killed ones, and that nothing is left then.
 fn remove_dir(dir: &Path) {
     drop(World::shared(dir).hca());
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(
+        std::fs::read_dir(dir).unwrap().count(),
+        0,
+        "nothing is left behind"
+    );
     std::fs::remove_dir(dir).unwrap();
 }
 

@@ -3,7 +3,8 @@
 use super::requester::Target;
 use super::*;
 
-/// An owner in another process, one device that requests atomics of it, and one device that sends to it.
+/// An owner in another process, one device that requests atomics of it, and one device that sends
+/// to it.
 struct Users {
     dir: PathBuf,
     /// `None` while an owner is alive.
@@ -17,7 +18,13 @@ impl Users {
     fn new(dir: PathBuf) -> Self {
         let world = World::shared(&dir);
         let [asker, third] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
-        Self { helper: Some(helper(&dir, Role::Owner)), dir, asker, third, sent: 0 }
+        Self {
+            helper: Some(helper(&dir, Role::Owner)),
+            dir,
+            asker,
+            third,
+            sent: 0,
+        }
     }
 
     fn start(&mut self) -> (Tracee, Vec<u64>) {
@@ -46,8 +53,10 @@ impl Users {
     fn traffic(&mut self, owner: &[u64], sends: u32) {
         let (place, result) = (self.third.sge(512, 8), self.third.sge(520, 8));
         self.third.data.put(512, u64::from(self.sent).to_ne_bytes());
-        self.third.post(Opcode::RdmaWrite, 0, &[remote(owner, AREA), place]);
-        self.third.post(Opcode::RdmaRead, 0, &[remote(owner, AREA), result]);
+        self.third
+            .post(Opcode::RdmaWrite, 0, &[remote(owner, AREA), place]);
+        self.third
+            .post(Opcode::RdmaRead, 0, &[remote(owner, AREA), result]);
         for _ in 0..sends {
             post_send(&mut self.third, OF_THIRD + self.sent);
             self.sent += 1;
@@ -57,7 +66,10 @@ impl Users {
         until("a third party's operation", || {
             self.third.hca.poll();
             let done = self.third.poll();
-            assert!(done.iter().all(|done| matches!(done, Done::Sent { .. })), "{done:?}");
+            assert!(
+                done.iter().all(|done| matches!(done, Done::Sent { .. })),
+                "{done:?}"
+            );
             due -= done.len();
             due == 0
         });
@@ -89,7 +101,11 @@ impl Users {
         });
         match end.unwrap() {
             Done::Sent { .. } => true,
-            Done::Failed { opcode: CqeOpcode::RequesterError, syndrome: Syndrome::TransportRetryExceeded, .. } => false,
+            Done::Failed {
+                opcode: CqeOpcode::RequesterError,
+                syndrome: Syndrome::TransportRetryExceeded,
+                ..
+            } => false,
             done => panic!("{done:?}"),
         }
     }
@@ -119,7 +135,11 @@ pub(crate) fn stop() {
             done.is_some()
         });
         assert!(matches!(done, Some(Done::Sent { .. })), "{done:?}");
-        assert_eq!(u64::from_ne_bytes(users.asker.data.get(0)), stops, "stopped at instruction {point}: every atomic once");
+        assert_eq!(
+            u64::from_ne_bytes(users.asker.data.get(0)),
+            stops,
+            "stopped at instruction {point}: every atomic once"
+        );
         tracee.resume();
         stops += 1;
     }
@@ -163,8 +183,19 @@ pub(crate) fn kill() {
         until("the end of a SEND", || {
             users.third.hca.poll();
             let done = users.third.poll();
-            assert!(!done.iter().any(|done| matches!(done, Done::Sent { .. })), "{done:?}");
-            done.iter().any(|done| matches!(done, Done::Failed { syndrome: Syndrome::TransportRetryExceeded, .. }))
+            assert!(
+                !done.iter().any(|done| matches!(done, Done::Sent { .. })),
+                "{done:?}"
+            );
+            done.iter().any(|done| {
+                matches!(
+                    done,
+                    Done::Failed {
+                        syndrome: Syndrome::TransportRetryExceeded,
+                        ..
+                    }
+                )
+            })
         });
     }
     println!(

@@ -35,11 +35,16 @@ pub(crate) fn ask(world: &World, role: Role) {
             }
             end.hca.poll();
         }
-        assert_eq!(u64::from_ne_bytes(end.data.get(0)), u64::from(imm), "the atomic before found one less");
+        assert_eq!(
+            u64::from_ne_bytes(end.data.get(0)),
+            u64::from(imm),
+            "the atomic before found one less"
+        );
     }
 }
 
-/// Runs the owner. The first line names the requester and the sender; each other line announces work from them.
+/// Runs the owner. The first line names the requester and the sender; each other line announces
+/// work from them.
 pub(crate) fn own(world: &World) {
     let mut end = End::new(world, Service::Connected, true, ALL);
     let receiver = end.add_receiver();
@@ -57,7 +62,15 @@ pub(crate) fn own(world: &World) {
         polled_between_markers(&end);
         for _ in 0..50 {
             for done in end.poll() {
-                let Done::Received { opcode: CqeOpcode::ResponderSendImm, wqe, imm, .. } = done else { panic!("{done:?}") };
+                let Done::Received {
+                    opcode: CqeOpcode::ResponderSendImm,
+                    wqe,
+                    imm,
+                    ..
+                } = done
+                else {
+                    panic!("{done:?}")
+                };
                 assert_eq!(imm, next, "messages arrive once and in order");
                 receives.take(&end, wqe, imm);
                 next += 1;

@@ -1,4 +1,5 @@
-//! The requester, which sends and takes answers, is stepped. Its target and a third party are in this process.
+//! The requester, which sends and takes answers, is stepped. Its target and a third party are in
+//! this process.
 
 use super::*;
 
@@ -19,7 +20,10 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn new(dir: PathBuf) -> Self {
         let world = World::shared(&dir);
-        let (mut target, third) = (End::new(&world, Service::Connected, true, ALL), End::new(&world, Service::Connected, false, ALL));
+        let (mut target, third) = (
+            End::new(&world, Service::Connected, true, ALL),
+            End::new(&world, Service::Connected, false, ALL),
+        );
         target.connect(third.qpn);
         third.connect(target.qpn);
         let receives = Receives::new(&mut target);
@@ -38,7 +42,10 @@ impl Target {
     }
 
     fn start(&mut self, role: Role) -> (Tracee, u32) {
-        let helper = self.helper.take().unwrap_or_else(|| helper(&self.dir, role));
+        let helper = self
+            .helper
+            .take()
+            .unwrap_or_else(|| helper(&self.dir, role));
         let (mut tracee, words) = helper.fork();
         let words = numbers(&words);
         let receiver = self.target.add_receiver();
@@ -56,12 +63,23 @@ impl Target {
     fn poll(&mut self, refill: bool) {
         self.target.hca.poll();
         for done in self.target.poll() {
-            let Done::Received { opcode: CqeOpcode::ResponderSendImm, wqe, imm, .. } = done else { panic!("{done:?}") };
+            let Done::Received {
+                opcode: CqeOpcode::ResponderSendImm,
+                wqe,
+                imm,
+                ..
+            } = done
+            else {
+                panic!("{done:?}")
+            };
             self.receives.take(&self.target, wqe, imm);
             if imm & OF_THIRD == 0 {
                 self.of_stepped.push(imm);
             } else {
-                assert_eq!(imm, self.arrived_of_third, "the third party's messages arrive once and in order");
+                assert_eq!(
+                    imm, self.arrived_of_third,
+                    "the third party's messages arrive once and in order"
+                );
                 self.arrived_of_third += 1;
             }
         }
@@ -69,7 +87,12 @@ impl Target {
             self.receives.post(&mut self.target);
         }
         self.third.hca.poll();
-        self.sent += self.third.poll().iter().map(|done| assert!(matches!(done, Done::Sent { .. }), "{done:?}")).count();
+        self.sent += self
+            .third
+            .poll()
+            .iter()
+            .map(|done| assert!(matches!(done, Done::Sent { .. }), "{done:?}"))
+            .count();
     }
 
     fn third_sends(&mut self) {
@@ -175,7 +198,14 @@ pub(crate) fn stop(role: Role) {
         });
         assert_eq!(world.receives_lost(), 0, "stopped at instruction {point}");
     }
-    assert!(world.of_stepped.iter().copied().eq(0..world.of_stepped.len() as u32), "once each, in order");
+    assert!(
+        world
+            .of_stepped
+            .iter()
+            .copied()
+            .eq(0..world.of_stepped.len() as u32),
+        "once each, in order"
+    );
     println!(
         "{role:?}: {} of {instructions} instructions covered, {stops} stops, 0 stalls, {stops} atomics once each, 0 receives lost",
         points.taken
@@ -211,7 +241,10 @@ pub(crate) fn kill(role: Role) {
         }
         world.target.hca.destroy_qp(receiver);
         assert_eq!(world.receives_lost(), 0, "killed at instruction {point}");
-        assert!(world.word() <= 1 && world.of_stepped.len() <= 1, "killed at instruction {point}: twice");
+        assert!(
+            world.word() <= 1 && world.of_stepped.len() <= 1,
+            "killed at instruction {point}: twice"
+        );
         executed += world.word();
         delivered += world.of_stepped.drain(..).count();
     }
@@ -223,7 +256,10 @@ pub(crate) fn kill(role: Role) {
     let (mut tracee, _) = world.start(role);
     tracee.stand("go");
     if role == Role::Asker {
-        assert!(executed < kills && delivered < kills as usize, "it was killed before it asked");
+        assert!(
+            executed < kills && delivered < kills as usize,
+            "it was killed before it asked"
+        );
     } else {
         assert_eq!(executed, kills, "asked before");
     }

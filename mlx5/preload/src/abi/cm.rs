@@ -1,10 +1,11 @@
-//! `rdma/rdma_user_cm.h`, and the structures of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h` in it: requests and responses of the commands
-//! to `/dev/infiniband/rdma_cm`.
+//! `rdma/rdma_user_cm.h`, and the structures of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h` in
+//! it: requests and responses of the commands to `/dev/infiniband/rdma_cm`.
 
 use super::structures;
 use crate::abi::verbs::AhAttr;
 
-/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and of the one that asks for InfiniBand's own addresses.
+/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and of the one that asks for
+/// InfiniBand's own addresses.
 pub(crate) mod number {
     pub(crate) const CREATE_ID: u32 = 0;
     pub(crate) const DESTROY_ID: u32 = 1;

@@ -1,4 +1,5 @@
-//! `rdma/mlx5-abi.h`: the part of a request that libmlx5 appends, and the part of a response that it expects.
+//! `rdma/mlx5-abi.h`: the part of a request that libmlx5 appends, and the part of a response that
+//! it expects.
 
 use super::structures;
 

@@ -29,7 +29,8 @@ pub(crate) mod number {
 }
 
 structures! {
-    /// Header at the start of every command, with lengths in words of 4 bytes, or of 8 in an extended command.
+    /// Header at the start of every command, with lengths in words of 4 bytes, or of 8 in an
+    /// extended command.
     struct CommandHeader = "ib_uverbs_cmd_hdr": 8 { 0 command: u32, 4 in_words: u16, 6 out_words: u16 }
     /// Second header, of an extended command.
     struct ExtendedHeader = "ib_uverbs_ex_cmd_hdr": 16 {

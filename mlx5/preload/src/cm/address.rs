@@ -11,8 +11,13 @@ pub(crate) fn parse(bytes: &SockAddr) -> Option<SocketAddr> {
     let [a, b, c, d, rest @ ..] = *bytes;
     let port = u16::from_be_bytes([c, d]);
     match i32::from(u16::from_ne_bytes([a, b])) {
-        libc::AF_INET => rest.first_chunk::<4>().map(|ip| (Ipv4Addr::from(*ip), port).into()),
-        libc::AF_INET6 => rest.get(4..)?.first_chunk::<16>().map(|ip| (Ipv6Addr::from(*ip), port).into()),
+        libc::AF_INET => rest
+            .first_chunk::<4>()
+            .map(|ip| (Ipv4Addr::from(*ip), port).into()),
+        libc::AF_INET6 => rest
+            .get(4..)?
+            .first_chunk::<16>()
+            .map(|ip| (Ipv6Addr::from(*ip), port).into()),
         _ => None,
     }
 }
@@ -20,7 +25,11 @@ pub(crate) fn parse(bytes: &SockAddr) -> Option<SocketAddr> {
 /// Writes an address.
 pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
     let mut bytes = [0; size_of::<SockAddr>()];
-    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
     bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
     match address.ip() {
@@ -30,15 +39,18 @@ pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
     bytes
 }
 
-/// Returns the index of the device with this address. 127.0.0.1 is the first one's, 127.0.0.2 the second one's, and so on; all other
-/// addresses of the host are the first one's too. A device with an address of its own (`--address`) has only that one.
+/// Returns the index of the device with this address. 127.0.0.1 is the first one's, 127.0.0.2 the
+/// second one's, and so on; all other addresses of the host are the first one's too. A device with
+/// an address of its own (`--address`) has only that one.
 pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
     if let Link::Ethernet(Some(own)) = &settings.link {
         return (ip == own.address).then_some(0);
     }
     let of_loopback = |index| ip == IpAddr::from(Ipv4Addr::new(127, 0, 0, 1 + index as u8));
     let devices = settings.network.len();
-    (0..devices).find(|index| of_loopback(*index)).or_else(|| (devices > 0 && UdpSocket::bind((ip, 0)).is_ok()).then_some(0))
+    (0..devices)
+        .find(|index| of_loopback(*index))
+        .or_else(|| (devices > 0 && UdpSocket::bind((ip, 0)).is_ok()).then_some(0))
 }
 
 /// Returns the address from which the host reaches another one.
@@ -63,7 +75,10 @@ mod tests {
             let address: SocketAddr = address.parse().unwrap();
             assert_eq!(parse(&bytes(address)), Some(address));
         }
-        assert_eq!(bytes("1.2.3.4:258".parse().unwrap())[..8], [2, 0, 1, 2, 1, 2, 3, 4]);
+        assert_eq!(
+            bytes("1.2.3.4:258".parse().unwrap())[..8],
+            [2, 0, 1, 2, 1, 2, 3, 4]
+        );
         assert_eq!(parse(&[0; 28]), None);
     }
 }

@@ -1,4 +1,5 @@
-//! An id (`struct rdma_cm_id`): the addresses and parameters of both ends, and the answers that are made of them.
+//! An id (`struct rdma_cm_id`): the addresses and parameters of both ends, and the answers that are
+//! made of them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -39,11 +40,13 @@ const DATAGRAM_QKEY: u32 = 0x0123_4567;
 const ACK_TIMEOUT: u8 = 18;
 /// Hop limit of RoCE.
 const HOPS: u8 = 64;
-/// The path's longest packet, 128 B * 2^N: 4 KiB, or between hosts what fits in the frames of every Ethernet.
+/// The path's longest packet, 128 B * 2^N: 4 KiB, or between hosts what fits in the frames of every
+/// Ethernet.
 const LONGEST_PACKET: u8 = 5;
 const LONGEST_PACKET_BETWEEN_HOSTS: u8 = 3;
 
-/// The numbers of ids in use. librdmacm has one table of 2^16 for all files of a process. The child of a fork keeps its parent's.
+/// The numbers of ids in use. librdmacm has one table of 2^16 for all files of a process. The child
+/// of a fork keeps its parent's.
 static TAKEN: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 
 /// The number of an id in commands.
@@ -54,15 +57,20 @@ impl Handle {
     /// Takes the lowest free number.
     fn take() -> Option<Self> {
         TAKEN.iter().enumerate().find_map(|(index, word)| {
-            let taken = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| (bits != u64::MAX).then_some(bits | (bits + 1)));
-            taken.ok().map(|bits| Self(index as u32 * u64::BITS + bits.trailing_ones()))
+            let taken = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
+                (bits != u64::MAX).then_some(bits | (bits + 1))
+            });
+            taken
+                .ok()
+                .map(|bits| Self(index as u32 * u64::BITS + bits.trailing_ones()))
         })
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        TAKEN[(self.0 / u64::BITS) as usize].fetch_and(!(1 << (self.0 % u64::BITS)), Ordering::Relaxed);
+        TAKEN[(self.0 / u64::BITS) as usize]
+            .fetch_and(!(1 << (self.0 % u64::BITS)), Ordering::Relaxed);
     }
 }
 
@@ -106,7 +114,8 @@ impl Id {
     /// Makes an id.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: another port space, such as that of multicast over IPoIB. `ENOMEM`: all numbers are taken.
+    /// `EOPNOTSUPP`: another port space, such as that of multicast over IPoIB. `ENOMEM`: all
+    /// numbers are taken.
     pub(crate) fn new(uid: u64, space: u16, kind: u8) -> Result<Self, Errno> {
         let qp_type = match space {
             space::TCP => qp_type::RC,
@@ -119,7 +128,10 @@ impl Id {
             uid,
             space,
             qp_type,
-            machine: Machine { state: State::New, is_datagram: qp_type == qp_type::UD },
+            machine: Machine {
+                state: State::New,
+                is_datagram: qp_type == qp_type::UD,
+            },
             port: None,
             socket: None,
             reported: 0,
@@ -141,7 +153,8 @@ impl Id {
     /// Makes the id of a connection that a listener has taken.
     pub(crate) fn taken(listener: &Self, socket: OwnedFd) -> Result<Self, Errno> {
         let mut id = Self::new(0, listener.space, listener.qp_type)?;
-        (id.socket, id.parent, id.device) = (Some(socket), Some(listener.handle.0), listener.device);
+        (id.socket, id.parent, id.device) =
+            (Some(socket), Some(listener.handle.0), listener.device);
         id.machine.state = State::Arriving;
         Ok(id)
     }
@@ -149,18 +162,29 @@ impl Id {
     /// Binds it to an address, with any port for 0.
     ///
     /// # Errors
-    /// `EADDRINUSE`, and `EADDRNOTAVAIL` for every address: another id has the port. `ENODEV`: no device has the address.
+    /// `EADDRINUSE`, and `EADDRNOTAVAIL` for every address: another id has the port. `ENODEV`: no
+    /// device has the address.
     pub(crate) fn bind(&mut self, settings: &Settings, to: SocketAddr) -> Result<(), Errno> {
         let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
         if device.is_none() && !is_any {
             return Err(Errno(libc::ENODEV));
         }
         self.machine.take(Step::Bind)?;
-        let port = Port::reserve(&settings.fabric, self.space, to.port()).inspect_err(|_| self.machine.state = State::New);
+        let port = Port::reserve(&settings.fabric, self.space, to.port())
+            .inspect_err(|_| self.machine.state = State::New);
         // A kernel compares addresses, and has an error of its own for one that is every address.
-        let in_use = |errno| if errno == IN_USE && is_any { Errno(libc::EADDRNOTAVAIL) } else { errno };
+        let in_use = |errno| {
+            if errno == IN_USE && is_any {
+                Errno(libc::EADDRNOTAVAIL)
+            } else {
+                errno
+            }
+        };
         let port = port.map_err(in_use)?;
-        (self.device, self.local) = (device.filter(|_| !is_any), SocketAddr::new(to.ip(), port.number));
+        (self.device, self.local) = (
+            device.filter(|_| !is_any),
+            SocketAddr::new(to.ip(), port.number),
+        );
         self.port = Some(port);
         Ok(())
     }
@@ -169,28 +193,49 @@ impl Id {
     ///
     /// # Errors
     /// `EINVAL`: it has an address already.
-    pub(crate) fn resolve(&mut self, settings: &Settings, from: Option<SocketAddr>, to: SocketAddr) -> Result<bool, Errno> {
+    pub(crate) fn resolve(
+        &mut self,
+        settings: &Settings,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> Result<bool, Errno> {
         let before = self.machine.state;
         self.machine.take(Step::ResolveAddress)?;
         let bound = Some(self.local.ip()).filter(|ip| !ip.is_unspecified());
-        let from = bound.or(from.map(|from| from.ip()).filter(|ip| !ip.is_unspecified())).or_else(|| address::source(settings, to));
+        let from = bound
+            .or(from.map(|from| from.ip()).filter(|ip| !ip.is_unspecified()))
+            .or_else(|| address::source(settings, to));
         self.device = from.and_then(|ip| address::device(settings, ip));
         self.peer_device = address::device(settings, to.ip());
         let (Some(ip), true) = (from, self.device.is_some() && self.peer_device.is_some()) else {
             self.machine.state = before;
             return Ok(false);
         };
-        let port = if self.local.port() == 0 { service::chosen_port() } else { self.local.port() };
+        let port = if self.local.port() == 0 {
+            service::chosen_port()
+        } else {
+            self.local.port()
+        };
         (self.local, self.remote) = (SocketAddr::new(ip, port), Some(to));
         Ok(true)
     }
 
-    /// Takes the addresses of a request. Returns whether they are those of devices, and of the listener's.
+    /// Takes the addresses of a request. Returns whether they are those of devices, and of the
+    /// listener's.
     pub(crate) fn arrive(&mut self, settings: &Settings, message: &Message) -> bool {
-        let (Some(local), Some(remote)) = (address::parse(&message.destination), address::parse(&message.source)) else { return false };
-        let (device, peer) = (address::device(settings, local.ip()), address::device(settings, remote.ip()));
+        let (Some(local), Some(remote)) = (
+            address::parse(&message.destination),
+            address::parse(&message.source),
+        ) else {
+            return false;
+        };
+        let (device, peer) = (
+            address::device(settings, local.ip()),
+            address::device(settings, remote.ip()),
+        );
         let is_of_listener = self.device.is_none() || self.device == device;
-        (self.local, self.remote, self.device, self.peer_device) = (local, Some(remote), device, peer);
+        (self.local, self.remote, self.device, self.peer_device) =
+            (local, Some(remote), device, peer);
         is_of_listener && device.is_some() && peer.is_some()
     }
 
@@ -199,15 +244,25 @@ impl Id {
         (self.peer, self.peer_psn) = (message.param, message.psn);
     }
 
-    /// Carries out a step, and sends its message to the peer. Returns the event of a request that reaches no listener.
+    /// Carries out a step, and sends its message to the peer. Returns the event of a request that
+    /// reaches no listener.
     ///
     /// # Errors
     /// `EINVAL`: the state does not allow it, or the private data is too long.
-    pub(crate) fn say(&mut self, settings: &Settings, step: Step, param: &ConnParam, reason: i32) -> Result<Option<(Event, i32)>, Errno> {
+    pub(crate) fn say(
+        &mut self,
+        settings: &Settings,
+        step: Step,
+        param: &ConnParam,
+        reason: i32,
+    ) -> Result<Option<(Event, i32)>, Errno> {
         let before = self.machine.state;
-        let Some(kind) = self.machine.take(step)? else { return Ok(None) };
+        let Some(kind) = self.machine.take(step)? else {
+            return Ok(None);
+        };
         let is_datagram = self.machine.is_datagram;
-        let mut message = Message::new(kind, is_datagram, param).inspect_err(|_| self.machine.state = before)?;
+        let mut message =
+            Message::new(kind, is_datagram, param).inspect_err(|_| self.machine.state = before)?;
         (message.psn, message.reason) = (self.psn, reason);
         if is_datagram && message.param.qkey == 0 {
             message.param.qkey = DATAGRAM_QKEY;
@@ -216,7 +271,8 @@ impl Id {
             self.own = message.param;
         }
         if let (Kind::Request, Some(remote)) = (kind, self.remote) {
-            (message.source, message.destination) = (address::bytes(self.local), address::bytes(remote));
+            (message.source, message.destination) =
+                (address::bytes(self.local), address::bytes(remote));
             self.is_active = true;
             match service::connect(&settings.fabric, self.space, remote.port()) {
                 Ok(socket) => self.socket = Some(socket),
@@ -229,7 +285,9 @@ impl Id {
                             self.space
                         ),
                     );
-                    return Ok(self.machine.hear(Heard::Message(Kind::Reject, reason::of(errno, is_datagram))));
+                    return Ok(self
+                        .machine
+                        .hear(Heard::Message(Kind::Reject, reason::of(errno, is_datagram))));
                 }
             }
         }
@@ -239,20 +297,40 @@ impl Id {
         Ok(None)
     }
 
-    /// Returns the parameters of the peer for the event of a message: resources of the one end are those that the other may use.
+    /// Returns the parameters of the peer for the event of a message: resources of the one end are
+    /// those that the other may use.
     pub(crate) fn param(&self, settings: &Settings, kind: Kind) -> [u8; size_of::<UdParam>()] {
-        let ConnParam { qp_num, qkey, private_data, responder_resources, initiator_depth, .. } = self.peer;
+        let ConnParam {
+            qp_num,
+            qkey,
+            private_data,
+            responder_resources,
+            initiator_depth,
+            ..
+        } = self.peer;
         let private_data_len = private_bytes(kind, self.machine.is_datagram) as u8;
         let mut bytes = [0; size_of::<UdParam>()];
         if self.machine.is_datagram {
-            let mut param = UdParam { qp_num, qkey, private_data, private_data_len, ..UdParam::new_zeroed() };
+            let mut param = UdParam {
+                qp_num,
+                qkey,
+                private_data,
+                private_data_len,
+                ..UdParam::new_zeroed()
+            };
             if kind == Kind::Reply {
                 param.ah_attr = self.path(settings);
             }
             bytes.copy_from_slice(param.as_bytes());
         } else if private_data_len > 0 {
             let (responder_resources, initiator_depth) = (initiator_depth, responder_resources);
-            let param = ConnParam { private_data_len, responder_resources, initiator_depth, valid: 0, ..self.peer };
+            let param = ConnParam {
+                private_data_len,
+                responder_resources,
+                initiator_depth,
+                valid: 0,
+                ..self.peer
+            };
             bytes[..size_of::<ConnParam>()].copy_from_slice(param.as_bytes());
         }
         bytes
@@ -260,39 +338,72 @@ impl Id {
 
     /// Returns the GIDs of a path: the last entry of RoCE is that of version 2 and IPv4.
     fn gids(&self, settings: &Settings) -> [Option<[u8; 16]>; 2] {
-        let gid = |device: Option<usize>| settings.network.get(device?)?.gids.last().map(|gid| gid.bytes);
+        let gid = |device: Option<usize>| {
+            settings
+                .network
+                .get(device?)?
+                .gids
+                .last()
+                .map(|gid| gid.bytes)
+        };
         [gid(self.device), gid(self.peer_device)]
     }
 
     fn lid(settings: &Settings, device: Option<usize>) -> u16 {
-        device.and_then(|device| settings.network.get(device)).map_or(0, |port| port.lid)
+        device
+            .and_then(|device| settings.network.get(device))
+            .map_or(0, |port| port.lid)
     }
 
     /// Returns the path to the peer.
     fn path(&self, settings: &Settings) -> AhAttr {
-        let mut path = AhAttr { dlid: Self::lid(settings, self.peer_device), port_num: 1, ..AhAttr::new_zeroed() };
-        if let (Link::Ethernet(_), [_, Some(dgid)], Some(device)) = (settings.link, self.gids(settings), self.device) {
+        let mut path = AhAttr {
+            dlid: Self::lid(settings, self.peer_device),
+            port_num: 1,
+            ..AhAttr::new_zeroed()
+        };
+        if let (Link::Ethernet(_), [_, Some(dgid)], Some(device)) =
+            (settings.link, self.gids(settings), self.device)
+        {
             let sgid_index = settings.network[device].gids.len() as u8 - 1;
-            path.grh = GlobalRoute { dgid, sgid_index, hop_limit: HOPS, ..GlobalRoute::new_zeroed() };
+            path.grh = GlobalRoute {
+                dgid,
+                sgid_index,
+                hop_limit: HOPS,
+                ..GlobalRoute::new_zeroed()
+            };
             path.is_global = 1;
         }
         path
     }
 
     fn path_mtu(settings: &Settings) -> u8 {
-        if matches!(settings.link, Link::Ethernet(Some(_))) { LONGEST_PACKET_BETWEEN_HOSTS } else { LONGEST_PACKET }
+        if matches!(settings.link, Link::Ethernet(Some(_))) {
+            LONGEST_PACKET_BETWEEN_HOSTS
+        } else {
+            LONGEST_PACKET
+        }
     }
 
     /// Returns the addresses and the path of `QUERY_ROUTE`. An id without a device has the GUID 0.
     pub(crate) fn route(&self, settings: &Settings) -> QueryRouteResp {
-        let mut route = QueryRouteResp { src_addr: address::bytes(self.local), ibdev_index: u32::MAX, ..QueryRouteResp::new_zeroed() };
+        let mut route = QueryRouteResp {
+            src_addr: address::bytes(self.local),
+            ibdev_index: u32::MAX,
+            ..QueryRouteResp::new_zeroed()
+        };
         if let Some(remote) = self.remote {
             route.dst_addr = address::bytes(remote);
         }
-        let Some(device) = self.device else { return route };
+        let Some(device) = self.device else {
+            return route;
+        };
         let [sgid, dgid] = self.gids(settings).map(Option::unwrap_or_default);
         (route.node_guid, route.port_num) = (guid(device), 1);
-        route.num_paths = u32::from(!matches!(self.machine.state, State::New | State::Bound | State::Listening | State::AddressResolved));
+        route.num_paths = u32::from(!matches!(
+            self.machine.state,
+            State::New | State::Bound | State::Listening | State::AddressResolved
+        ));
         route.ib_route[0] = PathRec {
             dgid,
             sgid,
@@ -301,7 +412,11 @@ impl Id {
             reversible: 1 << 24,
             mtu: Self::path_mtu(settings).into(),
             pkey: [0xff; 2],
-            hop_limit: if settings.link == Link::InfiniBand { 0 } else { HOPS },
+            hop_limit: if settings.link == Link::InfiniBand {
+                0
+            } else {
+                HOPS
+            },
             numb_path: 1,
             mtu_selector: 2,
             packet_life_time: ACK_TIMEOUT - 2,
@@ -317,11 +432,22 @@ impl Id {
     pub(crate) fn attributes(&self, settings: &Settings, to: u32) -> Result<QpAttr, Errno> {
         use attribute::*;
         const INVALID: Errno = Errno(libc::EINVAL);
-        let state = u8::try_from(to).ok().and_then(QpState::from_number).ok_or(INVALID)?;
+        let state = u8::try_from(to)
+            .ok()
+            .and_then(QpState::from_number)
+            .ok_or(INVALID)?;
         self.device.ok_or(INVALID)?;
-        let mut at = QpAttr { qp_state: to, port_num: 1, ..QpAttr::new_zeroed() };
+        let mut at = QpAttr {
+            qp_state: to,
+            port_num: 1,
+            ..QpAttr::new_zeroed()
+        };
         if self.machine.is_datagram {
-            at.qkey = if self.own.qkey == 0 { DATAGRAM_QKEY } else { self.own.qkey };
+            at.qkey = if self.own.qkey == 0 {
+                DATAGRAM_QKEY
+            } else {
+                self.own.qkey
+            };
             at.qp_attr_mask = STATE | PKEY_INDEX | PORT | QKEY;
             return Ok(at);
         }
@@ -341,20 +467,36 @@ impl Id {
                     let mut access = Access::REMOTE_WRITE;
                     if responder > 0 {
                         access |= Access::REMOTE_READ;
-                        access |= if settings.has_atomics { Access::REMOTE_ATOMIC } else { Access::empty() };
+                        access |= if settings.has_atomics {
+                            Access::REMOTE_ATOMIC
+                        } else {
+                            Access::empty()
+                        };
                     }
                     at.qp_access_flags = access.bits();
                 }
             }
             QpState::ReadyToReceive if has_peer => {
-                at.qp_attr_mask = STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
+                at.qp_attr_mask = STATE
+                    | AV
+                    | PATH_MTU
+                    | DEST_QPN
+                    | RQ_PSN
+                    | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
                 (at.ah_attr, at.path_mtu) = (self.path(settings), Self::path_mtu(settings).into());
-                (at.dest_qp_num, at.rq_psn, at.max_dest_rd_atomic) = (self.peer.qp_num, self.psn, responder);
+                (at.dest_qp_num, at.rq_psn, at.max_dest_rd_atomic) =
+                    (self.peer.qp_num, self.psn, responder);
             }
             QpState::ReadyToSend if has_peer => {
-                at.qp_attr_mask = STATE | SQ_PSN | reliable(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC);
-                (at.sq_psn, at.timeout, at.max_rd_atomic) = (self.peer_psn, self.ack_timeout, initiator);
-                at.retry_cnt = if self.is_active { self.own.retry_count } else { self.peer.retry_count };
+                at.qp_attr_mask =
+                    STATE | SQ_PSN | reliable(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC);
+                (at.sq_psn, at.timeout, at.max_rd_atomic) =
+                    (self.peer_psn, self.ack_timeout, initiator);
+                at.retry_cnt = if self.is_active {
+                    self.own.retry_count
+                } else {
+                    self.peer.retry_count
+                };
                 at.rnr_retry = self.peer.rnr_retry_count;
             }
             _ => return Err(INVALID),

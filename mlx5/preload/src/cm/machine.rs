@@ -31,7 +31,16 @@ impl Kind {
     /// Returns the kind with this number.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         use Kind::*;
-        [Request, Reply, ReadyToUse, Reject, DisconnectRequest, DisconnectReply].into_iter().find(|kind| *kind as u32 == number)
+        [
+            Request,
+            Reply,
+            ReadyToUse,
+            Reject,
+            DisconnectRequest,
+            DisconnectReply,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u32 == number)
     }
 }
 
@@ -71,10 +80,15 @@ pub(crate) mod reason {
 
     /// Returns the reason of a program that gives none, or of its end.
     pub(crate) fn by_program(is_datagram: bool) -> i32 {
-        if is_datagram { DATAGRAM_REJECTED } else { CONSUMER_DEFINED }
+        if is_datagram {
+            DATAGRAM_REJECTED
+        } else {
+            CONSUMER_DEFINED
+        }
     }
 
-    /// Returns the reason for a service that cannot be reached: it has too many requests, or does not exist.
+    /// Returns the reason for a service that cannot be reached: it has too many requests, or does
+    /// not exist.
     pub(crate) fn of(errno: Errno, is_datagram: bool) -> i32 {
         match (errno, is_datagram) {
             (Errno(libc::EAGAIN), _) => by_program(is_datagram),
@@ -130,13 +144,18 @@ impl Machine {
             (Step::ResolveAddress, New | Bound) => (AddressResolved, None),
             (Step::ResolveRoute, AddressResolved) => (RouteResolved, None),
             (Step::Connect, RouteResolved) => (Requesting, Some(Kind::Request)),
-            (Step::Accept, Requested) => (if self.is_datagram { Ended } else { Replied }, Some(Kind::Reply)),
+            (Step::Accept, Requested) => (
+                if self.is_datagram { Ended } else { Replied },
+                Some(Kind::Reply),
+            ),
             (Step::Accept, Answered) => (Established, Some(Kind::ReadyToUse)),
             (Step::Reject, Requested | Answered) => (Ended, Some(Kind::Reject)),
             (Step::Disconnect, Established) => (Disconnecting, Some(Kind::DisconnectRequest)),
             (Step::Disconnect, Disconnected) => (Ended, Some(Kind::DisconnectReply)),
             // Both ends may disconnect, in any order.
-            (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => (self.state, None),
+            (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => {
+                (self.state, None)
+            }
             _ => return Err(Errno(libc::EINVAL)),
         };
         self.state = next;
@@ -145,27 +164,54 @@ impl Machine {
 
     /// Returns whether it has sent a message that the peer must answer.
     pub(crate) fn waits(&self) -> bool {
-        matches!(self.state, State::Requesting | State::Replied | State::Disconnecting)
+        matches!(
+            self.state,
+            State::Requesting | State::Replied | State::Disconnecting
+        )
     }
 
     /// Takes what comes from the peer. Returns the event and its status for the program.
     pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
         use State::*;
-        let rejected = if self.is_datagram { Event::Unreachable } else { Event::Rejected };
+        let rejected = if self.is_datagram {
+            Event::Unreachable
+        } else {
+            Event::Rejected
+        };
         let (next, event) = match (self.state, heard) {
-            (Arriving, Heard::Message(Kind::Request, _)) => (Requested, Some((Event::ConnectRequest, 0))),
-            (Requesting, Heard::Message(Kind::Reply, _)) if self.is_datagram => (Ended, Some((Event::Established, 0))),
-            (Requesting, Heard::Message(Kind::Reply, _)) => (Answered, Some((Event::ConnectResponse, 0))),
-            (Requesting | Replied | Answered, Heard::Message(Kind::Reject, reason)) => (Ended, Some((rejected, reason))),
-            (Replied, Heard::Message(Kind::ReadyToUse, _)) => (Established, Some((Event::Established, 0))),
-            (Established, Heard::Message(Kind::DisconnectRequest, _)) => (Disconnected, Some((Event::Disconnected, 0))),
-            (Requesting | Replied, Heard::Silence) => (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT))),
-            (Disconnecting, Heard::Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
+            (Arriving, Heard::Message(Kind::Request, _)) => {
+                (Requested, Some((Event::ConnectRequest, 0)))
+            }
+            (Requesting, Heard::Message(Kind::Reply, _)) if self.is_datagram => {
+                (Ended, Some((Event::Established, 0)))
+            }
+            (Requesting, Heard::Message(Kind::Reply, _)) => {
+                (Answered, Some((Event::ConnectResponse, 0)))
+            }
+            (Requesting | Replied | Answered, Heard::Message(Kind::Reject, reason)) => {
+                (Ended, Some((rejected, reason)))
+            }
+            (Replied, Heard::Message(Kind::ReadyToUse, _)) => {
+                (Established, Some((Event::Established, 0)))
+            }
+            (Established, Heard::Message(Kind::DisconnectRequest, _)) => {
+                (Disconnected, Some((Event::Disconnected, 0)))
+            }
+            (Requesting | Replied, Heard::Silence) => {
+                (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT)))
+            }
+            (Disconnecting, Heard::Silence) => {
+                (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT)))
+            }
             // The answer needs no peer any more.
             (Requested, Heard::End) if self.is_datagram => (Requested, None),
-            // Everything else than the answer is the end: a peer that breaks the rules, ends, or disconnects at the same time.
+            // Everything else than the answer is the end: a peer that breaks the rules, ends, or
+            // disconnects at the same time.
             (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),
-            (Requesting | Replied | Answered, _) => (Ended, Some((rejected, reason::by_program(self.is_datagram)))),
+            (Requesting | Replied | Answered, _) => (
+                Ended,
+                Some((rejected, reason::by_program(self.is_datagram))),
+            ),
             (Requested, _) => (Ended, Some((rejected, reason::TIMEOUT))),
             _ => (Ended, None),
         };
@@ -181,7 +227,10 @@ mod tests {
     const GONE: Option<(Event, i32)> = Some((Event::Rejected, reason::CONSUMER_DEFINED));
 
     fn machine(state: State) -> Machine {
-        Machine { state, is_datagram: false }
+        Machine {
+            state,
+            is_datagram: false,
+        }
     }
 
     /// Passes a step's message on, and returns the event at the other end.
@@ -192,15 +241,27 @@ mod tests {
 
     fn requested() -> (Machine, Machine) {
         let (mut active, mut passive) = (machine(State::New), machine(State::Arriving));
-        assert_eq!([Step::Bind, Step::ResolveAddress, Step::ResolveRoute].map(|step| active.take(step)), [Ok(None); 3]);
-        assert_eq!(pass(&mut active, Step::Connect, &mut passive), Some((Event::ConnectRequest, 0)));
+        assert_eq!(
+            [Step::Bind, Step::ResolveAddress, Step::ResolveRoute].map(|step| active.take(step)),
+            [Ok(None); 3]
+        );
+        assert_eq!(
+            pass(&mut active, Step::Connect, &mut passive),
+            Some((Event::ConnectRequest, 0))
+        );
         (active, passive)
     }
 
     fn established() -> (Machine, Machine) {
         let (mut active, mut passive) = requested();
-        assert_eq!(pass(&mut passive, Step::Accept, &mut active), Some((Event::ConnectResponse, 0)));
-        assert_eq!(pass(&mut active, Step::Accept, &mut passive), Some((Event::Established, 0)));
+        assert_eq!(
+            pass(&mut passive, Step::Accept, &mut active),
+            Some((Event::ConnectResponse, 0))
+        );
+        assert_eq!(
+            pass(&mut active, Step::Accept, &mut passive),
+            Some((Event::Established, 0))
+        );
         (active, passive)
     }
 
@@ -208,21 +269,38 @@ mod tests {
     fn a_connection_is_made_and_ended_by_either_end() {
         for is_active_first in [true, false] {
             let (active, passive) = established();
-            let (mut first, mut second) = if is_active_first { (active, passive) } else { (passive, active) };
-            assert_eq!(pass(&mut first, Step::Disconnect, &mut second), Some((Event::Disconnected, 0)));
-            assert_eq!(pass(&mut second, Step::Disconnect, &mut first), Some((Event::Disconnected, 0)));
+            let (mut first, mut second) = if is_active_first {
+                (active, passive)
+            } else {
+                (passive, active)
+            };
+            assert_eq!(
+                pass(&mut first, Step::Disconnect, &mut second),
+                Some((Event::Disconnected, 0))
+            );
+            assert_eq!(
+                pass(&mut second, Step::Disconnect, &mut first),
+                Some((Event::Disconnected, 0))
+            );
             assert_eq!((first.state, second.state), (State::Ended, State::Ended));
-            assert_eq!((first.take(Step::Disconnect), second.hear(Heard::End)), (Ok(None), None));
+            assert_eq!(
+                (first.take(Step::Disconnect), second.hear(Heard::End)),
+                (Ok(None), None)
+            );
         }
     }
 
     #[test]
     fn both_ends_may_disconnect_at_once() {
         let (mut active, mut passive) = established();
-        let [one, other] = [&mut active, &mut passive].map(|end| end.take(Step::Disconnect).unwrap().unwrap());
+        let [one, other] =
+            [&mut active, &mut passive].map(|end| end.take(Step::Disconnect).unwrap().unwrap());
         for (end, kind) in [(active, other), (passive, one)] {
             let mut end = end;
-            assert_eq!(end.hear(Heard::Message(kind, 0)), Some((Event::Disconnected, 0)));
+            assert_eq!(
+                end.hear(Heard::Message(kind, 0)),
+                Some((Event::Disconnected, 0))
+            );
             assert_eq!(end.hear(Heard::End), None);
         }
     }
@@ -230,23 +308,35 @@ mod tests {
     #[test]
     fn either_end_may_reject_and_a_reason_arrives() {
         let (mut active, mut passive) = requested();
-        assert_eq!(pass(&mut passive, Step::Reject, &mut active), Some((Event::Rejected, 5)));
+        assert_eq!(
+            pass(&mut passive, Step::Reject, &mut active),
+            Some((Event::Rejected, 5))
+        );
         assert_eq!(passive.take(Step::Accept), Err(Errno(libc::EINVAL)));
 
         let (mut active, mut passive) = requested();
         pass(&mut passive, Step::Accept, &mut active);
-        assert_eq!(pass(&mut active, Step::Reject, &mut passive), Some((Event::Rejected, 5)));
+        assert_eq!(
+            pass(&mut active, Step::Reject, &mut passive),
+            Some((Event::Rejected, 5))
+        );
     }
 
     #[test]
     fn a_peer_that_dies_is_an_event_in_every_state_that_waits_for_it() {
         let (mut active, mut passive) = requested();
-        assert_eq!(passive.hear(Heard::End), Some((Event::Rejected, reason::TIMEOUT)));
+        assert_eq!(
+            passive.hear(Heard::End),
+            Some((Event::Rejected, reason::TIMEOUT))
+        );
         assert_eq!(active.hear(Heard::End), GONE);
 
         let (mut active, mut passive) = requested();
         pass(&mut passive, Step::Accept, &mut active);
-        assert_eq!((active.hear(Heard::End), passive.hear(Heard::End)), (GONE, GONE));
+        assert_eq!(
+            (active.hear(Heard::End), passive.hear(Heard::End)),
+            (GONE, GONE)
+        );
 
         let (mut active, mut passive) = established();
         assert_eq!(active.hear(Heard::End), Some((Event::Disconnected, 0)));
@@ -261,23 +351,48 @@ mod tests {
         for (state, event) in [
             (State::Requesting, unreachable),
             (State::Replied, unreachable),
-            (State::Disconnecting, Some((Event::Disconnected, -libc::ETIMEDOUT))),
+            (
+                State::Disconnecting,
+                Some((Event::Disconnected, -libc::ETIMEDOUT)),
+            ),
         ] {
             let mut end = machine(state);
             assert!(end.waits());
-            assert_eq!((end.hear(Heard::Silence), end.waits(), end.state), (event, false, State::Ended));
+            assert_eq!(
+                (end.hear(Heard::Silence), end.waits(), end.state),
+                (event, false, State::Ended)
+            );
         }
     }
 
     #[test]
     fn datagrams_need_one_exchange() {
-        let [mut active, mut passive] = [State::RouteResolved, State::Arriving].map(|state| Machine { state, is_datagram: true });
-        assert_eq!(pass(&mut active, Step::Connect, &mut passive), Some((Event::ConnectRequest, 0)));
-        assert_eq!(pass(&mut passive, Step::Accept, &mut active), Some((Event::Established, 0)));
-        assert_eq!((active.hear(Heard::End), passive.hear(Heard::End)), (None, None));
+        let [mut active, mut passive] =
+            [State::RouteResolved, State::Arriving].map(|state| Machine {
+                state,
+                is_datagram: true,
+            });
+        assert_eq!(
+            pass(&mut active, Step::Connect, &mut passive),
+            Some((Event::ConnectRequest, 0))
+        );
+        assert_eq!(
+            pass(&mut passive, Step::Accept, &mut active),
+            Some((Event::Established, 0))
+        );
+        assert_eq!(
+            (active.hear(Heard::End), passive.hear(Heard::End)),
+            (None, None)
+        );
 
-        let mut active = Machine { state: State::Requesting, is_datagram: true };
-        assert_eq!(active.hear(Heard::End), Some((Event::Unreachable, reason::DATAGRAM_REJECTED)));
+        let mut active = Machine {
+            state: State::Requesting,
+            is_datagram: true,
+        };
+        assert_eq!(
+            active.hear(Heard::End),
+            Some((Event::Unreachable, reason::DATAGRAM_REJECTED))
+        );
     }
 
     /// A peer may send anything at any time: then it is gone.
@@ -286,9 +401,15 @@ mod tests {
         for number in 1..=6 {
             let kind = Kind::from_number(number).unwrap();
             let mut end = machine(State::Arriving);
-            assert_eq!(end.hear(Heard::Message(kind, 0)).is_some(), kind == Kind::Request);
+            assert_eq!(
+                end.hear(Heard::Message(kind, 0)).is_some(),
+                kind == Kind::Request
+            );
             let (mut active, _) = established();
-            assert_eq!(active.hear(Heard::Message(kind, 0)), Some((Event::Disconnected, 0)));
+            assert_eq!(
+                active.hear(Heard::Message(kind, 0)),
+                Some((Event::Disconnected, 0))
+            );
         }
         assert_eq!((Kind::from_number(0), Kind::from_number(7)), (None, None));
     }
@@ -307,8 +428,21 @@ mod tests {
             (State::Requested, &[Accept, Reject]),
             (State::Ended, &[Disconnect]),
         ] {
-            for step in [Bind, Listen, ResolveAddress, ResolveRoute, Connect, Accept, Reject, Disconnect] {
-                assert_eq!(machine(state).take(step).is_ok(), legal.contains(&step), "{step:?} in {state:?}");
+            for step in [
+                Bind,
+                Listen,
+                ResolveAddress,
+                ResolveRoute,
+                Connect,
+                Accept,
+                Reject,
+                Disconnect,
+            ] {
+                assert_eq!(
+                    machine(state).take(step).is_ok(),
+                    legal.contains(&step),
+                    "{step:?} in {state:?}"
+                );
             }
         }
     }

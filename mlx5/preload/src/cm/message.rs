@@ -1,4 +1,5 @@
-//! The messages between two ids. A peer's bytes are checked here, before anything is done with them.
+//! The messages between two ids. A peer's bytes are checked here, before anything is done with
+//! them.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -26,7 +27,8 @@ pub(crate) struct Message {
     pub(crate) param: ConnParam,
 }
 
-/// Returns the bytes of private data that a message carries (IBTA 12.6 and 12.11, without the part of the address).
+/// Returns the bytes of private data that a message carries (IBTA 12.6 and 12.11, without the part
+/// of the address).
 pub(crate) const fn private_bytes(kind: Kind, is_datagram: bool) -> usize {
     match (kind, is_datagram) {
         (Kind::Request, false) => 56,
@@ -48,7 +50,12 @@ impl Message {
         if len > private_bytes(kind, is_datagram) {
             return Err(Errno(libc::EINVAL));
         }
-        let mut message = Self { version: VERSION, kind: kind as u32, param: *param, ..Self::new_zeroed() };
+        let mut message = Self {
+            version: VERSION,
+            kind: kind as u32,
+            param: *param,
+            ..Self::new_zeroed()
+        };
         let param = &mut message.param;
         param.private_data[len..].fill(0);
         param.qp_num &= (1 << 24) - 1;
@@ -59,16 +66,28 @@ impl Message {
         Ok(message)
     }
 
-    /// Reads a peer's message. Returns `None` for anything else, and for numbers that no queue pair takes.
+    /// Reads a peer's message. Returns `None` for anything else, and for numbers that no queue pair
+    /// takes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Kind, Self)> {
-        let message = Self::read_from_bytes(bytes).ok().filter(|message| message.version == VERSION)?;
-        let ConnParam { qp_num, retry_count, rnr_retry_count, responder_resources, initiator_depth, .. } = message.param;
+        let message = Self::read_from_bytes(bytes)
+            .ok()
+            .filter(|message| message.version == VERSION)?;
+        let ConnParam {
+            qp_num,
+            retry_count,
+            rnr_retry_count,
+            responder_resources,
+            initiator_depth,
+            ..
+        } = message.param;
         let is_legal = message.psn < 1 << 24
             && qp_num < 1 << 24
             && retry_count < 8
             && rnr_retry_count < 8
             && u32::from(responder_resources.max(initiator_depth)) <= MAX_RD_ATOMIC;
-        Kind::from_number(message.kind).filter(|_| is_legal).map(|kind| (kind, message))
+        Kind::from_number(message.kind)
+            .filter(|_| is_legal)
+            .map(|kind| (kind, message))
     }
 }
 
@@ -78,11 +97,30 @@ mod tests {
 
     #[test]
     fn private_data_fits_its_message_and_nothing_else_of_the_program_leaks() {
-        let mut param = ConnParam { private_data: [7; 256], private_data_len: 56, ..ConnParam::new_zeroed() };
-        let (kind, message) = Message::parse(Message::new(Kind::Request, false, &param).unwrap().as_bytes()).unwrap();
-        assert_eq!((kind, message.param.private_data[55], message.param.private_data[56]), (Kind::Request, 7, 0));
+        let mut param = ConnParam {
+            private_data: [7; 256],
+            private_data_len: 56,
+            ..ConnParam::new_zeroed()
+        };
+        let (kind, message) = Message::parse(
+            Message::new(Kind::Request, false, &param)
+                .unwrap()
+                .as_bytes(),
+        )
+        .unwrap();
+        assert_eq!(
+            (
+                kind,
+                message.param.private_data[55],
+                message.param.private_data[56]
+            ),
+            (Kind::Request, 7, 0)
+        );
         param.private_data_len = 57;
-        assert_eq!(Message::new(Kind::Request, false, &param).err(), Some(Errno(libc::EINVAL)));
+        assert_eq!(
+            Message::new(Kind::Request, false, &param).err(),
+            Some(Errno(libc::EINVAL))
+        );
     }
 
     #[test]
@@ -91,7 +129,9 @@ mod tests {
         let bytes = good.as_bytes();
         assert!(Message::parse(bytes).is_some());
         assert!(
-            Message::parse(&bytes[1..]).is_none() && Message::parse(&[bytes, &[0]].concat()).is_none() && Message::parse(&[]).is_none()
+            Message::parse(&bytes[1..]).is_none()
+                && Message::parse(&[bytes, &[0]].concat()).is_none()
+                && Message::parse(&[]).is_none()
         );
         let changed = |change: &dyn Fn(&mut Message)| {
             let mut message = good;

@@ -1,8 +1,10 @@
 //! `/dev/infiniband/rdma_cm`, the kernel's connection manager below librdmacm.
 //!
-//! The program's descriptor is that of an epoll instance. It watches the sockets of all ids, an eventfd that says that there are events to
-//! read, and the timer of the first answer that is missing. So `poll` shows what the program expects, and no thread is needed: messages of
-//! peers are handled before each command. Each connection of an id with its peer is a socket of its own, whose end tells the one that the other is gone.
+//! The program's descriptor is that of an epoll instance. It watches the sockets of all ids, an
+//! eventfd that says that there are events to read, and the timer of the first answer that is
+//! missing. So `poll` shows what the program expects, and no thread is needed: messages of peers
+//! are handled before each command. Each connection of an id with its peer is a socket of its own,
+//! whose end tells the one that the other is gone.
 
 mod address;
 mod identifier;
@@ -21,8 +23,9 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::abi::cm::{
-    Accept, BindIp, ConnParam, Connect, CreateId, CreateIdResp, DestroyId, DestroyIdResp, Disconnect, EventResp, GetEvent, InitQpAttr,
-    Listen, MigrateId, NAMES, Notify, Query, Reject, ResolveIp, ResolveRoute, SetOption, number,
+    Accept, BindIp, ConnParam, Connect, CreateId, CreateIdResp, DestroyId, DestroyIdResp,
+    Disconnect, EventResp, GetEvent, InitQpAttr, Listen, MigrateId, NAMES, Notify, Query, Reject,
+    ResolveIp, ResolveRoute, SetOption, number,
 };
 use crate::cm::identifier::Id;
 use crate::cm::machine::{Event, Heard, Kind, State, Step, reason};
@@ -47,7 +50,8 @@ const AT_ONCE: Duration = Duration::from_nanos(1);
 /// Number of watched files that are looked at together.
 const TOGETHER: usize = 64;
 
-/// A command: the header is the number, and the bytes that follow it and those of the response, 16 bits each.
+/// A command: the header is the number, and the bytes that follow it and those of the response, 16
+/// bits each.
 #[derive(Debug)]
 struct Call {
     number: u32,
@@ -57,17 +61,32 @@ struct Call {
 
 impl Call {
     fn read(at: u64, len: usize) -> Result<Self, Errno> {
-        let mut bytes = vec![0; if len > LONGEST { return Err(INVALID) } else { len }];
+        let mut bytes = vec![
+            0;
+            if len > LONGEST {
+                return Err(INVALID);
+            } else {
+                len
+            }
+        ];
         sys::copy_in(at, &mut bytes)?;
-        let Some((&[a, b, c, d, e, f, g, h], request)) = bytes.split_first_chunk() else { return Err(INVALID) };
+        let Some((&[a, b, c, d, e, f, g, h], request)) = bytes.split_first_chunk() else {
+            return Err(INVALID);
+        };
         if usize::from(u16::from_ne_bytes([e, f])) > request.len() {
             return Err(INVALID);
         }
-        Ok(Self { number: u32::from_ne_bytes([a, b, c, d]), request: request.to_vec(), room: u16::from_ne_bytes([g, h]).into() })
+        Ok(Self {
+            number: u32::from_ne_bytes([a, b, c, d]),
+            request: request.to_vec(),
+            room: u16::from_ne_bytes([g, h]).into(),
+        })
     }
 
     fn request<T: FromBytes>(&self) -> Result<T, Errno> {
-        T::read_from_prefix(&self.request).map(|(request, _)| request).map_err(|_| INVALID)
+        T::read_from_prefix(&self.request)
+            .map(|(request, _)| request)
+            .map_err(|_| INVALID)
     }
 
     /// Writes the response as far as there is room: that of older libraries is shorter.
@@ -105,9 +124,11 @@ pub(crate) struct Session {
 struct Ids {
     by_handle: HashMap<u32, Id>,
     unread: VecDeque<Unread>,
-    /// The ends of the times for answers, with the handles of ids; also of those that have their answer, or are gone.
+    /// The ends of the times for answers, with the handles of ids; also of those that have their
+    /// answer, or are gone.
     answers: BTreeSet<(Instant, u32)>,
-    /// A descriptor to be closed when there is no other one for a connection, which is then rejected.
+    /// A descriptor to be closed when there is no other one for a connection, which is then
+    /// rejected.
     spare: Option<OwnedFd>,
 }
 
@@ -116,20 +137,40 @@ impl Ids {
         self.by_handle.get_mut(&handle).ok_or(Errno(libc::ENOENT))
     }
 
-    /// Adds an event, unless the program does not know the id yet: then its answer to the request will fail.
+    /// Adds an event, unless the program does not know the id yet: then its answer to the request
+    /// will fail.
     fn push(&mut self, handle: u32, event: Event, status: i32, param: [u8; 304]) {
         let Ok(id) = self.get(handle) else { return };
-        let owner = if event == Event::ConnectRequest { id.parent } else { Some(handle).filter(|_| id.uid != 0) };
-        let response = EventResp { id: handle, event: event as u32, status, param, ..EventResp::new_zeroed() };
-        self.unread.extend(owner.map(|owner| Unread { owner, response }));
+        let owner = if event == Event::ConnectRequest {
+            id.parent
+        } else {
+            Some(handle).filter(|_| id.uid != 0)
+        };
+        let response = EventResp {
+            id: handle,
+            event: event as u32,
+            status,
+            param,
+            ..EventResp::new_zeroed()
+        };
+        self.unread
+            .extend(owner.map(|owner| Unread { owner, response }));
     }
 
     /// Removes an id, and those that it made and the program does not know.
     fn remove(&mut self, handle: u32) -> Result<Vec<Id>, Errno> {
         self.get(handle)?;
         let gone = |id: &Id| id.handle.0 == handle || id.parent == Some(handle);
-        let handles: Vec<_> = self.by_handle.values().filter(|id| gone(id)).map(|id| id.handle.0).collect();
-        Ok(handles.iter().filter_map(|handle| self.by_handle.remove(handle)).collect())
+        let handles: Vec<_> = self
+            .by_handle
+            .values()
+            .filter(|id| gone(id))
+            .map(|id| id.handle.0)
+            .collect();
+        Ok(handles
+            .iter()
+            .filter_map(|handle| self.by_handle.remove(handle))
+            .collect())
     }
 }
 
@@ -139,29 +180,67 @@ impl Session {
         // SAFETY: plain numbers. No other code has the new descriptors.
         let (epoll, has_events, timer) = unsafe {
             let epoll = service::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            let has_events = service::owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
-            (epoll, has_events, service::owned(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK))?)
+            let has_events =
+                service::owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
+            (
+                epoll,
+                has_events,
+                service::owned(libc::timerfd_create(
+                    libc::CLOCK_MONOTONIC,
+                    libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+                ))?,
+            )
         };
         // SAFETY: the same.
-        let of_program =
-            unsafe { OwnedFd::from_raw_fd(sys::checked(libc::fcntl(epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0).into())? as c_int) };
-        let session = Self { settings, epoll, has_events, timer, answer_time: ANSWER_TIME, ids: Mutex::default() };
+        let of_program = unsafe {
+            OwnedFd::from_raw_fd(sys::checked(
+                libc::fcntl(epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0).into(),
+            )? as c_int)
+        };
+        let session = Self {
+            settings,
+            epoll,
+            has_events,
+            timer,
+            answer_time: ANSWER_TIME,
+            ids: Mutex::default(),
+        };
         session.watch(&session.has_events, EVENTS)?;
         session.watch(&session.timer, TIMER)?;
         Ok((session, of_program))
     }
 
     fn watch(&self, file: &OwnedFd, token: u64) -> Result<(), Errno> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: token,
+        };
         // SAFETY: live descriptors, and an event.
-        sys::checked(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event) }.into())
-            .map(drop)
+        sys::checked(
+            unsafe {
+                libc::epoll_ctl(
+                    self.epoll.as_raw_fd(),
+                    libc::EPOLL_CTL_ADD,
+                    file.as_raw_fd(),
+                    &raw mut event,
+                )
+            }
+            .into(),
+        )
+        .map(drop)
     }
 
     /// Ends watching a socket. Closing is not enough if the child of a fork has it too.
     fn unwatch(&self, file: &OwnedFd) {
         // SAFETY: live descriptors. A file that is not watched is an error.
-        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, file.as_raw_fd(), core::ptr::null_mut()) };
+        unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_DEL,
+                file.as_raw_fd(),
+                core::ptr::null_mut(),
+            )
+        };
     }
 
     fn ids(&self) -> MutexGuard<'_, Ids> {
@@ -176,13 +255,25 @@ impl Session {
     /// Carries out a command. Returns `false` for one that asks for an event if there is none.
     pub(crate) fn execute(&self, at: u64, len: usize, find: Find) -> Result<bool, Errno> {
         let call = Call::read(at, len)?;
-        let done = if call.number == number::MIGRATE_ID { self.migrate(&call, find) } else { self.dispatch(&call) };
-        let name = NAMES.split(' ').nth(call.number as usize).unwrap_or("unknown command");
+        let done = if call.number == number::MIGRATE_ID {
+            self.migrate(&call, find)
+        } else {
+            self.dispatch(&call)
+        };
+        let name = NAMES
+            .split(' ')
+            .nth(call.number as usize)
+            .unwrap_or("unknown command");
         match done {
             Err(Errno(libc::EAGAIN)) if call.number == number::GET_EVENT => return Ok(false),
             Ok(()) => log::command(self.settings, format_args!("rdma_cm {name}")),
             // librdmacm asks whether there are addresses of InfiniBand's own.
-            Err(errno) => log::answered(self.settings, format_args!("rdma_cm {name}"), errno, call.number == number::BIND),
+            Err(errno) => log::answered(
+                self.settings,
+                format_args!("rdma_cm {name}"),
+                errno,
+                call.number == number::BIND,
+            ),
         }
         done.map(|()| true)
     }
@@ -198,29 +289,49 @@ impl Session {
 
     /// Shows the program whether there are events, or when there may be one without a message.
     fn signal(&self, ids: &Ids) {
-        let left = ids.answers.first().map_or(Duration::ZERO, |(at, _)| at.saturating_duration_since(Instant::now()).max(AT_ONCE));
+        let left = ids.answers.first().map_or(Duration::ZERO, |(at, _)| {
+            at.saturating_duration_since(Instant::now()).max(AT_ONCE)
+        });
         // SAFETY: plain numbers.
         let mut at: libc::itimerspec = unsafe { core::mem::zeroed() };
-        (at.it_value.tv_sec, at.it_value.tv_nsec) = (left.as_secs() as libc::time_t, left.subsec_nanos().into());
+        (at.it_value.tv_sec, at.it_value.tv_nsec) =
+            (left.as_secs() as libc::time_t, left.subsec_nanos().into());
         // SAFETY: a live descriptor and structure. A time of 0 stops the timer.
-        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const at, core::ptr::null_mut()) };
+        unsafe {
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                0,
+                &raw const at,
+                core::ptr::null_mut(),
+            )
+        };
         let mut old = 0;
         // SAFETY: a live descriptor that does not block, and a place for its value.
         unsafe {
             libc::eventfd_read(self.has_events.as_raw_fd(), &raw mut old);
-            libc::eventfd_write(self.has_events.as_raw_fd(), u64::from(!ids.unread.is_empty()));
+            libc::eventfd_write(
+                self.has_events.as_raw_fd(),
+                u64::from(!ids.unread.is_empty()),
+            );
         }
     }
 
     /// Takes an id, and its events, from another opening of the device.
     fn migrate(&self, call: &Call, find: Find) -> Result<(), Errno> {
-        let MigrateId { response, id: handle, fd } = call.request()?;
+        let MigrateId {
+            response,
+            id: handle,
+            fd,
+        } = call.request()?;
         let from = find(fd as c_int).ok_or(INVALID)?;
         let (moved, unread) = {
             let mut ids = from.ids();
             let moved = ids.remove(handle)?;
             moved.iter().for_each(|id| from.unwatch_all(id));
-            let (unread, others) = ids.unread.drain(..).partition(|event| moved.iter().any(|id| id.handle.0 == event.response.id));
+            let (unread, others) = ids
+                .unread
+                .drain(..)
+                .partition(|event| moved.iter().any(|id| id.handle.0 == event.response.id));
             ids.unread = others;
             from.signal(&ids);
             (moved, unread)
@@ -229,11 +340,24 @@ impl Session {
         ids.unread.extend::<VecDeque<_>>(unread);
         for id in moved {
             if id.handle.0 == handle {
-                call.respond(response, &DestroyIdResp { events_reported: id.reported })?;
+                call.respond(
+                    response,
+                    &DestroyIdResp {
+                        events_reported: id.reported,
+                    },
+                )?;
             }
-            let listens = id.port.as_ref().filter(|_| id.machine.state == State::Listening).map(|port| &port.socket);
-            id.socket.iter().chain(listens).try_for_each(|socket| self.watch(socket, id.handle.0.into()))?;
-            ids.answers.extend(id.answer_until.map(|until| (until, id.handle.0)));
+            let listens = id
+                .port
+                .as_ref()
+                .filter(|_| id.machine.state == State::Listening)
+                .map(|port| &port.socket);
+            id.socket
+                .iter()
+                .chain(listens)
+                .try_for_each(|socket| self.watch(socket, id.handle.0.into()))?;
+            ids.answers
+                .extend(id.answer_until.map(|until| (until, id.handle.0)));
             ids.by_handle.insert(id.handle.0, id);
         }
         self.signal(&ids);
@@ -243,33 +367,64 @@ impl Session {
     fn carry_out(&self, ids: &mut Ids, call: &Call) -> Result<(), Errno> {
         match call.number {
             number::CREATE_ID => {
-                let CreateId { uid, response, ps, qp_type, .. } = call.request()?;
+                let CreateId {
+                    uid,
+                    response,
+                    ps,
+                    qp_type,
+                    ..
+                } = call.request()?;
                 let id = Id::new(uid, ps, qp_type)?;
                 call.respond(response, &CreateIdResp { id: id.handle.0 })?;
                 ids.by_handle.insert(id.handle.0, id);
                 Ok(())
             }
             number::DESTROY_ID => {
-                let DestroyId { response, id: handle, .. } = call.request()?;
+                let DestroyId {
+                    response,
+                    id: handle,
+                    ..
+                } = call.request()?;
                 let gone = ids.remove(handle)?;
-                let events_reported = gone.iter().find(|id| id.handle.0 == handle).map_or(0, |id| id.reported);
-                ids.unread.retain(|event| !gone.iter().any(|id| id.handle.0 == event.response.id));
+                let events_reported = gone
+                    .iter()
+                    .find(|id| id.handle.0 == handle)
+                    .map_or(0, |id| id.reported);
+                ids.unread
+                    .retain(|event| !gone.iter().any(|id| id.handle.0 == event.response.id));
                 gone.iter().for_each(|id| self.unwatch_all(id));
                 call.respond(response, &DestroyIdResp { events_reported })
             }
             number::BIND_IP => {
                 let BindIp { addr, id, .. } = call.request()?;
-                ids.get(id)?.bind(self.settings, address::parse(&addr).ok_or(Errno(libc::EAFNOSUPPORT))?)
+                ids.get(id)?.bind(
+                    self.settings,
+                    address::parse(&addr).ok_or(Errno(libc::EAFNOSUPPORT))?,
+                )
             }
             number::RESOLVE_IP => {
-                let ResolveIp { src_addr, dst_addr, id: handle, .. } = call.request()?;
+                let ResolveIp {
+                    src_addr,
+                    dst_addr,
+                    id: handle,
+                    ..
+                } = call.request()?;
                 let to = address::parse(&dst_addr).ok_or(Errno(libc::EAFNOSUPPORT))?;
-                let is_found = ids.get(handle)?.resolve(self.settings, address::parse(&src_addr), to)?;
+                let is_found =
+                    ids.get(handle)?
+                        .resolve(self.settings, address::parse(&src_addr), to)?;
                 if !is_found {
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
-                    log::refused(self.settings, format_args!("rdma_cm resolve_ip {}: {why}", to.ip()));
+                    log::refused(
+                        self.settings,
+                        format_args!("rdma_cm resolve_ip {}: {why}", to.ip()),
+                    );
                 }
-                let (event, status) = if is_found { (Event::AddressResolved, 0) } else { (Event::AddressError, -libc::ENODEV) };
+                let (event, status) = if is_found {
+                    (Event::AddressResolved, 0)
+                } else {
+                    (Event::AddressError, -libc::ENODEV)
+                };
                 ids.push(handle, event, status, [0; 304]);
                 Ok(())
             }
@@ -284,13 +439,18 @@ impl Session {
                 call.respond(response, &ids.get(id)?.route(self.settings))
             }
             number::LISTEN => {
-                let Listen { id: handle, backlog } = call.request()?;
+                let Listen {
+                    id: handle,
+                    backlog,
+                } = call.request()?;
                 let id = ids.get(handle)?;
                 if id.machine.state == State::New {
                     id.bind(self.settings, id.local)?;
                 }
                 id.machine.take(Step::Listen)?;
-                let Some(port) = &id.port else { return Err(INVALID) };
+                let Some(port) = &id.port else {
+                    return Err(INVALID);
+                };
                 port.listen(backlog)?;
                 self.watch(&port.socket, handle.into())
             }
@@ -299,7 +459,12 @@ impl Session {
                 self.say(ids, id, Step::Connect, &conn_param, 0)
             }
             number::ACCEPT => {
-                let Accept { uid, conn_param, id: handle, .. } = call.request()?;
+                let Accept {
+                    uid,
+                    conn_param,
+                    id: handle,
+                    ..
+                } = call.request()?;
                 self.say(ids, handle, Step::Accept, &conn_param, 0)?;
                 if conn_param.valid != 0 {
                     ids.get(handle)?.uid = uid;
@@ -307,14 +472,38 @@ impl Session {
                 Ok(())
             }
             number::REJECT => {
-                let Reject { id: handle, private_data_len, reason, private_data, .. } = call.request()?;
-                let param = ConnParam { private_data, private_data_len, ..ConnParam::new_zeroed() };
-                let reason = if reason == 0 { reason::by_program(ids.get(handle)?.machine.is_datagram) } else { reason.into() };
+                let Reject {
+                    id: handle,
+                    private_data_len,
+                    reason,
+                    private_data,
+                    ..
+                } = call.request()?;
+                let param = ConnParam {
+                    private_data,
+                    private_data_len,
+                    ..ConnParam::new_zeroed()
+                };
+                let reason = if reason == 0 {
+                    reason::by_program(ids.get(handle)?.machine.is_datagram)
+                } else {
+                    reason.into()
+                };
                 self.say(ids, handle, Step::Reject, &param, reason)
             }
-            number::DISCONNECT => self.say(ids, call.request::<Disconnect>()?.id, Step::Disconnect, &ConnParam::new_zeroed(), 0),
+            number::DISCONNECT => self.say(
+                ids,
+                call.request::<Disconnect>()?.id,
+                Step::Disconnect,
+                &ConnParam::new_zeroed(),
+                0,
+            ),
             number::INIT_QP_ATTR => {
-                let InitQpAttr { response, id, qp_state } = call.request()?;
+                let InitQpAttr {
+                    response,
+                    id,
+                    qp_state,
+                } = call.request()?;
                 call.respond(response, &ids.get(id)?.attributes(self.settings, qp_state)?)
             }
             number::GET_EVENT => {
@@ -325,43 +514,72 @@ impl Session {
                 // Other options of an id, such as its type of service, have no effect here.
                 const OF_ID: u32 = 0;
                 const ACK_TIMEOUT: u32 = 3;
-                let SetOption { optval, id, level, optname, .. } = call.request()?;
+                let SetOption {
+                    optval,
+                    id,
+                    level,
+                    optname,
+                    ..
+                } = call.request()?;
                 let id = ids.get(id)?;
                 if (level, optname) == (OF_ID, ACK_TIMEOUT) {
                     let mut value = [0; 1];
                     sys::copy_in(optval, &mut value)?;
                     id.ack_timeout = value[0] & 31;
                 }
-                if level == OF_ID { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
+                if level == OF_ID {
+                    Ok(())
+                } else {
+                    Err(Errno(libc::EOPNOTSUPP))
+                }
             }
-            // The event that it reports, a message before the connection is there, is one that the device does not raise.
+            // The event that it reports, a message before the connection is there, is one that the
+            // device does not raise.
             number::NOTIFY => ids.get(call.request::<Notify>()?.id).map(drop),
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
     }
 
     fn unwatch_all(&self, id: &Id) {
-        id.socket.iter().chain(id.port.as_ref().map(|port| &port.socket)).for_each(|socket| self.unwatch(socket));
+        id.socket
+            .iter()
+            .chain(id.port.as_ref().map(|port| &port.socket))
+            .for_each(|socket| self.unwatch(socket));
     }
 
-    fn say(&self, ids: &mut Ids, handle: u32, step: Step, param: &ConnParam, reason: i32) -> Result<(), Errno> {
+    fn say(
+        &self,
+        ids: &mut Ids,
+        handle: u32,
+        step: Step,
+        param: &ConnParam,
+        reason: i32,
+    ) -> Result<(), Errno> {
         let id = ids.get(handle)?;
         let failed = id.say(self.settings, step, param, reason)?;
         if let (Step::Connect, Some(socket)) = (step, &id.socket) {
             self.watch(socket, handle.into())?;
         }
-        id.answer_until = id.machine.waits().then(|| Instant::now() + self.answer_time);
+        id.answer_until = id
+            .machine
+            .waits()
+            .then(|| Instant::now() + self.answer_time);
         let answer = id.answer_until.map(|until| (until, handle));
         self.settle(id);
         ids.answers.extend(answer);
-        failed.into_iter().for_each(|(event, status)| ids.push(handle, event, status, [0; 304]));
+        failed
+            .into_iter()
+            .for_each(|(event, status)| ids.push(handle, event, status, [0; 304]));
         Ok(())
     }
 
     /// Closes the connection of an id that needs none any more.
     fn settle(&self, id: &mut Id) {
         if id.machine.state == State::Ended {
-            id.socket.take().iter().for_each(|socket| self.unwatch(socket));
+            id.socket
+                .take()
+                .iter()
+                .for_each(|socket| self.unwatch(socket));
         }
     }
 
@@ -370,7 +588,14 @@ impl Session {
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; TOGETHER];
         loop {
             // SAFETY: room for that many events.
-            let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), ready.as_mut_ptr(), TOGETHER as c_int, 0) };
+            let count = unsafe {
+                libc::epoll_wait(
+                    self.epoll.as_raw_fd(),
+                    ready.as_mut_ptr(),
+                    TOGETHER as c_int,
+                    0,
+                )
+            };
             let mut has_worked = false;
             for event in &ready[..count.max(0) as usize] {
                 let token = event.u64;
@@ -382,45 +607,87 @@ impl Session {
         }
         let now = Instant::now();
         while let Some(&(until, handle)) = ids.answers.first() {
-            if ids.get(handle).is_ok_and(|id| id.answer_until == Some(until) && id.machine.waits()) {
+            if ids
+                .get(handle)
+                .is_ok_and(|id| id.answer_until == Some(until) && id.machine.waits())
+            {
                 if until > now {
                     break;
                 }
-                log::refused(self.settings, format_args!("rdma_cm: the peer of id {handle} has not answered in {:?}", self.answer_time));
+                log::refused(
+                    self.settings,
+                    format_args!(
+                        "rdma_cm: the peer of id {handle} has not answered in {:?}",
+                        self.answer_time
+                    ),
+                );
                 self.hear(ids, handle, Heard::Silence, None);
             }
             ids.answers.pop_first();
         }
         if ids.spare.is_none() {
             // SAFETY: a live descriptor. No other code has the new one.
-            ids.spare = unsafe { service::owned(libc::fcntl(self.epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0)) }.ok();
+            ids.spare = unsafe {
+                service::owned(libc::fcntl(
+                    self.epoll.as_raw_fd(),
+                    libc::F_DUPFD_CLOEXEC,
+                    0,
+                ))
+            }
+            .ok();
         }
     }
 
     /// Takes a connection of a listener, or a message of a peer. Returns whether there was one.
     fn look(&self, ids: &mut Ids, handle: u32) -> bool {
-        let Ids { by_handle, spare, .. } = ids;
-        let Some(id) = by_handle.get_mut(&handle) else { return false };
+        let Ids {
+            by_handle, spare, ..
+        } = ids;
+        let Some(id) = by_handle.get_mut(&handle) else {
+            return false;
+        };
         if let (State::Listening, Some(port)) = (id.machine.state, &id.port) {
             let socket = match service::accept(&port.socket) {
                 Ok(socket) => socket,
                 Err(Errno(libc::EMFILE | libc::ENFILE)) if spare.take().is_some() => {
                     let rejected = service::accept(&port.socket);
-                    log::refused(self.settings, format_args!("rdma_cm: a connection is rejected, as the process has no descriptor for it"));
+                    log::refused(
+                        self.settings,
+                        format_args!(
+                            "rdma_cm: a connection is rejected, as the process has no descriptor for it"
+                        ),
+                    );
                     return rejected.is_ok();
                 }
                 Err(_) => return false,
             };
-            let Ok(taken) = Id::taken(id, socket) else { return true };
-            if taken.socket.as_ref().is_some_and(|socket| self.watch(socket, taken.handle.0.into()).is_ok()) {
+            let Ok(taken) = Id::taken(id, socket) else {
+                return true;
+            };
+            if taken
+                .socket
+                .as_ref()
+                .is_some_and(|socket| self.watch(socket, taken.handle.0.into()).is_ok())
+            {
                 ids.by_handle.insert(taken.handle.0, taken);
             }
             return true;
         }
         let mut buffer = [0; size_of::<Message>()];
-        let Some(Ok(bytes)) = id.socket.as_ref().map(|socket| service::receive(socket, &mut buffer)) else { return false };
+        let Some(Ok(bytes)) = id
+            .socket
+            .as_ref()
+            .map(|socket| service::receive(socket, &mut buffer))
+        else {
+            return false;
+        };
         match Message::parse(bytes) {
-            Some((kind, message)) => self.hear(ids, handle, Heard::Message(kind, message.reason), Some((kind, message))),
+            Some((kind, message)) => self.hear(
+                ids,
+                handle,
+                Heard::Message(kind, message.reason),
+                Some((kind, message)),
+            ),
             None => self.hear(ids, handle, Heard::End, None),
         }
         true
@@ -429,7 +696,9 @@ impl Session {
     fn hear(&self, ids: &mut Ids, handle: u32, mut heard: Heard, message: Option<(Kind, Message)>) {
         let Ok(id) = ids.get(handle) else { return };
         match &message {
-            Some((Kind::Request, message)) if id.machine.state == State::Arriving && !id.arrive(self.settings, message) => {
+            Some((Kind::Request, message))
+                if id.machine.state == State::Arriving && !id.arrive(self.settings, message) =>
+            {
                 heard = Heard::End
             }
             Some((Kind::Request | Kind::Reply | Kind::Reject, message)) => id.learn(message),
@@ -438,7 +707,10 @@ impl Session {
         let was_unknown = id.machine.state == State::Arriving;
         let event = id.machine.hear(heard);
         if heard == Heard::End {
-            id.socket.take().iter().for_each(|socket| self.unwatch(socket));
+            id.socket
+                .take()
+                .iter()
+                .for_each(|socket| self.unwatch(socket));
         }
         self.settle(id);
         let param = message.map_or([0; 304], |(kind, _)| id.param(self.settings, kind));
@@ -454,7 +726,9 @@ impl Session {
     /// # Errors
     /// `EAGAIN`: there is none.
     fn deliver(&self, ids: &mut Ids, call: &Call, at: u64) -> Result<(), Errno> {
-        let Some(unread) = ids.unread.front() else { return Err(Errno(libc::EAGAIN)) };
+        let Some(unread) = ids.unread.front() else {
+            return Err(Errno(libc::EAGAIN));
+        };
         let Unread { owner, response } = *unread;
         let uid = ids.get(owner)?.uid;
         call.respond(at, &EventResp { uid, ..response })?;

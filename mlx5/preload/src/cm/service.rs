@@ -1,4 +1,5 @@
-//! Sockets of connections, and ports of services: names in the directory of the fabric, which only its user can enter.
+//! Sockets of connections, and ports of services: names in the directory of the fabric, which only
+//! its user can enter.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -15,8 +16,9 @@ use crate::system::sys::{checked, last_error};
 /// The first port that is chosen for a program, and their number: those of Linux by default.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
 
-/// Time in which a service that this process reached before may listen again. perftest has a listener for each connection, and its client takes for
-/// granted that the next one is there when a network has resolved the route to it.
+/// Time in which a service that this process reached before may listen again. perftest has a
+/// listener for each connection, and its client takes for granted that the next one is there when a
+/// network has resolved the route to it.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -26,7 +28,8 @@ static REACHED: AtomicU16 = AtomicU16::new(0);
 /// Another id has the port.
 pub(crate) const IN_USE: Errno = Errno(libc::EADDRINUSE);
 
-/// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it ends with its owner.
+/// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it
+/// ends with its owner.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) socket: OwnedFd,
@@ -52,21 +55,52 @@ pub(crate) fn chosen_port() -> u16 {
 }
 
 /// A call with the address of a socket.
-type WithAddress = unsafe extern "C" fn(RawFd, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
+type WithAddress =
+    unsafe extern "C" fn(RawFd, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
 
-/// Calls a function with the name of a service. It is made short, because an address has only 108 bytes.
-fn name(call: WithAddress, socket: &OwnedFd, fabric: &Path, space: u16, port: u16) -> Result<(), Errno> {
+/// Calls a function with the name of a service. It is made short, because an address has only 108
+/// bytes.
+fn name(
+    call: WithAddress,
+    socket: &OwnedFd,
+    fabric: &Path,
+    space: u16,
+    port: u16,
+) -> Result<(), Errno> {
     let dir = File::open(fabric).map_err(|_| last_error())?;
-    let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as u16,
+        sun_path: [0; 108],
+    };
     let name = format!("/proc/self/fd/{}/cm-{space:x}-{port}", dir.as_raw_fd());
-    address.sun_path.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as libc::c_char);
+    address
+        .sun_path
+        .iter_mut()
+        .zip(name.bytes())
+        .for_each(|(to, from)| *to = from as libc::c_char);
     // SAFETY: a live descriptor, and an address with its length.
-    checked(unsafe { call(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) }.into()).map(drop)
+    checked(
+        unsafe {
+            call(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of_val(&address) as libc::socklen_t,
+            )
+        }
+        .into(),
+    )
+    .map(drop)
 }
 
 fn socket() -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers. No other code has the new descriptor.
-    unsafe { owned(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)) }
+    unsafe {
+        owned(libc::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            0,
+        ))
+    }
 }
 
 /// Takes a new descriptor, which the program must not close.
@@ -87,12 +121,26 @@ impl Port {
     pub(crate) fn reserve(fabric: &Path, space: u16, port: u16) -> Result<Self, Errno> {
         if port == 0 {
             let first = u32::from(chosen_port() - CHOSEN.0);
-            let ports = (0..u32::from(CHOSEN.1)).map(|n| CHOSEN.0 + ((first + n) % u32::from(CHOSEN.1)) as u16);
-            return ports.map(|port| Self::reserve(fabric, space, port)).find(|port| !matches!(port, Err(IN_USE))).unwrap_or(Err(IN_USE));
+            let ports = (0..u32::from(CHOSEN.1))
+                .map(|n| CHOSEN.0 + ((first + n) % u32::from(CHOSEN.1)) as u16);
+            return ports
+                .map(|port| Self::reserve(fabric, space, port))
+                .find(|port| !matches!(port, Err(IN_USE)))
+                .unwrap_or(Err(IN_USE));
         }
-        let lock = File::options().create(true).append(true).open(fabric.join("cm-ports")).map_err(|_| last_error())?;
+        let lock = File::options()
+            .create(true)
+            .append(true)
+            .open(fabric.join("cm-ports"))
+            .map_err(|_| last_error())?;
         let start = i64::from(space) << 16 | i64::from(port);
-        let range = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: 1, l_pid: 0 };
+        let range = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: start,
+            l_len: 1,
+            l_pid: 0,
+        };
         // SAFETY: a live descriptor and structure.
         if unsafe { libc::fcntl(lock.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } != 0 {
             return Err(IN_USE);
@@ -102,14 +150,23 @@ impl Port {
         let _ = fs::remove_file(&path);
         let socket = socket()?;
         name(libc::bind, &socket, fabric, space, port)?;
-        Ok(Self { socket, number: port, path, _lock: lock })
+        Ok(Self {
+            socket,
+            number: port,
+            path,
+            _lock: lock,
+        })
     }
 
     /// Begins to take connections.
     pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
         // The kernel's limit; it also takes 0 for that.
         const MOST: u32 = 1024;
-        let backlog = if (1..MOST).contains(&backlog) { backlog } else { MOST };
+        let backlog = if (1..MOST).contains(&backlog) {
+            backlog
+        } else {
+            MOST
+        };
         // SAFETY: a live descriptor.
         checked(unsafe { libc::listen(self.socket.as_raw_fd(), backlog as i32) }.into()).map(drop)
     }
@@ -118,13 +175,18 @@ impl Port {
 /// Connects to a service. Waits for one that it reached before.
 ///
 /// # Errors
-/// `ENOENT` or `ECONNREFUSED`: there is none. `EAGAIN`: as many connections as it takes are waiting for it.
+/// `ENOENT` or `ECONNREFUSED`: there is none. `EAGAIN`: as many connections as it takes are waiting
+/// for it.
 pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, Errno> {
     let until = (REACHED.load(Ordering::Relaxed) == port).then(|| Instant::now() + PATIENCE);
     loop {
         let socket = socket()?;
         match name(libc::connect, &socket, fabric, space, port) {
-            Err(Errno(libc::ENOENT | libc::ECONNREFUSED)) if until.is_some_and(|until| Instant::now() < until) => sleep(LOOK_AGAIN),
+            Err(Errno(libc::ENOENT | libc::ECONNREFUSED))
+                if until.is_some_and(|until| Instant::now() < until) =>
+            {
+                sleep(LOOK_AGAIN)
+            }
             done => {
                 done?;
                 REACHED.store(port, Ordering::Relaxed);
@@ -140,14 +202,30 @@ pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, E
 /// `EAGAIN`: there is none.
 pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: a live descriptor, and no places for an address. No other code has the new descriptor.
-    unsafe { owned(libc::accept4(listener.as_raw_fd(), core::ptr::null_mut(), core::ptr::null_mut(), flags)) }
+    // SAFETY: a live descriptor, and no places for an address. No other code has the new
+    // descriptor.
+    unsafe {
+        owned(libc::accept4(
+            listener.as_raw_fd(),
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+            flags,
+        ))
+    }
 }
 
-/// Sends a message. An error means that the peer is gone, which is seen when the next message is received.
+/// Sends a message. An error means that the peer is gone, which is seen when the next message is
+/// received.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
     // SAFETY: a live descriptor and slice.
-    let _ = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    let _ = unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
 }
 
 /// Receives a message into the buffer. Returns its bytes, none at the end of the peer.
@@ -156,11 +234,20 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
 /// `EAGAIN`: there is none.
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     // SAFETY: a live descriptor and buffer. The whole length of a longer message is returned too.
-    let len = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
+    let len = unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_TRUNC,
+        )
+    };
     match checked(len as libc::c_long) {
         Err(Errno(libc::EAGAIN)) => Err(Errno(libc::EAGAIN)),
         // A reset is an end too; so is a message that is longer than any.
-        result => Ok(buffer.get(..result.map_or(0, |len| len as usize)).unwrap_or(&[])),
+        result => Ok(buffer
+            .get(..result.map_or(0, |len| len as usize))
+            .unwrap_or(&[])),
     }
 }
 
@@ -178,7 +265,10 @@ mod tests {
     fn a_port_has_one_owner_and_is_free_afterwards_even_if_that_was_killed() {
         let dir = fabric("ports");
         let port = Port::reserve(&dir, 0x106, 7471).unwrap();
-        assert_eq!(Port::reserve(&dir, 0x106, 7471).err(), Some(Errno(libc::EADDRINUSE)));
+        assert_eq!(
+            Port::reserve(&dir, 0x106, 7471).err(),
+            Some(Errno(libc::EADDRINUSE))
+        );
         assert!(Port::reserve(&dir, 0x111, 7471).is_ok(), "of another space");
         assert!(Port::reserve(&dir, 0x106, 0).unwrap().number >= CHOSEN.0);
         drop(port);
@@ -193,7 +283,11 @@ mod tests {
         let dir = fabric("messages");
         assert_eq!(connect(&dir, 0x106, 1).err(), Some(Errno(libc::ENOENT)));
         let port = Port::reserve(&dir, 0x106, 1).unwrap();
-        assert_eq!(connect(&dir, 0x106, 1).err(), Some(Errno(libc::ECONNREFUSED)), "it does not listen");
+        assert_eq!(
+            connect(&dir, 0x106, 1).err(),
+            Some(Errno(libc::ECONNREFUSED)),
+            "it does not listen"
+        );
         port.listen(1).unwrap();
         let client = connect(&dir, 0x106, 1).unwrap();
         let server = accept(&port.socket).unwrap();
@@ -205,7 +299,11 @@ mod tests {
         send(&client, b"longer");
         drop(client);
         assert_eq!(receive(&server, &mut buffer), Ok(&b"four"[..]));
-        assert_eq!(receive(&server, &mut buffer), Ok(&[][..]), "longer than the buffer");
+        assert_eq!(
+            receive(&server, &mut buffer),
+            Ok(&[][..]),
+            "longer than the buffer"
+        );
         assert_eq!(receive(&server, &mut buffer), Ok(&[][..]));
 
         let waiting: Vec<_> = (0..8).map_while(|_| connect(&dir, 0x106, 1).ok()).collect();

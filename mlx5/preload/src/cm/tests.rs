@@ -22,15 +22,29 @@ impl Fabric {
         let dir = std::env::temp_dir().join(format!("mlx5-cm-{test}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let fabric = dir.to_str().unwrap();
-        let variables = [(DEVICE, "1:2"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, fabric)];
-        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        let variables = [
+            (DEVICE, "1:2"),
+            (DEVICES, "1"),
+            (TREE, "/t"),
+            (LINK, "ib"),
+            (FABRIC, fabric),
+        ];
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.into())
+        };
         let settings = Box::leak(Box::new(Settings::new(variable).unwrap()));
         Self { dir, settings }
     }
 
     fn open(&self, answer_time: Duration) -> Session {
         let (session, _) = Session::open(self.settings).unwrap();
-        Session { answer_time, ..session }
+        Session {
+            answer_time,
+            ..session
+        }
     }
 }
 
@@ -44,35 +58,81 @@ impl Session {
     fn command(&self, number: u32, request: &(impl IntoBytes + Immutable)) -> Result<bool, Errno> {
         let request = request.as_bytes();
         let (len, room) = (request.len() as u16, 512u16);
-        let bytes = [&number.to_ne_bytes()[..], &len.to_ne_bytes(), &room.to_ne_bytes(), request].concat();
+        let bytes = [
+            &number.to_ne_bytes()[..],
+            &len.to_ne_bytes(),
+            &room.to_ne_bytes(),
+            request,
+        ]
+        .concat();
         self.execute(bytes.as_ptr() as u64, bytes.len(), NOBODY)
     }
 
     fn create(&self) -> u32 {
         let mut made = CreateIdResp { id: 0 };
-        let request = CreateId { uid: 7, response: &raw mut made as u64, ps: TCP, ..CreateId::new_zeroed() };
+        let request = CreateId {
+            uid: 7,
+            response: &raw mut made as u64,
+            ps: TCP,
+            ..CreateId::new_zeroed()
+        };
         self.command(number::CREATE_ID, &request).unwrap();
         made.id
     }
 
     fn listen(&self, port: u16) -> u32 {
         let id = self.create();
-        self.command(number::BIND_IP, &BindIp { addr: loopback(port), id, ..BindIp::new_zeroed() }).unwrap();
-        self.command(number::LISTEN, &Listen { id, backlog: 0 }).unwrap();
+        self.command(
+            number::BIND_IP,
+            &BindIp {
+                addr: loopback(port),
+                id,
+                ..BindIp::new_zeroed()
+            },
+        )
+        .unwrap();
+        self.command(number::LISTEN, &Listen { id, backlog: 0 })
+            .unwrap();
         id
     }
 
     fn connect(&self, port: u16) -> u32 {
         let id = self.create();
-        self.command(number::RESOLVE_IP, &ResolveIp { dst_addr: loopback(port), id, ..ResolveIp::new_zeroed() }).unwrap();
-        self.command(number::RESOLVE_ROUTE, &ResolveRoute { id, timeout_ms: 0 }).unwrap();
+        self.command(
+            number::RESOLVE_IP,
+            &ResolveIp {
+                dst_addr: loopback(port),
+                id,
+                ..ResolveIp::new_zeroed()
+            },
+        )
+        .unwrap();
+        self.command(number::RESOLVE_ROUTE, &ResolveRoute { id, timeout_ms: 0 })
+            .unwrap();
         assert_eq!([self.event(), self.event()], [Some((0, 0)), Some((2, 0))]);
-        self.command(number::CONNECT, &Connect { conn_param: parameters(), id, ..Connect::new_zeroed() }).unwrap();
+        self.command(
+            number::CONNECT,
+            &Connect {
+                conn_param: parameters(),
+                id,
+                ..Connect::new_zeroed()
+            },
+        )
+        .unwrap();
         id
     }
 
     fn accept(&self, id: u32) {
-        self.command(number::ACCEPT, &Accept { uid: 8, conn_param: parameters(), id, ..Accept::new_zeroed() }).unwrap();
+        self.command(
+            number::ACCEPT,
+            &Accept {
+                uid: 8,
+                conn_param: parameters(),
+                id,
+                ..Accept::new_zeroed()
+            },
+        )
+        .unwrap();
     }
 
     /// Returns the number and the status of the next event, if there is one.
@@ -82,13 +142,21 @@ impl Session {
 
     fn next(&self) -> Option<EventResp> {
         let mut event = EventResp::new_zeroed();
-        let request = GetEvent { response: &raw mut event as u64 };
-        self.command(number::GET_EVENT, &request).unwrap().then_some(event)
+        let request = GetEvent {
+            response: &raw mut event as u64,
+        };
+        self.command(number::GET_EVENT, &request)
+            .unwrap()
+            .then_some(event)
     }
 
     /// Waits as a program does, and returns the event.
     fn wait(&self) -> (u32, i32) {
-        let mut readable = libc::pollfd { fd: self.readable(), events: libc::POLLIN, revents: 0 };
+        let mut readable = libc::pollfd {
+            fd: self.readable(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: one entry.
         assert_eq!(unsafe { libc::poll(&raw mut readable, 1, 60_000) }, 1);
         self.event().unwrap()
@@ -100,7 +168,11 @@ fn loopback(port: u16) -> SockAddr {
 }
 
 fn parameters() -> ConnParam {
-    ConnParam { qp_num: 1, valid: 1, ..ConnParam::new_zeroed() }
+    ConnParam {
+        qp_num: 1,
+        valid: 1,
+        ..ConnParam::new_zeroed()
+    }
 }
 
 #[test]
@@ -112,7 +184,12 @@ fn a_peer_that_lives_and_never_answers_is_an_event_when_its_time_is_over() {
     assert_eq!(hasty.wait(), (Event::Unreachable as u32, -libc::ETIMEDOUT));
     assert_eq!(hasty.event(), None, "once");
     // The peer comes too late.
-    let request = Accept { uid: 8, conn_param: parameters(), id: patient.next().unwrap().id, ..Accept::new_zeroed() };
+    let request = Accept {
+        uid: 8,
+        conn_param: parameters(),
+        id: patient.next().unwrap().id,
+        ..Accept::new_zeroed()
+    };
     assert_eq!(patient.command(number::ACCEPT, &request), Err(INVALID));
 
     // It answers, and never says that it got the answer to that.
@@ -132,11 +209,29 @@ fn messages_of_a_peer_take_effect_before_the_program_asks_for_events() {
     let served = server.next().unwrap().id;
     server.accept(served);
     assert_eq!(client.event(), Some((Event::ConnectResponse as u32, 0)));
-    client.command(number::ACCEPT, &Accept { id, ..Accept::new_zeroed() }).unwrap();
-    server.command(number::DISCONNECT, &Disconnect { id: served }).unwrap();
+    client
+        .command(
+            number::ACCEPT,
+            &Accept {
+                id,
+                ..Accept::new_zeroed()
+            },
+        )
+        .unwrap();
+    server
+        .command(number::DISCONNECT, &Disconnect { id: served })
+        .unwrap();
     assert_eq!(client.event(), Some((Event::Disconnected as u32, 0)));
-    client.command(number::DISCONNECT, &Disconnect { id }).unwrap();
-    assert_eq!([server.event(), server.event()], [Some((Event::Established as u32, 0)), Some((Event::Disconnected as u32, 0))]);
+    client
+        .command(number::DISCONNECT, &Disconnect { id })
+        .unwrap();
+    assert_eq!(
+        [server.event(), server.event()],
+        [
+            Some((Event::Established as u32, 0)),
+            Some((Event::Disconnected as u32, 0))
+        ]
+    );
 }
 
 /// In a process of its own, whose descriptors are all taken.
@@ -149,14 +244,21 @@ fn a_connection_without_a_descriptor_for_it_is_rejected() {
     // SAFETY: the child uses only what it has, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let few = libc::rlimit { rlim_cur: 512, rlim_max: 512 };
+        let few = libc::rlimit {
+            rlim_cur: 512,
+            rlim_max: 512,
+        };
         // SAFETY: a live structure, and plain numbers.
         unsafe {
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few);
             while libc::dup(server.readable()) >= 0 {}
         }
         let is_quiet = server.event().is_none() && {
-            let mut readable = libc::pollfd { fd: server.readable(), events: libc::POLLIN, revents: 0 };
+            let mut readable = libc::pollfd {
+                fd: server.readable(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
             // SAFETY: one entry.
             unsafe { libc::poll(&raw mut readable, 1, 0) == 0 }
         };
@@ -167,5 +269,8 @@ fn a_connection_without_a_descriptor_for_it_is_rejected() {
     // SAFETY: a place for the status.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
-    assert_eq!(client.wait(), (Event::Rejected as u32, reason::CONSUMER_DEFINED));
+    assert_eq!(
+        client.wait(),
+        (Event::Rejected as u32, reason::CONSUMER_DEFINED)
+    );
 }

@@ -1,5 +1,5 @@
-//! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and `rdma/mlx5_user_ioctl_cmds.h`, without their
-//! prefixes. All of them are refused.
+//! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and
+//! `rdma/mlx5_user_ioctl_cmds.h`, without their prefixes. All of them are refused.
 
 use std::fmt;
 
@@ -7,22 +7,52 @@ use crate::options::errno::Errno;
 
 /// Objects of every driver with their methods, both indexed by number.
 const COMMON: [(&str, &[&str]); 17] = [
-    ("DEVICE", &["INVOKE_WRITE", "INFO_HANDLES", "QUERY_PORT", "GET_CONTEXT", "QUERY_CONTEXT", "QUERY_GID_TABLE", "QUERY_GID_ENTRY"]),
+    (
+        "DEVICE",
+        &[
+            "INVOKE_WRITE",
+            "INFO_HANDLES",
+            "QUERY_PORT",
+            "GET_CONTEXT",
+            "QUERY_CONTEXT",
+            "QUERY_GID_TABLE",
+            "QUERY_GID_ENTRY",
+        ],
+    ),
     ("PD", &["PD_DESTROY"]),
     ("COMP_CHANNEL", &[]),
     ("CQ", &["CQ_CREATE", "CQ_DESTROY"]),
     ("QP", &["QP_CREATE", "QP_DESTROY"]),
     ("SRQ", &["SRQ_CREATE", "SRQ_DESTROY"]),
     ("AH", &["AH_DESTROY"]),
-    ("MR", &["DM_MR_REG", "MR_DESTROY", "ADVISE_MR", "QUERY_MR", "REG_DMABUF_MR"]),
+    (
+        "MR",
+        &[
+            "DM_MR_REG",
+            "MR_DESTROY",
+            "ADVISE_MR",
+            "QUERY_MR",
+            "REG_DMABUF_MR",
+        ],
+    ),
     ("MW", &["MW_DESTROY"]),
     ("FLOW", &["FLOW_DESTROY"]),
     ("XRCD", &["XRCD_DESTROY"]),
     ("RWQ_IND_TBL", &["RWQ_IND_TBL_DESTROY"]),
     ("WQ", &["WQ_CREATE", "WQ_DESTROY"]),
-    ("FLOW_ACTION", &["FLOW_ACTION_ESP_CREATE", "FLOW_ACTION_DESTROY", "FLOW_ACTION_ESP_MODIFY"]),
+    (
+        "FLOW_ACTION",
+        &[
+            "FLOW_ACTION_ESP_CREATE",
+            "FLOW_ACTION_DESTROY",
+            "FLOW_ACTION_ESP_MODIFY",
+        ],
+    ),
     ("DM", &["DM_ALLOC", "DM_FREE"]),
-    ("COUNTERS", &["COUNTERS_CREATE", "COUNTERS_DESTROY", "COUNTERS_READ"]),
+    (
+        "COUNTERS",
+        &["COUNTERS_CREATE", "COUNTERS_DESTROY", "COUNTERS_READ"],
+    ),
     ("ASYNC_EVENT", &["ASYNC_EVENT_ALLOC"]),
 ];
 
@@ -31,16 +61,39 @@ const DRIVER: u16 = 1 << 12;
 
 /// The objects of mlx5 with their methods.
 const MLX5: [(&str, &[&str]); 10] = [
-    ("DEVX", &["DEVX_OTHER", "DEVX_QUERY_UAR", "DEVX_QUERY_EQN", "DEVX_SUBSCRIBE_EVENT"]),
-    ("DEVX_OBJ", &["DEVX_OBJ_CREATE", "DEVX_OBJ_DESTROY", "DEVX_OBJ_MODIFY", "DEVX_OBJ_QUERY", "DEVX_OBJ_ASYNC_QUERY"]),
+    (
+        "DEVX",
+        &[
+            "DEVX_OTHER",
+            "DEVX_QUERY_UAR",
+            "DEVX_QUERY_EQN",
+            "DEVX_SUBSCRIBE_EVENT",
+        ],
+    ),
+    (
+        "DEVX_OBJ",
+        &[
+            "DEVX_OBJ_CREATE",
+            "DEVX_OBJ_DESTROY",
+            "DEVX_OBJ_MODIFY",
+            "DEVX_OBJ_QUERY",
+            "DEVX_OBJ_ASYNC_QUERY",
+        ],
+    ),
     ("DEVX_UMEM", &["DEVX_UMEM_REG", "DEVX_UMEM_DEREG"]),
-    ("FLOW_MATCHER", &["FLOW_MATCHER_CREATE", "FLOW_MATCHER_DESTROY"]),
+    (
+        "FLOW_MATCHER",
+        &["FLOW_MATCHER_CREATE", "FLOW_MATCHER_DESTROY"],
+    ),
     ("DEVX_ASYNC_CMD_FD", &["DEVX_ASYNC_CMD_FD_ALLOC"]),
     ("DEVX_ASYNC_EVENT_FD", &["DEVX_ASYNC_EVENT_FD_ALLOC"]),
     ("VAR", &["VAR_OBJ_ALLOC", "VAR_OBJ_DESTROY"]),
     ("PP", &["PP_OBJ_ALLOC", "PP_OBJ_DESTROY"]),
     ("UAR", &["UAR_OBJ_ALLOC", "UAR_OBJ_DESTROY"]),
-    ("STEERING_ANCHOR", &["STEERING_ANCHOR_CREATE", "STEERING_ANCHOR_DESTROY"]),
+    (
+        "STEERING_ANCHOR",
+        &["STEERING_ANCHOR_CREATE", "STEERING_ANCHOR_DESTROY"],
+    ),
 ];
 
 /// Methods that mlx5 adds to objects of every driver.
@@ -48,7 +101,13 @@ const MLX5_OF_COMMON: [(&str, &[&str]); 5] = [
     ("DEVICE", &["QUERY_PORT"]),
     ("PD", &["PD_QUERY"]),
     ("FLOW", &["CREATE_FLOW", "DESTROY_FLOW"]),
-    ("FLOW_ACTION", &["FLOW_ACTION_CREATE_MODIFY_HEADER", "FLOW_ACTION_CREATE_PACKET_REFORMAT"]),
+    (
+        "FLOW_ACTION",
+        &[
+            "FLOW_ACTION_CREATE_MODIFY_HEADER",
+            "FLOW_ACTION_CREATE_PACKET_REFORMAT",
+        ],
+    ),
     ("DM", &["DM_MAP_OP_ADDR", "DM_QUERY"]),
 ];
 
@@ -62,18 +121,21 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Returns whether the refusal reaches no program: libibverbs writes the method's command or reads the tree, and libmlx5 does without the
-    /// capabilities that it asks for with `DEVX_OTHER` when it opens a device.
+    /// Returns whether the refusal reaches no program: libibverbs writes the method's command or
+    /// reads the tree, and libmlx5 does without the capabilities that it asks for with `DEVX_OTHER`
+    /// when it opens a device.
     pub(crate) fn falls_back(self) -> bool {
         const METHODS: &str = "DEVICE.INVOKE_WRITE DEVICE.GET_CONTEXT DEVICE.QUERY_PORT DEVICE.QUERY_GID_TABLE DEVICE.QUERY_GID_ENTRY \
             CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE DEVX.DEVX_OTHER";
         let name = self.to_string();
-        METHODS.split(' ').any(|known| known == name) || name.ends_with("_DESTROY") && self.object < DRIVER
+        METHODS.split(' ').any(|known| known == name)
+            || name.ends_with("_DESTROY") && self.object < DRIVER
     }
 
-    /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method; libibverbs then writes the command.
-    /// Methods of regions and of device memory without a command get `EOPNOTSUPP`, as from a kernel whose driver does not support them:
-    /// manuals name it, and programs check for it.
+    /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method;
+    /// libibverbs then writes the command. Methods of regions and of device memory without a
+    /// command get `EOPNOTSUPP`, as from a kernel whose driver does not support them: manuals name
+    /// it, and programs check for it.
     pub(crate) fn refusal(self) -> Errno {
         const MR: u16 = 7;
         const MR_DESTROY: u16 = 1;
@@ -98,7 +160,10 @@ impl fmt::Display for Method {
         };
         let method = match of_driver(self.method) {
             Some(index) if self.object >= DRIVER => methods.get(index),
-            Some(index) => MLX5_OF_COMMON.iter().find(|(name, _)| name == object).and_then(|(_, methods)| methods.get(index)),
+            Some(index) => MLX5_OF_COMMON
+                .iter()
+                .find(|(name, _)| name == object)
+                .and_then(|(_, methods)| methods.get(index)),
             None => methods.get(usize::from(self.method)),
         };
         match method {
@@ -128,7 +193,14 @@ mod tests {
     #[test]
     fn only_methods_with_a_command_or_a_substitute_fall_back() {
         let falls_back = |object, method| Method { object, method }.falls_back();
-        assert!(falls_back(0, 0) && falls_back(3, 0) && falls_back(7, 1) && falls_back(0x1000, 0x1000));
-        assert!(!falls_back(7, 2) && !falls_back(14, 0) && !falls_back(0x1001, 0x1001) && !falls_back(99, 1));
+        assert!(
+            falls_back(0, 0) && falls_back(3, 0) && falls_back(7, 1) && falls_back(0x1000, 0x1000)
+        );
+        assert!(
+            !falls_back(7, 2)
+                && !falls_back(14, 0)
+                && !falls_back(0x1001, 0x1001)
+                && !falls_back(99, 1)
+        );
     }
 }

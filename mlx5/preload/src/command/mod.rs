@@ -1,8 +1,11 @@
-//! Framing of the write() commands: header, request, the driver's part of it, and the address of the response.
+//! Framing of the write() commands: header, request, the driver's part of it, and the address of
+//! the response.
 //!
-//! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the request, which starts with the address
-//! of the response if there is one. The driver's part follows the request, and in the response too. In an extended command the header's
-//! words have 8 bytes and count only the request; `ExtendedHeader` has the address, and the lengths of the driver's parts.
+//! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the
+//! request, which starts with the address of the response if there is one. The driver's part
+//! follows the request, and in the response too. In an extended command the header's words have 8
+//! bytes and count only the request; `ExtendedHeader` has the address, and the lengths of the
+//! driver's parts.
 
 pub(crate) mod methods;
 
@@ -72,7 +75,11 @@ impl Call {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         const INVALID: Errno = Errno(libc::EINVAL);
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
-        let CommandHeader { command, in_words, out_words } = header;
+        let CommandHeader {
+            command,
+            in_words,
+            out_words,
+        } = header;
         if command & !(EXTENDED | NUMBER) != 0 {
             return Err(INVALID);
         }
@@ -88,14 +95,29 @@ impl Call {
                 (_, None) => return Err(INVALID),
             };
             let (request, taken) = (rest.to_vec(), Cell::new(0));
-            return Ok(Self { number, is_extended: false, request, driver: Vec::new(), taken, response, room, driver_room: 0 });
+            return Ok(Self {
+                number,
+                is_extended: false,
+                request,
+                driver: Vec::new(),
+                taken,
+                response,
+                room,
+                driver_room: 0,
+            });
         }
         let (extended, rest) = ExtendedHeader::read_from_prefix(rest).map_err(|_| INVALID)?;
-        let (len, driver_len) = (usize::from(in_words) * 8, usize::from(extended.provider_in_words) * 8);
+        let (len, driver_len) = (
+            usize::from(in_words) * 8,
+            usize::from(extended.provider_in_words) * 8,
+        );
         if rest.len() != len + driver_len || extended.cmd_hdr_reserved != 0 {
             return Err(INVALID);
         }
-        let (room, driver_room) = (usize::from(out_words) * 8, usize::from(extended.provider_out_words) * 8);
+        let (room, driver_room) = (
+            usize::from(out_words) * 8,
+            usize::from(extended.provider_out_words) * 8,
+        );
         if (extended.response == 0) != (room + driver_room == 0) {
             return Err(INVALID);
         }
@@ -103,11 +125,20 @@ impl Call {
         let request = request.to_vec();
         let driver = driver.to_vec();
         let response = extended.response;
-        Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
+        Ok(Self {
+            number,
+            is_extended: true,
+            request,
+            driver,
+            taken: Cell::new(0),
+            response,
+            room,
+            driver_room,
+        })
     }
 
-    /// Decodes the request, and checks that the response `R`, without the driver's part, has room. Call it once, and before
-    /// [`driver`](Self::driver).
+    /// Decodes the request, and checks that the response `R`, without the driver's part, has room.
+    /// Call it once, and before [`driver`](Self::driver).
     ///
     /// # Errors
     /// `EINVAL`: the command is shorter than the request. `ENOSPC`: the response has no room.
@@ -120,7 +151,11 @@ impl Call {
 
     /// Decodes the driver's part. Fields that an older driver does not send are 0.
     pub(crate) fn driver<T: FromZeros + FromBytes + IntoBytes>(&self) -> T {
-        let from = if self.is_extended { &self.driver[..] } else { self.request.get(self.taken.get()..).unwrap_or(&[]) };
+        let from = if self.is_extended {
+            &self.driver[..]
+        } else {
+            self.request.get(self.taken.get()..).unwrap_or(&[])
+        };
         let mut value = T::new_zeroed();
         let len = from.len().min(size_of::<T>());
         value.as_mut_bytes()[..len].copy_from_slice(&from[..len]);
@@ -129,10 +164,15 @@ impl Call {
 
     /// Returns the bytes of the driver's part.
     pub(crate) fn driver_len(&self) -> usize {
-        if self.is_extended { self.driver.len() } else { self.request.len().saturating_sub(self.taken.get()) }
+        if self.is_extended {
+            self.driver.len()
+        } else {
+            self.request.len().saturating_sub(self.taken.get())
+        }
     }
 
-    /// Returns the maximum length of an extended command's response without the driver's part: its `response_length` must not exceed it.
+    /// Returns the maximum length of an extended command's response without the driver's part: its
+    /// `response_length` must not exceed it.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
@@ -142,17 +182,23 @@ impl Call {
     /// # Errors
     /// `ENOSPC`: it has no room.
     pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
-        if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
+        if self.room < len {
+            Err(Errno(libc::ENOSPC))
+        } else {
+            Ok(())
+        }
     }
 
-    /// Checks that the response can be written. Call it before an object is created, which would otherwise be unknown to the program. Room
-    /// beyond the longest response is not checked.
+    /// Checks that the response can be written. Call it before an object is created, which would
+    /// otherwise be unknown to the program. Room beyond the longest response is not checked.
     ///
     /// # Errors
     /// `EFAULT`: the response cannot be written.
     pub(crate) fn check_response(&self) -> Result<(), Errno> {
         let mut bytes = [0; LONGEST_RESPONSE];
-        let bytes = bytes.get_mut(..self.room + self.driver_room).unwrap_or(&mut []);
+        let bytes = bytes
+            .get_mut(..self.room + self.driver_room)
+            .unwrap_or(&mut []);
         sys::copy_in(self.response, bytes)?;
         sys::copy_out(bytes, self.response)
     }
@@ -163,10 +209,17 @@ impl Call {
     /// `EFAULT`: it cannot be written.
     pub(crate) fn respond(&self, reply: &Reply) -> Result<(), Errno> {
         let core_len = reply.core.len().min(self.room);
-        let (driver_at, driver_room) = if self.is_extended { (self.room, self.driver_room) } else { (core_len, self.room - core_len) };
+        let (driver_at, driver_room) = if self.is_extended {
+            (self.room, self.driver_room)
+        } else {
+            (core_len, self.room - core_len)
+        };
         let driver_len = reply.driver.len().min(driver_room);
         sys::copy_out(&reply.core[..core_len], self.response)?;
-        sys::copy_out(&reply.driver[..driver_len], self.response.wrapping_add(driver_at as u64))
+        sys::copy_out(
+            &reply.driver[..driver_len],
+            self.response.wrapping_add(driver_at as u64),
+        )
     }
 }
 
@@ -187,7 +240,10 @@ impl Reply {
 
     /// Makes the kernel's response.
     pub(crate) fn of(core: &(impl IntoBytes + Immutable)) -> Self {
-        Self { core: core.as_bytes().to_vec(), ..Self::default() }
+        Self {
+            core: core.as_bytes().to_vec(),
+            ..Self::default()
+        }
     }
 
     /// Adds the driver's part.

@@ -1,9 +1,11 @@
-//! Event channels: a pipe of events. Each is an `ib_uverbs_comp_event_desc`, with the program's own name for a completion queue, or an
-//! `ib_uverbs_async_event_desc`, which starts with the program's name for an object.
+//! Event channels: a pipe of events. Each is an `ib_uverbs_comp_event_desc`, with the program's own
+//! name for a completion queue, or an `ib_uverbs_async_event_desc`, which starts with the program's
+//! name for an object.
 //!
-//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns the number of its events that the
-//! program has *read*, and libibverbs waits until that many are acknowledged. The kernel also removes the unread events. So reading is
-//! interposed: it counts, and skips removed events.
+//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns
+//! the number of its events that the program has *read*, and libibverbs waits until that many are
+//! acknowledged. The kernel also removes the unread events. So reading is interposed: it counts,
+//! and skips removed events.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -27,7 +29,10 @@ pub(crate) struct Channel {
 }
 
 fn name_of(event: &[u8]) -> u64 {
-    event.first_chunk::<NAME>().copied().map_or(0, u64::from_ne_bytes)
+    event
+        .first_chunk::<NAME>()
+        .copied()
+        .map_or(0, u64::from_ne_bytes)
 }
 
 /// The events that were written under one name.
@@ -42,7 +47,11 @@ struct Events {
 impl Channel {
     /// Makes a channel of events of type `E` over this writing end of a pipe.
     pub(crate) fn new<E>(writer: OwnedFd) -> Self {
-        Self { writer, event_bytes: size_of::<E>(), queues: Mutex::default() }
+        Self {
+            writer,
+            event_bytes: size_of::<E>(),
+            queues: Mutex::default(),
+        }
     }
 
     /// Returns the bytes of an event.
@@ -57,7 +66,8 @@ impl Channel {
     /// Writes an event to the channel.
     ///
     /// # Errors
-    /// `EAGAIN`: the channel is full of events that the program has not read. `EPIPE`: the program closed it.
+    /// `EAGAIN`: the channel is full of events that the program has not read. `EPIPE`: the program
+    /// closed it.
     pub(crate) fn send(&self, event: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let mut queues = self.queues();
         sys::write(&self.writer, event.as_bytes())?;
@@ -65,10 +75,13 @@ impl Channel {
         Ok(())
     }
 
-    /// Counts an event that the program read. Returns `false` if it was removed meanwhile; then the program must not see it.
+    /// Counts an event that the program read. Returns `false` if it was removed meanwhile; then the
+    /// program must not see it.
     pub(crate) fn received(&self, event: &[u8]) -> bool {
         let mut queues = self.queues();
-        let Some(events) = queues.get_mut(&name_of(event)) else { return true };
+        let Some(events) = queues.get_mut(&name_of(event)) else {
+            return true;
+        };
         if events.stale > 0 {
             events.stale -= 1;
             return false;
@@ -77,13 +90,19 @@ impl Channel {
         true
     }
 
-    /// Forgets a destroyed object: the program reads no more of its events. Returns the number of its events that were read.
+    /// Forgets a destroyed object: the program reads no more of its events. Returns the number of
+    /// its events that were read.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();
-        let Some(events) = queues.get_mut(&user_handle) else { return 0 };
+        let Some(events) = queues.get_mut(&user_handle) else {
+            return 0;
+        };
         let read = events.read;
         let stale = events.stale + (events.written - events.read);
-        *events = Events { stale, ..Events::default() };
+        *events = Events {
+            stale,
+            ..Events::default()
+        };
         if stale == 0 {
             queues.remove(&user_handle);
         }
@@ -98,7 +117,13 @@ mod tests {
     fn read(fd: &OwnedFd) -> u64 {
         let mut event = 0u64;
         // SAFETY: room for an event.
-        let n = unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(fd), (&raw mut event).cast(), NAME) };
+        let n = unsafe {
+            libc::read(
+                std::os::fd::AsRawFd::as_raw_fd(fd),
+                (&raw mut event).cast(),
+                NAME,
+            )
+        };
         assert_eq!(n, NAME as isize);
         event
     }
@@ -121,7 +146,10 @@ mod tests {
         assert_eq!(read(), (7, false), "written for the queue that is gone");
         assert_eq!(read(), (8, true));
         assert_eq!(read(), (7, true), "of the queue that has the name now");
-        assert_eq!((channel.forget(7), channel.forget(8), channel.forget(9)), (1, 1, 0));
+        assert_eq!(
+            (channel.forget(7), channel.forget(8), channel.forget(9)),
+            (1, 1, 0)
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Counters of the ports in `/sys`: those of the fabric, whose programs share its ports. A file of the tree gets the number when a program
-//! opens it, and when the program reads it again.
+//! Counters of the ports in `/sys`: those of the fabric, whose programs share its ports. A file of
+//! the tree gets the number when a program opens it, and when the program reads it again.
 
 use std::ffi::{OsStr, c_int};
 use std::fs::File;
@@ -20,23 +20,46 @@ use crate::system::sys::{self, last_error};
 /// Returns the counters of the ports, one of each; `None` if there is no memory for them.
 pub(crate) fn of_ports(settings: &Settings) -> Option<&'static [PortCounters]> {
     static PORTS: OnceLock<Option<&'static [PortCounters]>> = OnceLock::new();
-    *PORTS.get_or_init(|| map(settings).inspect_err(|errno| log::error(settings, format_args!("no counters: {errno}"))).ok())
+    *PORTS.get_or_init(|| {
+        map(settings)
+            .inspect_err(|errno| log::error(settings, format_args!("no counters: {errno}")))
+            .ok()
+    })
 }
 
 fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
     let (path, ports) = (settings.fabric.join("counters"), settings.network.len());
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(|_| last_error())?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|_| last_error())?;
     let bytes = ports * size_of::<PortCounters>();
-    // SAFETY: a live descriptor. Without it a full file system would be a signal at the first access.
+    // SAFETY: a live descriptor. Without it a full file system would be a signal at the first
+    // access.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
         0 => {}
         errno => return Err(Errno(errno)),
     }
     let rights = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file that nothing shrinks. It is never unmapped, and zero bytes are counters.
+    // SAFETY: a new mapping of a file that nothing shrinks. It is never unmapped, and zero bytes
+    // are counters.
     unsafe {
-        let at = libc::mmap(core::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        if at == libc::MAP_FAILED { Err(last_error()) } else { Ok(core::slice::from_raw_parts(at.cast(), ports)) }
+        let at = libc::mmap(
+            core::ptr::null_mut(),
+            bytes,
+            rights,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
+        if at == libc::MAP_FAILED {
+            Err(last_error())
+        } else {
+            Ok(core::slice::from_raw_parts(at.cast(), ports))
+        }
     }
 }
 
@@ -48,15 +71,23 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Returns the counter if the descriptor is that of one's file, opened by this path: `.../mlx5_0/ports/1/counters/port_xmit_data`.
+    /// Returns the counter if the descriptor is that of one's file, opened by this path:
+    /// `.../mlx5_0/ports/1/counters/port_xmit_data`.
     pub(crate) fn of(fd: c_int, path: &[u8]) -> Option<Self> {
-        let place = PortCounters::NAMES.split(' ').position(|name| path.ends_with(name.as_bytes()))?;
+        let place = PortCounters::NAMES
+            .split(' ')
+            .position(|name| path.ends_with(name.as_bytes()))?;
         let path = sys::directory(fd).ok()?;
         let path = Path::new(OsStr::from_bytes(&path));
         let mut names = path.iter().rev().filter_map(OsStr::to_str);
-        let is_counters =
-            names.nth(1).is_some_and(|dir| dir.ends_with("counters")) && path.iter().any(|dir| *dir == *format!("pci{PCI_BUS}"));
-        let device = names.nth(2).filter(|_| is_counters)?.strip_prefix("mlx5_")?.parse::<usize>().ok()?;
+        let is_counters = names.nth(1).is_some_and(|dir| dir.ends_with("counters"))
+            && path.iter().any(|dir| *dir == *format!("pci{PCI_BUS}"));
+        let device = names
+            .nth(2)
+            .filter(|_| is_counters)?
+            .strip_prefix("mlx5_")?
+            .parse::<usize>()
+            .ok()?;
         let port = of_ports(settings::get()?)?.get(device)?;
         Some(Self { place, port })
     }
@@ -64,6 +95,9 @@ impl Counter {
     /// Writes the number to the file of the descriptor. It never gets shorter.
     pub(crate) fn show(&self, fd: c_int) {
         let text = format!("{}\n", self.port.get(self.place));
-        let _ = File::options().write(true).open(format!("/proc/self/fd/{fd}")).and_then(|file| file.write_all_at(text.as_bytes(), 0));
+        let _ = File::options()
+            .write(true)
+            .open(format!("/proc/self/fd/{fd}"))
+            .and_then(|file| file.write_all_at(text.as_bytes(), 0));
     }
 }

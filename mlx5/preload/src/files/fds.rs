@@ -1,8 +1,10 @@
 //! The descriptors of the device and its event channels.
 //!
-//! The interposed calls run for every descriptor of the program, so the first check is one load from a table. The file of such a descriptor
-//! is behind a lock. An entry is trusted only while the number still names the same file, because a program may close it in ways that are
-//! not interposed. It is trusted only in the process that opened it, because the child of a fork has the files but not the threads.
+//! The interposed calls run for every descriptor of the program, so the first check is one load
+//! from a table. The file of such a descriptor is behind a lock. An entry is trusted only while the
+//! number still names the same file, because a program may close it in ways that are not
+//! interposed. It is trusted only in the process that opened it, because the child of a fork has
+//! the files but not the threads.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -19,12 +21,14 @@ use crate::system::held::{self, MAX_FD};
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
-/// Returns whether a descriptor is unknown to the program, which must not close it. Children have their own.
+/// Returns whether a descriptor is unknown to the program, which must not close it. Children have
+/// their own.
 pub(crate) fn is_held(fd: c_int) -> bool {
     held::is_held(fd) && files().is_some()
 }
 
-/// Calls `each` with the parts of `first..=last` between held descriptors, and forgets the library's own files in that range.
+/// Calls `each` with the parts of `first..=last` between held descriptors, and forgets the
+/// library's own files in that range.
 pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) {
     let mut start = first;
     for fd in first..last.saturating_add(1).min(MAX_FD as u32) {
@@ -64,8 +68,8 @@ struct Files {
     by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
 }
 
-/// The files of this process. In the child of a fork the map is replaced and never freed, because a thread that the child lacks may hold
-/// its lock.
+/// The files of this process. In the child of a fork the map is replaced and never freed, because a
+/// thread that the child lacks may hold its lock.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -75,8 +79,8 @@ pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed) || files().is_none()
 }
 
-/// Runs in the child of a fork, which has its parent's descriptors but none of the files. The table still marks those descriptors, so calls
-/// on them are checked.
+/// Runs in the child of a fork, which has its parent's descriptors but none of the files. The table
+/// still marks those descriptors, so calls on them are checked.
 pub(crate) fn restart() {
     IS_CHILD.store(true, Ordering::Relaxed);
     held::release_all();
@@ -85,7 +89,10 @@ pub(crate) fn restart() {
 
 /// Makes the table of this process.
 pub(crate) fn start() {
-    let files = Box::new(Files { process: process(), by_fd: Mutex::default() });
+    let files = Box::new(Files {
+        process: process(),
+        by_fd: Mutex::default(),
+    });
     FILES.store(Box::into_raw(files), Ordering::Release);
 }
 
@@ -94,7 +101,8 @@ fn process() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-/// Returns the files; `None` also in the child of a vfork, which shares this memory but not the descriptors.
+/// Returns the files; `None` also in the child of a vfork, which shares this memory but not the
+/// descriptors.
 fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
     // SAFETY: null, or from `Box::into_raw` and never freed.
     let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;
@@ -106,9 +114,11 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Returns whether the descriptor may be one of these files. For all other descriptors this is the whole check.
+/// Returns whether the descriptor may be one of these files. For all other descriptors this is the
+/// whole check.
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
-    OURS.get(fd as usize).is_some_and(|ours| ours.load(Ordering::Relaxed))
+    OURS.get(fd as usize)
+        .is_some_and(|ours| ours.load(Ordering::Relaxed))
 }
 
 /// Returns the file of a descriptor.
@@ -146,7 +156,9 @@ pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
 /// # Errors
 /// `EMFILE`: the number is too large for the table.
 pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
-    let (Some(ours), Some(identity), Some(mut files)) = (OURS.get(fd as usize), identity(fd), files()) else {
+    let (Some(ours), Some(identity), Some(mut files)) =
+        (OURS.get(fd as usize), identity(fd), files())
+    else {
         return Err(Errno(libc::EMFILE));
     };
     held::hand_over(fd);
@@ -157,7 +169,8 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Enters a descriptor that the program has just opened by this path, if it is a counter's. Returns the descriptor.
+/// Enters a descriptor that the program has just opened by this path, if it is a counter's. Returns
+/// the descriptor.
 ///
 /// # Safety
 /// `path` is null or a string.

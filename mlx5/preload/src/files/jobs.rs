@@ -1,7 +1,8 @@
 //! An open device: the path of a command to the thread that owns its HCA, and of the result back.
 //!
-//! The HCA belongs to one thread for its whole life, because its peers take that thread's death for the HCA's. So every command runs on
-//! that thread. The thread that wrote the command waits, so the memory it points to stays valid.
+//! The HCA belongs to one thread for its whole life, because its peers take that thread's death for
+//! the HCA's. So every command runs on that thread. The thread that wrote the command waits, so the
+//! memory it points to stays valid.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -36,14 +37,23 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Starts the thread with `spawn`. The device is closed when the thread's receiver is disconnected.
+    /// Starts the thread with `spawn`. The device is closed when the thread's receiver is
+    /// disconnected.
     ///
     /// # Errors
     /// `EAGAIN`: the system has no room for another thread.
-    pub(crate) fn open(index: usize, spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>) -> Result<Self, Errno> {
+    pub(crate) fn open(
+        index: usize,
+        spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>,
+    ) -> Result<Self, Errno> {
         let (jobs, receiver) = channel();
-        let thread = spawn(receiver).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
-        Ok(Self { index, jobs: Some(jobs), thread: Some(thread) })
+        let thread =
+            spawn(receiver).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        Ok(Self {
+            index,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
     }
 
     /// Passes a command to the thread, and waits for its result.
@@ -52,7 +62,8 @@ impl Device {
     /// The command's error, or `EIO` if the HCA has failed.
     ///
     /// # Safety
-    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
+    /// The memory that the command names fulfils a driver's contract with the kernel: see the
+    /// commands.
     pub(crate) unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
         let (answer, result) = sync_channel(1);
         if let Some(jobs) = &self.jobs {

@@ -1,7 +1,7 @@
 //! Paths of `/sys` that lead into the launcher's tree.
 //!
-//! libibverbs reads the tree because of `SYSFS_PATH`. Other programs read `/sys/class/infiniband` itself, so the C library's calls with
-//! such a path get the path in the tree instead.
+//! libibverbs reads the tree because of `SYSFS_PATH`. Other programs read `/sys/class/infiniband`
+//! itself, so the C library's calls with such a path get the path in the tree instead.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -13,13 +13,15 @@ use crate::system::sys;
 
 const SYS: &[u8] = b"/sys";
 
-/// The class directories: `infiniband`, `infiniband_verbs`, and those that the tree does not have, such as `infiniband_mad`.
+/// The class directories: `infiniband`, `infiniband_verbs`, and those that the tree does not have,
+/// such as `infiniband_mad`.
 const CLASSES: &[u8] = b"/class/infiniband";
 
 /// The texts before the bus, in paths of the tree that name the bus or a function on it.
 const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/pci_bus/"];
 
-/// Returns the path in the tree that a program means by `path`, relative to `dir`; `None` for a path that is not in the tree.
+/// Returns the path in the tree that a program means by `path`, relative to `dir`; `None` for a
+/// path that is not in the tree.
 ///
 /// # Safety
 /// `path` is null or a string.
@@ -30,15 +32,30 @@ pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
     // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     // A relative path is looked at if it has a name of the tree that no other tree has.
-    let may_be =
-        if path.first() == Some(&b'/') { path.starts_with(SYS) } else { has(path, b"infiniband") || has(path, PCI_BUS.as_bytes()) };
-    if may_be { settings::get().and_then(|settings| translate(&settings.tree, &absolute(dir, path)?)) } else { None }
+    let may_be = if path.first() == Some(&b'/') {
+        path.starts_with(SYS)
+    } else {
+        has(path, b"infiniband") || has(path, PCI_BUS.as_bytes())
+    };
+    if may_be {
+        settings::get().and_then(|settings| translate(&settings.tree, &absolute(dir, path)?))
+    } else {
+        None
+    }
 }
 
 /// Returns whether `path` contains `name`.
 fn has(path: &[u8], name: &[u8]) -> bool {
     // SAFETY: two live slices.
-    !unsafe { libc::memmem(path.as_ptr().cast(), path.len(), name.as_ptr().cast(), name.len()) }.is_null()
+    !unsafe {
+        libc::memmem(
+            path.as_ptr().cast(),
+            path.len(),
+            name.as_ptr().cast(),
+            name.len(),
+        )
+    }
+    .is_null()
 }
 
 #[cold]
@@ -57,7 +74,11 @@ fn absolute(dir: c_int, path: &[u8]) -> Option<Vec<u8>> {
 #[cold]
 fn translate(tree: &Path, path: &[u8]) -> Option<CString> {
     let below = path.strip_prefix(SYS)?;
-    let names_bus = |before: &&[u8]| below.strip_prefix(*before).is_some_and(|rest| rest.starts_with(PCI_BUS.as_bytes()));
+    let names_bus = |before: &&[u8]| {
+        below
+            .strip_prefix(*before)
+            .is_some_and(|rest| rest.starts_with(PCI_BUS.as_bytes()))
+    };
     if below.starts_with(CLASSES) || BEFORE_BUS.iter().any(names_bus) {
         CString::new([tree.as_os_str().as_bytes(), below].concat()).ok()
     } else {
@@ -67,7 +88,9 @@ fn translate(tree: &Path, path: &[u8]) -> Option<CString> {
 
 /// Returns the path of `/sys` for a path in the tree: what a program learns from `realpath(3)`.
 pub(crate) fn name(path: &CStr) -> Option<CString> {
-    let below = path.to_bytes().strip_prefix(settings::get()?.tree.as_os_str().as_bytes())?;
+    let below = path
+        .to_bytes()
+        .strip_prefix(settings::get()?.tree.as_os_str().as_bytes())?;
     CString::new([SYS, below].concat()).ok()
 }
 
@@ -76,7 +99,8 @@ mod tests {
     use super::*;
 
     fn translated(dir: c_int, path: &str) -> Option<String> {
-        translate(Path::new("/t"), &absolute(dir, path.as_bytes())?).map(|path| path.into_string().unwrap())
+        translate(Path::new("/t"), &absolute(dir, path.as_bytes())?)
+            .map(|path| path.into_string().unwrap())
     }
 
     #[test]
@@ -89,9 +113,19 @@ mod tests {
             "/bus/pci/devices/7357:00:00.0",
             "/class/pci_bus/7357:00/../../7357:00:00.0",
         ] {
-            assert_eq!(translated(libc::AT_FDCWD, &format!("/sys{below}")), Some(format!("/t{below}")));
+            assert_eq!(
+                translated(libc::AT_FDCWD, &format!("/sys{below}")),
+                Some(format!("/t{below}"))
+            );
         }
-        for other in ["/class/infiniband", "/sys", "/sys/class", "/sys/class/net/lo", "/sys/devices/pci0000:00/0000:03:00.0", "/system"] {
+        for other in [
+            "/class/infiniband",
+            "/sys",
+            "/sys/class",
+            "/sys/class/net/lo",
+            "/sys/devices/pci0000:00/0000:03:00.0",
+            "/system",
+        ] {
             assert_eq!(translated(libc::AT_FDCWD, other), None);
         }
     }
@@ -101,9 +135,16 @@ mod tests {
     fn relative_paths_begin_at_their_directory() {
         let root = std::fs::File::open("/").unwrap();
         let root = std::os::fd::AsRawFd::as_raw_fd(&root);
-        assert_eq!(translated(root, "sys/class/infiniband"), Some("/t/class/infiniband".to_owned()));
+        assert_eq!(
+            translated(root, "sys/class/infiniband"),
+            Some("/t/class/infiniband".to_owned())
+        );
         assert_eq!(translated(root, "class/infiniband"), None);
         assert_eq!(translated(libc::AT_FDCWD, "sys/class/infiniband"), None);
-        assert_eq!(translated(-2, "sys/class/infiniband"), None, "no such descriptor");
+        assert_eq!(
+            translated(-2, "sys/class/infiniband"),
+            None,
+            "no such descriptor"
+        );
     }
 }

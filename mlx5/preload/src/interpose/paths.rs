@@ -5,17 +5,25 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{AT_FDCWD, DIR, FILE, dirent, size_t, ssize_t};
 
-use super::{CHDIR, FOPEN, Failed, GETXATTR, LGETXATTR, OPENDIR, READLINK, READLINKAT, REALPATH, SCANDIR, fail};
+use super::{
+    CHDIR, FOPEN, Failed, GETXATTR, LGETXATTR, OPENDIR, READLINK, READLINKAT, REALPATH, SCANDIR,
+    fail,
+};
 use crate::files::{fds, tree};
 use crate::options::errno::Errno;
 
 /// `realpath(3)`, which names a file in the tree by its path of `/sys`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for which there was room.
+    // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for
+    // which there was room.
     unsafe {
         let found = named!(path, AT_FDCWD => next!(REALPATH as fn(*const c_char, *mut c_char) -> *mut c_char, (path, to)));
-        if let Some(name) = if found.is_null() { None } else { tree::name(CStr::from_ptr(found)) } {
+        if let Some(name) = if found.is_null() {
+            None
+        } else {
+            tree::name(CStr::from_ptr(found))
+        } {
             libc::strcpy(found, name.as_ptr());
         }
         found

@@ -17,7 +17,8 @@ mod number {
 }
 
 impl Objects {
-    /// Makes the changes that are due, and sends the events that the device reports. Returns whether there was a change or an event.
+    /// Makes the changes that are due, and sends the events that the device reports. Returns
+    /// whether there was a change or an event.
     pub(crate) fn send_async_events(&mut self) -> bool {
         while let Some(&(at_ms, change)) = self.settings.changes.get(self.changes_made) {
             if self.opened.elapsed().as_millis() < at_ms.into() {
@@ -38,8 +39,18 @@ impl Objects {
     }
 
     fn send_async(&mut self, event: AsyncEvent) {
-        let of_cq = |cqn| self.cqs.iter().find(|cq| cq.cqn == cqn).map(|cq| cq.user_handle);
-        let of_qp = |qpn| self.qps.iter().find(|qp| qp.qpn == qpn).map(|qp| qp.user_handle);
+        let of_cq = |cqn| {
+            self.cqs
+                .iter()
+                .find(|cq| cq.cqn == cqn)
+                .map(|cq| cq.user_handle)
+        };
+        let of_qp = |qpn| {
+            self.qps
+                .iter()
+                .find(|qp| qp.qpn == qpn)
+                .map(|qp| qp.user_handle)
+        };
         let (element, event_type) = match event {
             AsyncEvent::CqError { cqn } => (of_cq(cqn), number::CQ_ERR),
             AsyncEvent::QpFatal { qpn } => (of_qp(qpn), number::QP_FATAL),
@@ -49,8 +60,15 @@ impl Objects {
             _ => return,
         };
         let Some(element) = element else { return };
-        let sent = self.async_events.send(&AsyncEventDesc { element, event_type, reserved: 0 });
-        let lost = sent.err().map(|errno| format!("; it is lost: {errno}")).unwrap_or_default();
+        let sent = self.async_events.send(&AsyncEventDesc {
+            element,
+            event_type,
+            reserved: 0,
+        });
+        let lost = sent
+            .err()
+            .map(|errno| format!("; it is lost: {errno}"))
+            .unwrap_or_default();
         log::error(self.settings, format_args!("{event}{lost}"));
     }
 }

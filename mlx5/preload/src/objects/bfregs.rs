@@ -1,11 +1,13 @@
 //! BlueFlame registers, assigned to queue pairs as the kernel's mlx5 driver does.
 //!
-//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number 0 means no BlueFlame. Each register of
-//! the last pages is dedicated to one queue pair, and libmlx5 takes no lock there; the others are shared.
+//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number
+//! 0 means no BlueFlame. Each register of the last pages is dedicated to one queue pair, and
+//! libmlx5 takes no lock there; the others are shared.
 
 use crate::options::errno::Errno;
 
-/// Registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them (`MLX5_BFREGS_PER_UAR`).
+/// Registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them
+/// (`MLX5_BFREGS_PER_UAR`).
 const USED: u32 = 2;
 const PER_PAGE: u32 = 4;
 /// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
@@ -36,7 +38,10 @@ impl Bfregs {
         if dedicated > total - 1 {
             return Err(Errno(libc::EINVAL));
         }
-        Ok(Self { users: vec![0; total as usize], first_dedicated: (total - dedicated) as usize })
+        Ok(Self {
+            users: vec![0; total as usize],
+            first_dedicated: (total - dedicated) as usize,
+        })
     }
 
     /// Returns the number of registers.
@@ -44,8 +49,8 @@ impl Bfregs {
         self.users.len() as u32
     }
 
-    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with the fewest users. Returns its number,
-    /// in libmlx5's numbering.
+    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with
+    /// the fewest users. Returns its number, in libmlx5's numbering.
     pub(crate) fn take(&mut self) -> u32 {
         let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
         let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);

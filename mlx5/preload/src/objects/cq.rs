@@ -8,7 +8,8 @@ use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{CreateCq as DriverCq, CreateCqResp as DriverCqResp};
 use crate::abi::verbs::{
-    CompEvent, CreateCompChannel, CreateCompChannelResp, CreateCq, CreateCqResp, DestroyCq, DestroyCqResp, ExCreateCq, ExCreateCqResp,
+    CompEvent, CreateCompChannel, CreateCompChannelResp, CreateCq, CreateCqResp, DestroyCq,
+    DestroyCqResp, ExCreateCq, ExCreateCqResp,
 };
 use crate::command::{Call, Reply};
 use crate::files::channel::Channel;
@@ -28,7 +29,10 @@ const IGNORE_OVERRUN: u32 = 1 << 1;
 pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
     let CreateCompChannel { .. } = call.request::<_, CreateCompChannelResp>()?;
     let (reader, writer) = sys::pipe()?;
-    fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new::<CompEvent>(writer))))?;
+    fds::insert(
+        reader.as_raw_fd(),
+        File::Channel(Arc::new(Channel::new::<CompEvent>(writer))),
+    )?;
     // From here on the program owns the descriptor.
     let fd = reader.into_raw_fd();
     Ok(Reply::of(&CreateCompChannelResp { fd: fd as u32 }).note(format!("-> fd={fd}")))
@@ -44,20 +48,44 @@ impl Objects {
 
     /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ExCreateCq { user_handle, cqe, comp_vector, comp_channel, comp_mask, flags, .. } = call.request::<_, ExCreateCqResp>()?;
+        let ExCreateCq {
+            user_handle,
+            cqe,
+            comp_vector,
+            comp_channel,
+            comp_mask,
+            flags,
+            ..
+        } = call.request::<_, ExCreateCqResp>()?;
         if comp_mask != 0 || flags & !IGNORE_OVERRUN != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let request = CreateCq { user_handle, cqe, comp_vector, comp_channel, ..CreateCq::new_zeroed() };
+        let request = CreateCq {
+            user_handle,
+            cqe,
+            comp_vector,
+            comp_channel,
+            ..CreateCq::new_zeroed()
+        };
         let (base, driver, note) = self.make_cq(call, &request)?;
-        let response = ExCreateCqResp { base, comp_mask: 0, response_length: size_of::<ExCreateCqResp>() as u32 };
+        let response = ExCreateCqResp {
+            base,
+            comp_mask: 0,
+            response_length: size_of::<ExCreateCqResp>() as u32,
+        };
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
     fn make_cq(
         &mut self,
         call: &Call,
-        &CreateCq { user_handle, cqe, comp_vector, comp_channel, .. }: &CreateCq,
+        &CreateCq {
+            user_handle,
+            cqe,
+            comp_vector,
+            comp_channel,
+            ..
+        }: &CreateCq,
     ) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
         let request: DriverCq = call.driver();
         if cqe > MAX_CQE || comp_vector >= COMP_VECTORS || !matches!(request.cqe_size, 64 | 128) {
@@ -69,43 +97,81 @@ impl Objects {
             fd => Some(fds::channel(fd).ok_or(Errno(libc::EINVAL))?),
         };
         let memory = CqMemory {
-            buffer: place(request.buf_addr, u64::from(entries) * u64::from(request.cqe_size), Use::Write)?,
+            buffer: place(
+                request.buf_addr,
+                u64::from(entries) * u64::from(request.cqe_size),
+                Use::Write,
+            )?,
             entries,
             cqe_bytes: request.cqe_size,
             compression: request.cqe_comp_en != 0,
             record: place(request.db_addr, 8, Use::Write)?,
         };
-        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the queue is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the
+        // queue is destroyed, as for a device.
         let cqn = unsafe { self.hca.create_cq(&memory) }.map_err(|error| self.refused(&error))?;
-        let cq_handle = self.cqs.insert(Cq { cqn, channel, user_handle });
-        let note = format!("entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}", request.cqe_size);
-        Ok((CreateCqResp { cq_handle, cqe: entries - 1 }, DriverCqResp { cqn, reserved: 0 }, note))
+        let cq_handle = self.cqs.insert(Cq {
+            cqn,
+            channel,
+            user_handle,
+        });
+        let note = format!(
+            "entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}",
+            request.cqe_size
+        );
+        Ok((
+            CreateCqResp {
+                cq_handle,
+                cqe: entries - 1,
+            },
+            DriverCqResp { cqn, reserved: 0 },
+            note,
+        ))
     }
 
     /// Carries out DESTROY_CQ.
     pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyCq { cq_handle, .. } = call.request::<_, DestroyCqResp>()?;
         self.cqs.get(cq_handle)?;
-        if self.qps.iter().any(|qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle) {
+        if self
+            .qps
+            .iter()
+            .any(|qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle)
+        {
             return Err(Errno(libc::EBUSY));
         }
         let cq = self.cqs.remove(cq_handle)?;
         self.hca.destroy_cq(cq.cqn);
-        let comp_events_reported = cq.channel.map_or(0, |channel| channel.forget(cq.user_handle));
+        let comp_events_reported = cq
+            .channel
+            .map_or(0, |channel| channel.forget(cq.user_handle));
         let note = format!("cq={cq_handle} events={comp_events_reported}");
         let async_events_reported = self.async_events.forget(cq.user_handle);
-        Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported }).note(note))
+        Ok(Reply::of(&DestroyCqResp {
+            comp_events_reported,
+            async_events_reported,
+        })
+        .note(note))
     }
 
-    /// Sends the events of armed queues that hold a completion that they were armed for. Returns whether there were any.
+    /// Sends the events of armed queues that hold a completion that they were armed for. Returns
+    /// whether there were any.
     pub(crate) fn send_events(&self) -> bool {
         let mut any = false;
         for cq in self.cqs.iter() {
             let Some(channel) = &cq.channel else { continue };
             if self.hca.take_event(cq.cqn) {
                 any = true;
-                if let Err(errno) = channel.send(&CompEvent { cq_handle: cq.user_handle }) {
-                    log::error(self.settings, format_args!("an event of completion queue {:#x} is lost: {errno}", cq.cqn));
+                if let Err(errno) = channel.send(&CompEvent {
+                    cq_handle: cq.user_handle,
+                }) {
+                    log::error(
+                        self.settings,
+                        format_args!(
+                            "an event of completion queue {:#x} is lost: {errno}",
+                            cq.cqn
+                        ),
+                    );
                 }
             }
         }

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use mlx5_hca::Port;
 use zerocopy::FromZeros;
 
-use crate::abi::mlx5::{ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, QueryDeviceResp as DriverResp};
+use crate::abi::mlx5::{
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, QueryDeviceResp as DriverResp,
+};
 use crate::abi::verbs::{
-    AsyncEventDesc, ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice, QueryDeviceResp, QueryPort, QueryPortResp,
+    AsyncEventDesc, ExQueryDevice, ExQueryDeviceResp, GetContext, GetContextResp, QueryDevice,
+    QueryDeviceResp, QueryPort, QueryPortResp,
 };
 use crate::command::{Call, NO_DEVX, Reply};
 use crate::files::channel::Channel;
@@ -24,7 +27,8 @@ use crate::system::sys;
 pub(crate) const MAX_WQES: u32 = 1 << 15;
 /// Maximum size of a completion queue, minus one.
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
-/// Maximum number of buffers of a receive: those of a WQE of 512 bytes, minus a next segment and a terminator.
+/// Maximum number of buffers of a receive: those of a WQE of 512 bytes, minus a next segment and a
+/// terminator.
 pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
@@ -42,7 +46,11 @@ const CAPABILITIES: u32 = 1 << 1 | 1 << 10 | 1 << 11 | 1 << 12;
 const DRIVER_RESPONSES: u8 = 1 << 0 | 1 << 1;
 
 /// Carries out GET_CONTEXT: opens the HCA, and describes the doorbell registers to libmlx5.
-pub(crate) fn get_context(call: &Call, settings: &'static Settings, port: Port) -> Result<(Objects, Reply), Errno> {
+pub(crate) fn get_context(
+    call: &Call,
+    settings: &'static Settings,
+    port: Port,
+) -> Result<(Objects, Reply), Errno> {
     let GetContext { .. } = call.request::<_, GetContextResp>()?;
     let request: AllocUcontextReq = call.driver();
     if request.flags & ALLOC_UCTX_DEVX != 0 {
@@ -78,11 +86,24 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings, port: Port) 
         ..AllocUcontextResp::new_zeroed()
     };
     let objects = Objects::new(settings, port, bfregs, async_events)?;
-    let note = format!("bfregs={}/{} lid={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
+    let note = format!(
+        "bfregs={}/{} lid={}",
+        request.total_num_bfregs,
+        request.num_low_latency_bfregs,
+        objects.hca.lid()
+    );
     let async_fd = reader.as_raw_fd() as u32;
     // From here on the program owns the descriptor.
     let _ = reader.into_raw_fd();
-    Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: COMP_VECTORS }).with(&response).note(note)))
+    Ok((
+        objects,
+        Reply::of(&GetContextResp {
+            async_fd,
+            num_comp_vectors: COMP_VECTORS,
+        })
+        .with(&response)
+        .note(note),
+    ))
 }
 
 impl Objects {
@@ -112,7 +133,11 @@ impl Objects {
             atomic_cap: self.settings.has_atomics.into(),
             max_ah: i32::MAX as u32,
             max_srq: if self.settings.has_srqs { 1 << 15 } else { 0 },
-            max_srq_wr: if self.settings.has_srqs { MAX_WQES - 1 } else { 0 },
+            max_srq_wr: if self.settings.has_srqs {
+                MAX_WQES - 1
+            } else {
+                0
+            },
             max_srq_sge: if self.settings.has_srqs { MAX_SGE } else { 0 },
             max_pkeys: 1,
             local_ca_ack_delay: 16,
@@ -140,7 +165,10 @@ impl Objects {
             device_cap_flags_ex: CAPABILITIES.into(),
             ..ExQueryDeviceResp::new_zeroed()
         };
-        let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, ..DriverResp::new_zeroed() };
+        let driver = DriverResp {
+            response_length: size_of::<DriverResp>() as u32,
+            ..DriverResp::new_zeroed()
+        };
         Ok(Reply::of(&response).with(&driver))
     }
 
@@ -167,7 +195,10 @@ impl Objects {
             state: if is_up { 4 } else { 1 },
             // 4096 bytes.
             max_mtu: 5,
-            active_mtu: self.hca.wire_address().map_or(5, |(_, mtu)| (mtu.ilog2() - 7) as u8),
+            active_mtu: self
+                .hca
+                .wire_address()
+                .map_or(5, |(_, mtu)| (mtu.ilog2() - 7) as u8),
             max_vl_num: 1,
             subnet_timeout: 18,
             // 4X HDR: 200 Gb/s.

@@ -1,9 +1,11 @@
-//! `--check-doorbells`: checks that the bytes that a driver stores to its BlueFlame registers announce the WQEs in its send queues. A NIC
-//! acts on the register. The software HCA reads the doorbell record, so a driver with a wrong register works here and hangs on a NIC (PRM,
-//! "Posting a Work Request" and "BlueFlame").
+//! `--check-doorbells`: checks that the bytes that a driver stores to its BlueFlame registers
+//! announce the WQEs in its send queues. A NIC acts on the register. The software HCA reads the
+//! doorbell record, so a driver with a wrong register works here and hangs on a NIC (PRM, "Posting
+//! a Work Request" and "BlueFlame").
 //!
-//! Registers are memory of the driver's process. They are read between two commands or polls of the HCA, so not every doorbell is seen. If
-//! another doorbell on the same register follows before the next check, the first one is counted as overtaken.
+//! Registers are memory of the driver's process. They are read between two commands or polls of the
+//! HCA, so not every doorbell is seen. If another doorbell on the same register follows before the
+//! next check, the first one is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -26,7 +28,8 @@ const HALF_BLOCKS: u16 = (HALF / WQEBB) as u16;
 const REGISTERS_AT: usize = 0x800;
 const PER_PAGE: usize = 4;
 const PAGE: usize = 4096;
-/// Maximum delay from the record to the register: the driver's thread may lose its core between the two.
+/// Maximum delay from the record to the register: the driver's thread may lose its core between the
+/// two.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The content of half a register.
@@ -42,18 +45,25 @@ impl Registers {
     /// # Errors
     /// `ENOMEM`: the file cannot be mapped.
     pub(crate) fn of(file: &OwnedFd) -> Result<Self, Errno> {
-        memmap2::MmapOptions::new().map_raw(file.as_raw_fd()).map(Self).map_err(|_| Errno(libc::ENOMEM))
+        memmap2::MmapOptions::new()
+            .map_raw(file.as_raw_fd())
+            .map(Self)
+            .map_err(|_| Errno(libc::ENOMEM))
     }
 
     /// Returns half `half` of register `number`, in libmlx5's numbering.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
-        let at = number / PER_PAGE * PAGE + REGISTERS_AT + number % PER_PAGE * 2 * HALF + half * HALF;
+        let at =
+            number / PER_PAGE * PAGE + REGISTERS_AT + number % PER_PAGE * 2 * HALF + half * HALF;
         if at + HALF > self.0.len() {
             return [0; HALF / 8];
         }
         // SAFETY: inside the mapping, aligned; the driver writes there, in words of 8 bytes.
-        array::from_fn(|word| unsafe { &*self.0.as_mut_ptr().add(at).cast::<AtomicU64>().add(word) }.load(Ordering::Relaxed))
+        array::from_fn(|word| {
+            unsafe { &*self.0.as_mut_ptr().add(at).cast::<AtomicU64>().add(word) }
+                .load(Ordering::Relaxed)
+        })
     }
 
     fn halves(&self, number: u32) -> [Half; 2] {
@@ -76,8 +86,16 @@ pub(crate) struct Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rung, blocks, words, overtaken } = self;
-        write!(f, "{rung} seen, {blocks} blocks, {words} words, {overtaken} overtaken by the next")
+        let Self {
+            rung,
+            blocks,
+            words,
+            overtaken,
+        } = self;
+        write!(
+            f,
+            "{rung} seen, {blocks} blocks, {words} words, {overtaken} overtaken by the next"
+        )
     }
 }
 
@@ -109,13 +127,15 @@ struct Announced {
     since: Instant,
     /// The register before the record moved.
     before: [Half; 2],
-    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if it is longer.
+    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if it
+    /// is longer.
     tail: Half,
     /// Counter of the first WQE of `tail`.
     first: u16,
     /// Counter of the last WQE.
     last: u16,
-    /// Whether the register held the first 8 bytes of the last WQE: the whole announcement, or the first store of a longer one.
+    /// Whether the register held the first 8 bytes of the last WQE: the whole announcement, or the
+    /// first store of a longer one.
     is_word: bool,
 }
 
@@ -130,26 +150,56 @@ enum Found {
 
 impl Doorbells {
     pub(crate) fn new(registers: Registers) -> Self {
-        Self { registers, queues: Vec::new(), counts: Counts::default() }
+        Self {
+            registers,
+            queues: Vec::new(),
+            counts: Counts::default(),
+        }
     }
 
     /// Adds a new queue pair whose register the kernel assigned.
     pub(crate) fn add(&mut self, qpn: u32, sq: SqMemory, register: u32) {
         let halves = [[0; HALF / 8]; 2];
-        self.queues.push(Watched { qpn, sq, register, is_ready: false, producer: 0, halves, announced: None });
+        self.queues.push(Watched {
+            qpn,
+            sq,
+            register,
+            is_ready: false,
+            producer: 0,
+            halves,
+            announced: None,
+        });
     }
 
     /// Returns the numbers so far.
     pub(crate) fn counts(&self) -> Counts {
-        let words = self.queues.iter().filter(|queue| queue.announced.as_ref().is_some_and(|announced| announced.is_word)).count();
-        Counts { words: self.counts.words + words as u64, ..self.counts }
+        let words = self
+            .queues
+            .iter()
+            .filter(|queue| {
+                queue
+                    .announced
+                    .as_ref()
+                    .is_some_and(|announced| announced.is_word)
+            })
+            .count();
+        Counts {
+            words: self.counts.words + words as u64,
+            ..self.counts
+        }
     }
 
     /// Starts checking a queue pair that may send. It may have been able to send before.
     pub(crate) fn start(&mut self, qpn: u32) {
-        let Self { registers, queues, .. } = self;
-        if let Some(queue) = queues.iter_mut().find(|queue| queue.qpn == qpn && !queue.is_ready) {
-            (queue.is_ready, queue.producer, queue.halves) = (true, queue.record(), registers.halves(queue.register));
+        let Self {
+            registers, queues, ..
+        } = self;
+        if let Some(queue) = queues
+            .iter_mut()
+            .find(|queue| queue.qpn == qpn && !queue.is_ready)
+        {
+            (queue.is_ready, queue.producer, queue.halves) =
+                (true, queue.record(), registers.halves(queue.register));
         }
     }
 
@@ -179,7 +229,12 @@ impl Doorbells {
         let broken = queue.check(&self.registers, &mut self.counts, patience)?;
         let register = queue.register;
         let named = CtrlWords::parse(&broken.bytes).qpn();
-        if broken.rule == Rule::RegisterQueue && self.queues.iter().any(|other| (other.qpn, other.register) == (named, register)) {
+        if broken.rule == Rule::RegisterQueue
+            && self
+                .queues
+                .iter()
+                .any(|other| (other.qpn, other.register) == (named, register))
+        {
             // The two queue pairs share the register.
             self.counts.overtaken += 1;
             return None;
@@ -199,7 +254,8 @@ impl Watched {
     fn word(&self, counter: u16, word: usize) -> u64 {
         let block = usize::from(counter) & (self.sq.wqe_cnt as usize - 1);
         // SAFETY: inside the queue, aligned; the driver may write there meanwhile.
-        let place: NonNull<AtomicU64> = unsafe { self.sq.buffer.add(block * WQEBB).cast().add(word) };
+        let place: NonNull<AtomicU64> =
+            unsafe { self.sq.buffer.add(block * WQEBB).cast().add(word) };
         // SAFETY: as above.
         unsafe { place.as_ref() }.load(Ordering::Relaxed)
     }
@@ -210,13 +266,16 @@ impl Watched {
         CtrlWords::parse(&bytes)
     }
 
-    /// Returns the counter of the last WQE before `producer`, if the WQEs since the last check are still in the queue.
+    /// Returns the counter of the last WQE before `producer`, if the WQEs since the last check are
+    /// still in the queue.
     fn last(&self, producer: u16) -> Option<u16> {
         let (mut at, mut last) = (self.producer, None);
         while at != producer {
             let ctrl = self.ctrl(at);
             let blocks = u16::from(ctrl.ds()).div_ceil(4);
-            let is_one = ctrl.wqe_index() == at && ctrl.qpn() == self.qpn && (1..=producer.wrapping_sub(at)).contains(&blocks);
+            let is_one = ctrl.wqe_index() == at
+                && ctrl.qpn() == self.qpn
+                && (1..=producer.wrapping_sub(at)).contains(&blocks);
             if !is_one {
                 return None;
             }
@@ -232,16 +291,31 @@ impl Watched {
             return None;
         }
         let last = self.last(producer)?;
-        let first = if producer.wrapping_sub(last) > HALF_BLOCKS { last } else { producer.wrapping_sub(HALF_BLOCKS.min(capacity)) };
-        let tail = array::from_fn(|word| self.word(first.wrapping_add((word / 8) as u16), word % 8));
+        let first = if producer.wrapping_sub(last) > HALF_BLOCKS {
+            last
+        } else {
+            producer.wrapping_sub(HALF_BLOCKS.min(capacity))
+        };
+        let tail =
+            array::from_fn(|word| self.word(first.wrapping_add((word / 8) as u16), word % 8));
         // The driver may have posted more meanwhile, and wrapped around.
         let is_whole = self.record().wrapping_sub(first) <= capacity;
-        is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last, is_word: false })
+        is_whole.then_some(Announced {
+            since: now,
+            before: self.halves,
+            tail,
+            first,
+            last,
+            is_word: false,
+        })
     }
 
-    /// Counts the announcement by its present state if the whole was not seen, because the next one is in the other half.
+    /// Counts the announcement by its present state if the whole was not seen, because the next one
+    /// is in the other half.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
-        let Some(announced) = self.announced.take() else { return };
+        let Some(announced) = self.announced.take() else {
+            return;
+        };
         match announced.find(self.producer, halves) {
             Found::Block => counts.blocks += 1,
             _ if announced.is_word => counts.words += 1,
@@ -250,7 +324,12 @@ impl Watched {
     }
 
     /// Checks the record and the register.
-    fn check(&mut self, registers: &Registers, counts: &mut Counts, patience: Duration) -> Option<Violation> {
+    fn check(
+        &mut self,
+        registers: &Registers,
+        counts: &mut Counts,
+        patience: Duration,
+    ) -> Option<Violation> {
         let producer = self.record();
         let halves = registers.halves(self.register);
         let now = Instant::now();
@@ -288,11 +367,15 @@ impl Watched {
 impl Announced {
     /// Returns how far a register announces the WQEs before `producer`.
     fn find(&self, producer: u16, halves: &[Half; 2]) -> Found {
-        let mut found = (0..2).map(|half| self.find_in(producer, &halves[half], &self.before[half]));
-        found.find(|found| !matches!(found, Found::Nothing)).unwrap_or(Found::Nothing)
+        let mut found =
+            (0..2).map(|half| self.find_in(producer, &halves[half], &self.before[half]));
+        found
+            .find(|found| !matches!(found, Found::Nothing))
+            .unwrap_or(Found::Nothing)
     }
 
-    /// Returns how far half a register announces them. `before` is its content before the record moved.
+    /// Returns how far half a register announces them. `before` is its content before the record
+    /// moved.
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
@@ -303,7 +386,8 @@ impl Announced {
         }
         let is_last = ctrl.wqe_index() == self.last;
         let bytes = announced_bytes(ctrl, producer).map(|bytes| bytes / 8);
-        let is_block = bytes.is_some_and(|words| half[..words] == self.tail[offset * WQEBB / 8..][..words]);
+        let is_block =
+            bytes.is_some_and(|words| half[..words] == self.tail[offset * WQEBB / 8..][..words]);
         match () {
             () if is_block => Found::Block,
             () if is_last && half[1..] == before[1..] => Found::Word,
@@ -314,16 +398,33 @@ impl Announced {
 
     /// Makes the violation of the rule that was broken, with the bytes that were found.
     fn broken(&self, qpn: u32, halves: &[Half; 2]) -> Violation {
-        let changed = halves.iter().zip(&self.before).find(|(half, before)| half != before).map(|(half, _)| half);
+        let changed = halves
+            .iter()
+            .zip(&self.before)
+            .find(|(half, before)| half != before)
+            .map(|(half, _)| half);
         let (rule, words) = match changed {
-            None => (Rule::RegisterNotWritten, &self.tail[usize::from(self.last.wrapping_sub(self.first)) * WQEBB / 8..]),
+            None => (
+                Rule::RegisterNotWritten,
+                &self.tail[usize::from(self.last.wrapping_sub(self.first)) * WQEBB / 8..],
+            ),
             Some(half) if ctrl_of(half).qpn() != qpn => (Rule::RegisterQueue, &half[..]),
-            Some(half) if ctrl_of(half).wqe_index() != self.last => (Rule::RegisterNotLast, &half[..]),
+            Some(half) if ctrl_of(half).wqe_index() != self.last => {
+                (Rule::RegisterNotLast, &half[..])
+            }
             Some(half) => (Rule::RegisterBytes, &half[..]),
         };
         let mut bytes = [0; SEGMENT];
-        bytes.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
-        Violation { queue: Queue::Send(qpn), index: self.last.into(), bytes, rule }
+        bytes
+            .chunks_exact_mut(8)
+            .zip(words)
+            .for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
+        Violation {
+            queue: Queue::Send(qpn),
+            index: self.last.into(),
+            bytes,
+            rule,
+        }
     }
 }
 

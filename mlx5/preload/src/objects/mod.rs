@@ -63,11 +63,22 @@ impl Objects {
     ///
     /// # Errors
     /// `ENOMEM`: joining failed; the log gives the reason.
-    pub(crate) fn new(settings: &'static Settings, port: Port, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
+    pub(crate) fn new(
+        settings: &'static Settings,
+        port: Port,
+        bfregs: Bfregs,
+        async_events: Arc<Channel>,
+    ) -> Result<Self, Errno> {
         let options = SoftOptions {
-            fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
+            fabric: FabricSpec::Shared {
+                dir: Some(settings.fabric.clone()),
+            },
             port: Some(port),
-            roce: if let Link::Ethernet(options) = settings.link { options.cloned() } else { None },
+            roce: if let Link::Ethernet(options) = settings.link {
+                options.cloned()
+            } else {
+                None
+            },
             // Regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
@@ -76,7 +87,10 @@ impl Objects {
             ..SoftOptions::default()
         };
         let hca = Hca::open(&options).map_err(|error| {
-            log::error(settings, format_args!("the device cannot be opened: {error}"));
+            log::error(
+                settings,
+                format_args!("the device cannot be opened: {error}"),
+            );
             Errno(libc::ENOMEM)
         })?;
         Ok(Self {
@@ -104,7 +118,8 @@ impl Objects {
         }
     }
 
-    /// Logs a broken rule, to which a NIC would react silently or with a wrong result, and fails the queue pair.
+    /// Logs a broken rule, to which a NIC would react silently or with a wrong result, and fails
+    /// the queue pair.
     pub(crate) fn end_by(&self, broken: &Violation) {
         log::error(self.settings, format_args!("{broken}"));
         if let Queue::Send(qpn) = broken.queue {
@@ -125,7 +140,10 @@ impl Objects {
 impl Drop for Objects {
     fn drop(&mut self) {
         if let Some(doorbells) = &self.doorbells {
-            log::refused(self.settings, format_args!("doorbells: {}", doorbells.counts()));
+            log::refused(
+                self.settings,
+                format_args!("doorbells: {}", doorbells.counts()),
+            );
         }
     }
 }
@@ -154,7 +172,8 @@ pub(crate) struct Qp {
     pub(crate) service: Service,
     /// The state that its driver set; the HCA may have moved it to the error state since.
     pub(crate) state: State,
-    /// Attributes as QUERY_QP returns them, except the state: those that MODIFY_QP set, and the capacities.
+    /// Attributes as QUERY_QP returns them, except the state: those that MODIFY_QP set, and the
+    /// capacities.
     pub(crate) attributes: QueryQpResp,
     /// The same attributes in RESET: only the capacities.
     pub(crate) in_reset: QueryQpResp,

@@ -28,8 +28,22 @@ impl Selected<'_> {
 
     /// Returns whether every selected attribute has a valid value.
     fn are_valid(&self) -> bool {
-        let ModifyQp { path_mtu, timeout, retry_cnt, rnr_retry, min_rnr_timer, port_num, pkey_index, dest, .. } = *self.request;
-        let ModifyQp { max_rd_atomic, max_dest_rd_atomic, .. } = *self.request;
+        let ModifyQp {
+            path_mtu,
+            timeout,
+            retry_cnt,
+            rnr_retry,
+            min_rnr_timer,
+            port_num,
+            pkey_index,
+            dest,
+            ..
+        } = *self.request;
+        let ModifyQp {
+            max_rd_atomic,
+            max_dest_rd_atomic,
+            ..
+        } = *self.request;
         !(self.has(attribute::PORT) && port_num != 1
             || self.has(attribute::PKEY_INDEX) && pkey_index != 0
             || self.has(attribute::PATH_MTU) && !(1..=5).contains(&path_mtu)
@@ -38,7 +52,8 @@ impl Selected<'_> {
             || self.has(attribute::RNR_RETRY) && rnr_retry > 7
             || self.has(attribute::MIN_RNR_TIMER) && min_rnr_timer > 31
             || self.has(attribute::MAX_QP_RD_ATOMIC) && u32::from(max_rd_atomic) > MAX_RD_ATOMIC
-            || self.has(attribute::MAX_DEST_RD_ATOMIC) && u32::from(max_dest_rd_atomic) > MAX_RD_ATOMIC
+            || self.has(attribute::MAX_DEST_RD_ATOMIC)
+                && u32::from(max_dest_rd_atomic) > MAX_RD_ATOMIC
             || self.has(attribute::AV) && dest.port_num > 1)
     }
 
@@ -50,7 +65,9 @@ impl Selected<'_> {
                 copy(kept);
             }
         };
-        keep(attribute::ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags);
+        keep(attribute::ACCESS_FLAGS, &|at| {
+            at.qp_access_flags = new.qp_access_flags
+        });
         keep(attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index);
         keep(attribute::PORT, &|at| at.port_num = new.port_num);
         keep(attribute::QKEY, &|at| at.qkey = new.qkey);
@@ -60,29 +77,47 @@ impl Selected<'_> {
         keep(attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt);
         keep(attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry);
         keep(attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn);
-        keep(attribute::MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic);
+        keep(attribute::MAX_QP_RD_ATOMIC, &|at| {
+            at.max_rd_atomic = new.max_rd_atomic
+        });
         keep(attribute::ALT_PATH, &|at| {
             (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
             (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
         });
-        keep(attribute::MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer);
+        keep(attribute::MIN_RNR_TIMER, &|at| {
+            at.min_rnr_timer = new.min_rnr_timer
+        });
         keep(attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn);
-        keep(attribute::MAX_DEST_RD_ATOMIC, &|at| at.max_dest_rd_atomic = new.max_dest_rd_atomic);
-        keep(attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state);
+        keep(attribute::MAX_DEST_RD_ATOMIC, &|at| {
+            at.max_dest_rd_atomic = new.max_dest_rd_atomic
+        });
+        keep(attribute::PATH_MIG_STATE, &|at| {
+            at.path_mig_state = new.path_mig_state
+        });
         keep(attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
     }
 }
 
-/// Returns the access that the attributes give the peer. A queue pair without resources for READs and atomics answers neither: then the
-/// kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both rights.
+/// Returns the access that the attributes give the peer. A queue pair without resources for READs
+/// and atomics answers neither: then the kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both
+/// rights.
 fn rights(at: &QueryQpResp) -> Access {
     let asked = Access::from_bits_truncate(at.qp_access_flags);
-    if at.max_dest_rd_atomic == 0 { asked & Access::REMOTE_WRITE } else { asked }
+    if at.max_dest_rd_atomic == 0 {
+        asked & Access::REMOTE_WRITE
+    } else {
+        asked
+    }
 }
 
 /// Returns the retries that the attributes set.
 fn options(at: &QueryQpResp) -> ConnectOptions {
-    ConnectOptions { timeout: at.timeout, retry_count: at.retry_cnt, rnr_retry: at.rnr_retry, rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer) }
+    ConnectOptions {
+        timeout: at.timeout,
+        retry_count: at.retry_cnt,
+        rnr_retry: at.rnr_retry,
+        rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer),
+    }
 }
 
 impl Objects {
@@ -97,8 +132,16 @@ impl Objects {
     pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExModifyQp = call.request::<_, ()>()?;
         let note = self.modify(&request.base)?;
-        let response = ExModifyQpResp { comp_mask: 0, response_length: size_of::<ExModifyQpResp>() as u32 };
-        let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, dctn: 0, ece_options: 0, reserved: 0 };
+        let response = ExModifyQpResp {
+            comp_mask: 0,
+            response_length: size_of::<ExModifyQpResp>() as u32,
+        };
+        let driver = DriverResp {
+            response_length: size_of::<DriverResp>() as u32,
+            dctn: 0,
+            ece_options: 0,
+            reserved: 0,
+        };
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
@@ -108,7 +151,11 @@ impl Objects {
         let qp = self.qps.get(handle)?;
         let selected = Selected { request, mask };
         let from = self.state(qp);
-        let to = if selected.has(attribute::STATE) { State::from_number(request.qp_state).ok_or(INVALID)? } else { from };
+        let to = if selected.has(attribute::STATE) {
+            State::from_number(request.qp_state).ok_or(INVALID)?
+        } else {
+            from
+        };
         if selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8 {
             return Err(INVALID);
         }
@@ -131,42 +178,75 @@ impl Objects {
         }
         let qp = self.qps.get_mut(handle)?;
         qp.state = to;
-        qp.attributes = if to == State::Reset { qp.in_reset } else { attributes };
+        qp.attributes = if to == State::Reset {
+            qp.in_reset
+        } else {
+            attributes
+        };
         let peer = match to {
-            State::ReadyToReceive if qp.service != Service::Datagram => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
+            State::ReadyToReceive if qp.service != Service::Datagram => {
+                format!(" remote_qpn={:#x}", attributes.dest_qp_num)
+            }
             _ => String::new(),
         };
-        Ok(format!("qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"))
+        Ok(format!(
+            "qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"
+        ))
     }
 
     /// Makes the HCA perform the transition.
     fn carry_out(&self, qp: &Qp, from: State, to: State, at: &QueryQpResp) -> Result<(), Errno> {
         let is_connected = qp.service != Service::Datagram;
         match (from, to) {
-            (_, State::Reset) => return if self.hca.reset_qp(qp.qpn) { Ok(()) } else { Err(Errno(libc::EBUSY)) },
+            (_, State::Reset) => {
+                return if self.hca.reset_qp(qp.qpn) {
+                    Ok(())
+                } else {
+                    Err(Errno(libc::EBUSY))
+                };
+            }
             (_, State::Error) => self.hca.fail_qp(qp.qpn),
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
             (State::Init, State::ReadyToReceive) if is_connected => {
                 let source = (at.dest.is_global != 0).then_some(at.dest.sgid_index);
-                let way = resolve(self.settings.link, &self.port, source, &at.dest.dgid, at.dest.dlid)?;
+                let way = resolve(
+                    self.settings.link,
+                    &self.port,
+                    source,
+                    &at.dest.dgid,
+                    at.dest.dlid,
+                )?;
                 if let Way::Packets(to) = way {
                     return self.connect_by_packets(qp.qpn, to, at);
                 }
-                let is_there = matches!(way, Way::Port(index) if self.port.has(index, at.dest_qp_num));
+                let is_there =
+                    matches!(way, Way::Port(index) if self.port.has(index, at.dest_qp_num));
                 // No queue pair has number 0.
                 let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
                     if let ConnectError::NoAccess { .. } = error {
-                        log::error(self.settings, format_args!("queue pair {:#x} cannot reach {remote_qpn:#x}: {error}", qp.qpn));
+                        log::error(
+                            self.settings,
+                            format_args!(
+                                "queue pair {:#x} cannot reach {remote_qpn:#x}: {error}",
+                                qp.qpn
+                            ),
+                        );
                         return Err(Errno(libc::EPERM));
                     }
                     log::refused(
                         self.settings,
-                        format_args!("no peer will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),
+                        format_args!(
+                            "no peer will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}",
+                            qp.qpn
+                        ),
                     );
                 }
             }
-            (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
+            (
+                State::Init | State::ReadyToReceive | State::ReadyToSend,
+                State::ReadyToReceive | State::ReadyToSend,
+            ) if !is_connected => {
                 self.hca.activate_datagrams(qp.qpn, at.qkey);
                 if to == State::ReadyToSend {
                     self.hca.start_sending(qp.qpn, &options(at));
@@ -175,7 +255,8 @@ impl Objects {
             (_, State::ReadyToSend) => {
                 self.hca.allow(qp.qpn, rights(at));
                 if from == State::ReadyToReceive {
-                    self.hca.start_packets(qp.qpn, &options(at), at.sq_psn, at.max_rd_atomic);
+                    self.hca
+                        .start_packets(qp.qpn, &options(at), at.sq_psn, at.max_rd_atomic);
                 }
                 self.hca.start_sending(qp.qpn, &options(at));
             }
@@ -186,11 +267,19 @@ impl Objects {
 
     fn connect_by_packets(&self, qpn: u32, to: IpAddr, at: &QueryQpResp) -> Result<(), Errno> {
         let to = SocketAddr::new(to, self.hca.packet_port(at.dest_qp_num));
-        let path = PacketPath { to, qpn: at.dest_qp_num, psn: at.rq_psn, mtu: 128 << at.path_mtu, is_polled: false };
-        self.hca.connect_by_packets(qpn, &path, &options(at), rights(at)).map_err(|error| {
-            log::error(self.settings, format_args!("queue pair {qpn:#x}: {error}"));
-            Errno(libc::EINVAL)
-        })
+        let path = PacketPath {
+            to,
+            qpn: at.dest_qp_num,
+            psn: at.rq_psn,
+            mtu: 128 << at.path_mtu,
+            is_polled: false,
+        };
+        self.hca
+            .connect_by_packets(qpn, &path, &options(at), rights(at))
+            .map_err(|error| {
+                log::error(self.settings, format_args!("queue pair {qpn:#x}: {error}"));
+                Errno(libc::EINVAL)
+            })
     }
 }
 
@@ -204,9 +293,19 @@ mod tests {
     fn a_queue_pair_without_resources_for_them_allows_no_reads_and_no_atomics() {
         let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         for (max_dest_rd_atomic, allowed) in [(0, Access::REMOTE_WRITE), (1, all)] {
-            let at = QueryQpResp { qp_access_flags: all.bits(), max_dest_rd_atomic, ..QueryQpResp::new_zeroed() };
+            let at = QueryQpResp {
+                qp_access_flags: all.bits(),
+                max_dest_rd_atomic,
+                ..QueryQpResp::new_zeroed()
+            };
             assert_eq!(rights(&at), allowed);
         }
-        assert_eq!(rights(&QueryQpResp { max_dest_rd_atomic: 16, ..QueryQpResp::new_zeroed() }), Access::empty());
+        assert_eq!(
+            rights(&QueryQpResp {
+                max_dest_rd_atomic: 16,
+                ..QueryQpResp::new_zeroed()
+            }),
+            Access::empty()
+        );
     }
 }

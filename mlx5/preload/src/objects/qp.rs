@@ -4,9 +4,13 @@ use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::mlx5::{
-    CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE, QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
+    CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE,
+    QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
 };
-use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, QueryQp, QueryQpResp};
+use crate::abi::verbs::{
+    CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, QueryQp,
+    QueryQpResp,
+};
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_WQES;
 use crate::objects::regions::place;
@@ -33,10 +37,14 @@ const NO_USER_INDEX: u32 = 0xff_ffff;
 fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {
     const INVALID: Errno = Errno(libc::EINVAL);
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
-    if !is_count(request.sq_wqe_count) || !is_count(request.rq_wqe_count) || request.rq_wqe_shift > 9 {
+    if !is_count(request.sq_wqe_count)
+        || !is_count(request.rq_wqe_count)
+        || request.rq_wqe_shift > 9
+    {
         return Err(INVALID);
     }
-    // Receives come first, sends after them. The record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    // Receives come first, sends after them. The record has the word of the receives, then that of
+    // the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
@@ -45,10 +53,23 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     if has_rq && request.rq_wqe_shift < 4 {
         return Err(INVALID);
     }
-    let rq = RqMemory { buffer, wqe_cnt: request.rq_wqe_count, stride: 1 << request.rq_wqe_shift, record };
+    let rq = RqMemory {
+        buffer,
+        wqe_cnt: request.rq_wqe_count,
+        stride: 1 << request.rq_wqe_shift,
+        record,
+    };
     // SAFETY: both are inside the range that was checked above.
     let (sq_buffer, sq_record) = unsafe { (buffer.add(rq_bytes as usize), record.add(1)) };
-    Ok((SqMemory { buffer: sq_buffer, wqe_cnt: request.sq_wqe_count, record: sq_record, register: None }, has_rq.then_some(rq)))
+    Ok((
+        SqMemory {
+            buffer: sq_buffer,
+            wqe_cnt: request.sq_wqe_count,
+            record: sq_record,
+            register: None,
+        },
+        has_rq.then_some(rq),
+    ))
 }
 
 impl Objects {
@@ -65,16 +86,26 @@ impl Objects {
         if request.comp_mask != 0 || request.create_flags != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        // The two structures share their fields, from the second field of one and the first field of the other on.
+        // The two structures share their fields, from the second field of one and the first field
+        // of the other on.
         const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
         let mut base = CreateQp::new_zeroed();
-        base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..].copy_from_slice(&request.as_bytes()[..SHARED]);
+        base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..]
+            .copy_from_slice(&request.as_bytes()[..SHARED]);
         let (base, driver, note) = self.make_qp(call, &base)?;
-        let response = ExCreateQpResp { base, comp_mask: 0, response_length: size_of::<ExCreateQpResp>() as u32 };
+        let response = ExCreateQpResp {
+            base,
+            comp_mask: 0,
+            response_length: size_of::<ExCreateQpResp>() as u32,
+        };
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
-    fn make_qp(&mut self, call: &Call, request: &CreateQp) -> Result<(CreateQpResp, DriverQpResp, String), Errno> {
+    fn make_qp(
+        &mut self,
+        call: &Call,
+        request: &CreateQp,
+    ) -> Result<(CreateQpResp, DriverQpResp, String), Errno> {
         let service = match request.qp_type {
             RC => Service::Connected,
             UC => Service::Unreliable,
@@ -106,20 +137,27 @@ impl Objects {
             scatter_to_cqe: driver.flags & QP_FLAG_SCATTER_CQE != 0,
             lane_slots: MAX_LANE_SLOTS,
         };
-        // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the queue pair is destroyed, as for a
-        // device.
+        // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the
+        // queue pair is destroyed, as for a device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
         // A register that the driver names comes from another source.
-        let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
+        let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0)
+            .then(|| self.bfregs.take());
         // Every driver's send queue starts at a WQEBB, so another one is not checked.
         let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
         if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
         }
-        let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
-        // For receives, the sizes that the driver derived from the request, as in the kernel (`set_rq_size`). For sends, libmlx5 itself
-        // tells the program.
-        let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
+        let CreateQp {
+            max_send_wr,
+            max_send_sge,
+            max_inline_data,
+            ..
+        } = *request;
+        // For receives, the sizes that the driver derived from the request, as in the kernel
+        // (`set_rq_size`). For sends, libmlx5 itself tells the program.
+        let (max_recv_wr, max_recv_sge) =
+            rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let in_reset = QueryQpResp {
             max_send_wr,
             max_recv_wr,
@@ -143,7 +181,16 @@ impl Objects {
             bfreg,
         });
         let bfreg_index = bfreg.unwrap_or(driver.bfreg_index);
-        let response = CreateQpResp { qp_handle, qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, reserved: 0 };
+        let response = CreateQpResp {
+            qp_handle,
+            qpn,
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+            reserved: 0,
+        };
         let note = format!(
             "{service:?} pd={} send_cq={} recv_cq={} srq={srq:?} sq={} rq={}x{} flags={:#x} uidx={:#x} -> qp={qp_handle} qpn={qpn:#x} bfreg={bfreg_index}",
             request.pd_handle,
@@ -155,12 +202,23 @@ impl Objects {
             driver.flags,
             driver.uidx,
         );
-        Ok((response, DriverQpResp { bfreg_index, ..DriverQpResp::new_zeroed() }, note))
+        Ok((
+            response,
+            DriverQpResp {
+                bfreg_index,
+                ..DriverQpResp::new_zeroed()
+            },
+            note,
+        ))
     }
 
     /// Returns the state of a queue pair.
     pub(crate) fn state(&self, qp: &Qp) -> State {
-        if qp.state != State::Reset && self.hca.has_failed(qp.qpn) { State::Error } else { qp.state }
+        if qp.state != State::Reset && self.hca.has_failed(qp.qpn) {
+            State::Error
+        } else {
+            qp.state
+        }
     }
 
     /// Carries out QUERY_QP.
@@ -168,7 +226,11 @@ impl Objects {
         let QueryQp { qp_handle, .. } = call.request::<_, QueryQpResp>()?;
         let qp = self.qps.get(qp_handle)?;
         let state = self.state(qp);
-        let response = QueryQpResp { qp_state: state as u8, cur_qp_state: state as u8, ..qp.attributes };
+        let response = QueryQpResp {
+            qp_state: state as u8,
+            cur_qp_state: state as u8,
+            ..qp.attributes
+        };
         Ok(Reply::of(&response).note(format!("qp={qp_handle} state={state:?}")))
     }
 
@@ -176,7 +238,11 @@ impl Objects {
     pub(crate) fn destroy_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyQp { qp_handle, .. } = call.request::<_, DestroyQpResp>()?;
         let qp = self.qps.remove(qp_handle)?;
-        if let Some(broken) = self.doorbells.as_mut().and_then(|doorbells| doorbells.remove(qp.qpn)) {
+        if let Some(broken) = self
+            .doorbells
+            .as_mut()
+            .and_then(|doorbells| doorbells.remove(qp.qpn))
+        {
             self.end_by(&broken);
         }
         self.hca.destroy_qp(qp.qpn);

@@ -7,7 +7,8 @@ use mlx5_hca::{Access, RegisterError};
 
 use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp};
 use crate::abi::verbs::{
-    AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
+    AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp,
+    ReregMr, ReregMrResp,
 };
 use crate::command::{Call, LATER, Reply};
 use crate::objects::paths::{Way, resolve};
@@ -21,7 +22,8 @@ use crate::system::sys::Use;
 /// Maximum time for which a command on a region waits for peers in the middle of a copy.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// `IB_ACCESS_*` that the HCA need not support: huge pages, memory windows (whose allocation is refused), and optional access.
+/// `IB_ACCESS_*` that the HCA need not support: huge pages, memory windows (whose allocation is
+/// refused), and optional access.
 const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
 
 /// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
@@ -30,16 +32,24 @@ const REREG: [u32; 3] = [1, 2, 4];
 /// Returns the address that a driver names.
 ///
 /// # Errors
-/// `EINVAL`: it is null, or not aligned for its type. `EFAULT`: its `len` bytes may not be used in this way.
+/// `EINVAL`: it is null, or not aligned for its type. `EFAULT`: its `len` bytes may not be used in
+/// this way.
 pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>, Errno> {
-    let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
-    if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_there(addr, len, what_for) {
+    let place = NonNull::new(addr as *mut T)
+        .filter(|place| place.is_aligned())
+        .ok_or(Errno(libc::EINVAL))?;
+    if addr
+        .checked_add(len)
+        .is_none_or(|end| end > i64::MAX as u64)
+        || !sys::is_there(addr, len, what_for)
+    {
         return Err(Errno(libc::EFAULT));
     }
     Ok(place)
 }
 
-/// Returns the MAC address of the port with this index on RoCE; the GUID is derived from it (modified EUI-64).
+/// Returns the MAC address of the port with this index on RoCE; the GUID is derived from it
+/// (modified EUI-64).
 fn mac(index: usize) -> [u8; 6] {
     let [a, b, c, _, _, d, e, f] = guid(index);
     [a ^ 2, b, c, d, e, f]
@@ -51,7 +61,9 @@ impl Objects {
         let AllocPd { .. } = call.request::<_, AllocPdResp>()?;
         let pdn = self.hca.alloc_pd();
         let pd_handle = self.pds.insert(pdn);
-        Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
+        Ok(Reply::of(&AllocPdResp { pd_handle })
+            .with(&DriverPdResp { pdn })
+            .note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
     }
 
     /// Carries out DEALLOC_PD.
@@ -70,21 +82,39 @@ impl Objects {
         Ok(Reply::none().note(format!("pd={pd_handle}")))
     }
 
-    /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address of a RoCE destination.
+    /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address
+    /// of a RoCE destination.
     pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateAh { pd_handle, attr, .. } = call.request::<_, CreateAhResp>()?;
+        let CreateAh {
+            pd_handle, attr, ..
+        } = call.request::<_, CreateAhResp>()?;
         self.pds.get(pd_handle)?;
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        let way = resolve(self.settings.link, &self.port, (attr.is_global != 0).then_some(attr.grh.sgid_index), &attr.grh.dgid, attr.dlid)?;
+        let way = resolve(
+            self.settings.link,
+            &self.port,
+            (attr.is_global != 0).then_some(attr.grh.sgid_index),
+            &attr.grh.dgid,
+            attr.dlid,
+        )?;
         let ah_handle = self.ahs.insert(pd_handle);
         let driver = DriverAhResp {
             response_length: size_of::<DriverAhResp>() as u32,
-            dmac: mac(if let Way::Port(index) = way { index } else { self.port.index }),
+            dmac: mac(if let Way::Port(index) = way {
+                index
+            } else {
+                self.port.index
+            }),
             reserved: [0; 6],
         };
-        Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
+        Ok(Reply::of(&CreateAhResp { ah_handle })
+            .with(&driver)
+            .note(format!(
+                "pd={pd_handle} dlid={} -> ah={ah_handle}",
+                attr.dlid
+            )))
     }
 
     /// Carries out DESTROY_AH.
@@ -95,13 +125,27 @@ impl Objects {
     }
 
     /// Returns the memory of a region, and its access in the HCA's terms, after a check of both.
-    fn check_region(&self, start: u64, length: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
-        let access = Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
+    fn check_region(
+        &self,
+        start: u64,
+        length: u64,
+        access_flags: u32,
+    ) -> Result<(NonNull<u8>, Access), Errno> {
+        let access =
+            Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
         if length == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        let is_written = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        Ok((place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?, access))
+        let is_written =
+            access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        Ok((
+            place::<u8>(
+                start,
+                length,
+                if is_written { Use::Write } else { Use::Read },
+            )?,
+            access,
+        ))
     }
 
     /// Returns the error number for a region that the HCA refuses.
@@ -115,21 +159,47 @@ impl Objects {
     }
 
     /// Checks the memory of a region, and that the HCA can represent its addresses.
-    fn check_translation(&self, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
+    fn check_translation(
+        &self,
+        start: u64,
+        length: u64,
+        hca_va: u64,
+        access_flags: u32,
+    ) -> Result<(NonNull<u8>, Access), Errno> {
         if start != hca_va {
-            log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
+            log::refused(
+                self.settings,
+                format_args!(
+                    "reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"
+                ),
+            );
             return Err(Errno(libc::EOPNOTSUPP));
         }
         self.check_region(start, length, access_flags)
     }
 
-    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
+    fn register(
+        &self,
+        pd: u32,
+        start: u64,
+        length: u64,
+        hca_va: u64,
+        access_flags: u32,
+    ) -> Result<Mr, Errno> {
         let pdn = *self.pds.get(pd)?;
         let (addr, access) = self.check_translation(start, length, hca_va, access_flags)?;
-        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device. If it does not, the kernel's
-        // copy fails.
-        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?.key;
-        Ok(Mr { pd, key: Some(key), start, length, access_flags })
+        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must
+        // for a device. If it does not, the kernel's copy fails.
+        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }
+            .map_err(|error| self.refused_region(&error))?
+            .key;
+        Ok(Mr {
+            pd,
+            key: Some(key),
+            start,
+            length,
+            access_flags,
+        })
     }
 
     /// Invalidates the key of a region. On success the region is gone.
@@ -158,15 +228,30 @@ impl Objects {
 
     /// Carries out REG_MR.
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request::<_, RegMrResp>()?;
+        let RegMr {
+            start,
+            length,
+            hca_va,
+            pd_handle,
+            access_flags,
+            ..
+        } = call.request::<_, RegMrResp>()?;
         let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
         let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
-        let note = format!("pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}");
-        Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
+        let note = format!(
+            "pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}"
+        );
+        Ok(Reply::of(&RegMrResp {
+            mr_handle,
+            lkey: key,
+            rkey: key,
+        })
+        .note(note))
     }
 
-    /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
-    /// mlx5 driver does. If the new region is refused, the old one is gone; ibv_rereg_mr(3) says that a program must not use either.
+    /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the
+    /// region and keeps its keys, as the kernel's mlx5 driver does. If the new region is refused,
+    /// the old one is gone; ibv_rereg_mr(3) says that a program must not use either.
     pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;
@@ -175,26 +260,58 @@ impl Objects {
             return Err(Errno(libc::EINVAL));
         }
         let is_asked = |flag| request.flags & flag != 0;
-        let pd = if is_asked(pd) { request.pd_handle } else { old.pd };
-        let access_flags = if is_asked(access) { request.access_flags } else { old.access_flags };
+        let pd = if is_asked(pd) {
+            request.pd_handle
+        } else {
+            old.pd
+        };
+        let access_flags = if is_asked(access) {
+            request.access_flags
+        } else {
+            old.access_flags
+        };
         let new = if is_asked(translation) {
             self.pds.get(pd)?;
             self.check_translation(request.start, request.length, request.hca_va, access_flags)?;
             self.deregister(&old, since)?;
             self.mrs.get_mut(request.mr_handle)?.key = None;
-            self.register(pd, request.start, request.length, request.hca_va, access_flags)?
+            self.register(
+                pd,
+                request.start,
+                request.length,
+                request.hca_va,
+                access_flags,
+            )?
         } else {
             let key = old.key.ok_or(Errno(libc::EINVAL))?;
-            let (pdn, (_, access)) = (*self.pds.get(pd)?, self.check_region(old.start, old.length, access_flags)?);
-            if !self.hca.try_reregister(key, pdn, access).map_err(|error| self.refused_region(&error))? {
+            let (pdn, (_, access)) = (
+                *self.pds.get(pd)?,
+                self.check_region(old.start, old.length, access_flags)?,
+            );
+            if !self
+                .hca
+                .try_reregister(key, pdn, access)
+                .map_err(|error| self.refused_region(&error))?
+            {
                 return Err(self.not_quiet(&old, key, since));
             }
-            Mr { pd, access_flags, ..old }
+            Mr {
+                pd,
+                access_flags,
+                ..old
+            }
         };
         *self.mrs.get_mut(request.mr_handle)? = new;
         let key = new.key.unwrap_or(0);
-        let note = format!("mr={} flags={} -> key={key:#x}", request.mr_handle, request.flags);
-        Ok(Reply::of(&ReregMrResp { lkey: key, rkey: key }).note(note))
+        let note = format!(
+            "mr={} flags={} -> key={key:#x}",
+            request.mr_handle, request.flags
+        );
+        Ok(Reply::of(&ReregMrResp {
+            lkey: key,
+            rkey: key,
+        })
+        .note(note))
     }
 
     /// Carries out DEREG_MR.

@@ -2,8 +2,13 @@
 
 use mlx5_hca::RqMemory;
 
-use crate::abi::mlx5::{CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE};
-use crate::abi::verbs::{CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq, QuerySrqResp};
+use crate::abi::mlx5::{
+    CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE,
+};
+use crate::abi::verbs::{
+    CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq,
+    QuerySrqResp,
+};
 use crate::command::{Call, Reply};
 use crate::objects::device::{MAX_SGE, MAX_WQES};
 use crate::objects::regions::place;
@@ -21,20 +26,37 @@ const LIMIT: u32 = 2;
 impl Objects {
     /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateSrq { pd_handle, max_wr, max_sge, .. } = call.request::<_, ()>()?;
+        let CreateSrq {
+            pd_handle,
+            max_wr,
+            max_sge,
+            ..
+        } = call.request::<_, ()>()?;
         self.make_srq(call, pd_handle, max_wr, max_sge)
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateXsrq { srq_type, pd_handle, max_wr, max_sge, .. } = call.request::<_, ()>()?;
+        let CreateXsrq {
+            srq_type,
+            pd_handle,
+            max_wr,
+            max_sge,
+            ..
+        } = call.request::<_, ()>()?;
         if srq_type != BASIC {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         self.make_srq(call, pd_handle, max_wr, max_sge)
     }
 
-    fn make_srq(&mut self, call: &Call, pd_handle: u32, max_wr: u32, max_sge: u32) -> Result<Reply, Errno> {
+    fn make_srq(
+        &mut self,
+        call: &Call,
+        pd_handle: u32,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Reply, Errno> {
         let request: DriverSrq = call.driver();
         call.check_room(size_of::<CreateSrqResp>())?;
         if max_wr >= MAX_WQES || max_sge > MAX_SGE + 1 {
@@ -48,21 +70,45 @@ impl Objects {
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
         let wqe_cnt = (max_wr + 1).next_power_of_two();
         let memory = RqMemory {
-            buffer: place(request.buf_addr, u64::from(wqe_cnt) * u64::from(stride), Use::Read)?,
+            buffer: place(
+                request.buf_addr,
+                u64::from(wqe_cnt) * u64::from(stride),
+                Use::Read,
+            )?,
             wqe_cnt,
             stride,
             record: place(request.db_addr, 4, Use::Read)?,
         };
-        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the queue is destroyed, as for a device.
-        let srqn = unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;
-        let srq_handle = self.srqs.insert(Srq { pd: pd_handle, srqn, max_wr, max_sge });
-        let note = format!("pd={pd_handle} wqes={wqe_cnt}x{stride} -> srq={srq_handle} srqn={srqn:#x}");
-        Ok(Reply::of(&CreateSrqResp { srq_handle, max_wr, max_sge, srqn }).with(&DriverSrqResp { srqn, reserved: 0 }).note(note))
+        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the
+        // queue is destroyed, as for a device.
+        let srqn =
+            unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;
+        let srq_handle = self.srqs.insert(Srq {
+            pd: pd_handle,
+            srqn,
+            max_wr,
+            max_sge,
+        });
+        let note =
+            format!("pd={pd_handle} wqes={wqe_cnt}x{stride} -> srq={srq_handle} srqn={srqn:#x}");
+        Ok(Reply::of(&CreateSrqResp {
+            srq_handle,
+            max_wr,
+            max_sge,
+            srqn,
+        })
+        .with(&DriverSrqResp { srqn, reserved: 0 })
+        .note(note))
     }
 
     /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ModifySrq { srq_handle, attr_mask, srq_limit, .. } = call.request::<_, ()>()?;
+        let ModifySrq {
+            srq_handle,
+            attr_mask,
+            srq_limit,
+            ..
+        } = call.request::<_, ()>()?;
         self.srqs.get(srq_handle)?;
         if attr_mask & MAX_WR != 0 {
             return Err(Errno(libc::EINVAL));
@@ -76,8 +122,16 @@ impl Objects {
     /// Carries out QUERY_SRQ.
     pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QuerySrq { srq_handle, .. } = call.request::<_, QuerySrqResp>()?;
-        let Srq { max_wr, max_sge, .. } = *self.srqs.get(srq_handle)?;
-        Ok(Reply::of(&QuerySrqResp { max_wr, max_sge, srq_limit: 0, reserved: 0 }).note(format!("srq={srq_handle}")))
+        let Srq {
+            max_wr, max_sge, ..
+        } = *self.srqs.get(srq_handle)?;
+        Ok(Reply::of(&QuerySrqResp {
+            max_wr,
+            max_sge,
+            srq_limit: 0,
+            reserved: 0,
+        })
+        .note(format!("srq={srq_handle}")))
     }
 
     /// Carries out DESTROY_SRQ.

@@ -1,5 +1,5 @@
-//! The legal transitions of a queue pair with their attributes: the tables of `ib_modify_qp` (InfiniBand specification, "Queue Pair State
-//! Transition Properties").
+//! The legal transitions of a queue pair with their attributes: the tables of `ib_modify_qp`
+//! (InfiniBand specification, "Queue Pair State Transition Properties").
 
 use mlx5_hca::Service;
 
@@ -19,7 +19,17 @@ pub(crate) enum State {
 impl State {
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         use State::*;
-        [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError, Error].into_iter().find(|state| *state as u8 == number)
+        [
+            Reset,
+            Init,
+            ReadyToReceive,
+            ReadyToSend,
+            SendQueueDrained,
+            SendQueueError,
+            Error,
+        ]
+        .into_iter()
+        .find(|state| *state as u8 == number)
     }
 }
 
@@ -46,13 +56,26 @@ pub(crate) mod attribute {
     pub(crate) const DEST_QPN: u32 = 1 << 20;
 }
 
-/// Returns the attributes that a transition requires, and those it may also carry; `None` if there is no such transition.
+/// Returns the attributes that a transition requires, and those it may also carry; `None` if there
+/// is no such transition.
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
     // Of connections, and of reliable ones.
-    let of = |connected, datagram| if service == Service::Datagram { datagram } else { connected };
-    let reliable = |attributes| if service == Service::Connected { attributes } else { 0 };
+    let of = |connected, datagram| {
+        if service == Service::Datagram {
+            datagram
+        } else {
+            connected
+        }
+    };
+    let reliable = |attributes| {
+        if service == Service::Connected {
+            attributes
+        } else {
+            0
+        }
+    };
     Some(match (from, to) {
         // A queue pair in RESET has nothing to flush.
         (Reset, Error) => return None,
@@ -60,22 +83,31 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
         (Reset, Init) => (PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY), 0),
         (Init, Init) => (0, PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY)),
         (Init, ReadyToReceive) => {
-            let needed = of(AV | PATH_MTU | DEST_QPN | RQ_PSN, 0) | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
+            let needed = of(AV | PATH_MTU | DEST_QPN | RQ_PSN, 0)
+                | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
             (needed, PKEY_INDEX | of(ALT_PATH | ACCESS_FLAGS, QKEY))
         }
         (ReadyToReceive, ReadyToSend) => (
             SQ_PSN | reliable(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
-            CUR_STATE | of(ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE, QKEY) | reliable(MIN_RNR_TIMER),
+            CUR_STATE
+                | of(ALT_PATH | ACCESS_FLAGS | PATH_MIG_STATE, QKEY)
+                | reliable(MIN_RNR_TIMER),
         ),
-        (ReadyToSend, ReadyToSend) => (0, CUR_STATE | of(ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE, QKEY) | reliable(MIN_RNR_TIMER)),
+        (ReadyToSend, ReadyToSend) => (
+            0,
+            CUR_STATE
+                | of(ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE, QKEY)
+                | reliable(MIN_RNR_TIMER),
+        ),
         _ => return None,
     })
 }
 
 /// Returns whether the transition is legal with these attributes.
 pub(crate) fn is_legal(service: Service, from: State, to: State, mask: u32) -> bool {
-    attributes(service, from, to)
-        .is_some_and(|(needed, optional)| mask & needed == needed && mask & !(needed | optional | attribute::STATE) == 0)
+    attributes(service, from, to).is_some_and(|(needed, optional)| {
+        mask & needed == needed && mask & !(needed | optional | attribute::STATE) == 0
+    })
 }
 
 #[cfg(test)]
@@ -91,7 +123,11 @@ mod tests {
     #[test]
     fn a_connection_goes_up_step_by_step() {
         let legal = |from, to, mask| is_legal(Service::Connected, from, to, mask);
-        assert!(legal(Reset, Init, INIT) && legal(Init, ReadyToReceive, RTR) && legal(ReadyToReceive, ReadyToSend, RTS));
+        assert!(
+            legal(Reset, Init, INIT)
+                && legal(Init, ReadyToReceive, RTR)
+                && legal(ReadyToReceive, ReadyToSend, RTS)
+        );
         assert!(!legal(Reset, ReadyToReceive, RTR));
         assert!(!legal(Init, ReadyToSend, RTS));
         assert!(!legal(ReadyToSend, ReadyToReceive, RTR));
@@ -113,7 +149,11 @@ mod tests {
     fn attributes_are_needed_allowed_or_neither() {
         let legal = |from, to, mask| is_legal(Service::Connected, from, to, mask);
         for bit in (1..21).map(|bit| 1 << bit) {
-            assert_eq!(legal(Init, ReadyToReceive, RTR & !bit), RTR & bit == 0, "without {bit:#x}");
+            assert_eq!(
+                legal(Init, ReadyToReceive, RTR & !bit),
+                RTR & bit == 0,
+                "without {bit:#x}"
+            );
         }
         assert!(legal(Init, ReadyToReceive, RTR | attribute::ALT_PATH));
         assert!(!legal(Init, ReadyToReceive, RTR | attribute::QKEY));
@@ -124,8 +164,15 @@ mod tests {
     #[test]
     fn unreliable_connections_have_no_retries() {
         let legal = |from, to, mask| is_legal(Service::Unreliable, from, to, mask);
-        let (rtr, rts) = (RTR & !(attribute::MAX_DEST_RD_ATOMIC | attribute::MIN_RNR_TIMER), 1 | attribute::SQ_PSN);
-        assert!(legal(Reset, Init, INIT) && legal(Init, ReadyToReceive, rtr) && legal(ReadyToReceive, ReadyToSend, rts));
+        let (rtr, rts) = (
+            RTR & !(attribute::MAX_DEST_RD_ATOMIC | attribute::MIN_RNR_TIMER),
+            1 | attribute::SQ_PSN,
+        );
+        assert!(
+            legal(Reset, Init, INIT)
+                && legal(Init, ReadyToReceive, rtr)
+                && legal(ReadyToReceive, ReadyToSend, rts)
+        );
         assert!(!legal(Init, ReadyToReceive, RTR) && !legal(ReadyToReceive, ReadyToSend, RTS));
         assert!(!legal(ReadyToSend, ReadyToSend, attribute::MIN_RNR_TIMER));
     }
@@ -135,12 +182,21 @@ mod tests {
         let legal = |from, to, mask| is_legal(Service::Datagram, from, to, mask);
         assert!(legal(Reset, Init, 0x71) && !legal(Reset, Init, INIT));
         assert!(legal(Init, ReadyToReceive, 1));
-        assert!(legal(ReadyToReceive, ReadyToSend, 1 | attribute::SQ_PSN) && !legal(ReadyToReceive, ReadyToSend, 1));
+        assert!(
+            legal(ReadyToReceive, ReadyToSend, 1 | attribute::SQ_PSN)
+                && !legal(ReadyToReceive, ReadyToSend, 1)
+        );
         assert!(legal(ReadyToSend, ReadyToSend, attribute::QKEY));
     }
 
     #[test]
     fn states_have_numbers() {
-        assert_eq!((0..9).filter_map(State::from_number).map(|state| state as u8).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            (0..9)
+                .filter_map(State::from_number)
+                .map(|state| state as u8)
+                .collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5, 6]
+        );
     }
 }

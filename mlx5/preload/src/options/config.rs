@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 
 use mlx5_hca::{Gid, GidKind, PortAddress, RoceOptions, gid_of};
 
-/// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow. Without it the library does nothing.
+/// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow.
+/// Without it the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
@@ -25,13 +26,16 @@ pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 /// The launcher's tree, which libibverbs reads in place of `/sys`.
 pub(crate) const TREE: &str = "SYSFS_PATH";
 
-/// Domain and bus of the PCI function, an address that no machine has. Decimal digits: UCX reads no others in the name of the root.
+/// Domain and bus of the PCI function, an address that no machine has. Decimal digits: UCX reads no
+/// others in the name of the root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
-/// Number of entries of a port's GID table. A NIC has at least as many; those without a GID are zero.
+/// Number of entries of a port's GID table. A NIC has at least as many; those without a GID are
+/// zero.
 pub(crate) const GID_ENTRIES: usize = 8;
 
-/// Returns the GUID of the device with this index, and of its port. The first one is 0200:00ff:fe00:0001.
+/// Returns the GUID of the device with this index, and of its port. The first one is
+/// 0200:00ff:fe00:0001.
 pub(crate) const fn guid(device: usize) -> [u8; 8] {
     [2, 0, 0, 0xff, 0xfe, 0, 0, 1 + device as u8]
 }
@@ -46,21 +50,28 @@ pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
 pub(crate) enum Link {
     /// InfiniBand: addressed by LID.
     InfiniBand,
-    /// RoCE: addressed by GID. With a port for packets, which reach other hosts; without, on a network of this host.
+    /// RoCE: addressed by GID. With a port for packets, which reach other hosts; without, on a
+    /// network of this host.
     Ethernet(Option<&'static RoceOptions>),
 }
 
 impl Link {
-    /// Returns the GID table of the port of a device, without empty entries: fe80::200:ff:fe00:1 of the first one, and on RoCE
-    /// ::ffff:127.0.0.1, with the two entries that the kernel makes for each address of the network device, in this order. Hosts that reach
-    /// each other have no GIDs but their addresses.
+    /// Returns the GID table of the port of a device, without empty entries: fe80::200:ff:fe00:1 of
+    /// the first one, and on RoCE ::ffff:127.0.0.1, with the two entries that the kernel makes for
+    /// each address of the network device, in this order. Hosts that reach each other have no GIDs
+    /// but their addresses.
     fn gids(self, device: usize) -> Vec<Gid> {
         let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         link_local[8..].copy_from_slice(&guid(device));
-        let ipv4 = Ipv4Addr::new(127, 0, 0, 1 + device as u8).to_ipv6_mapped().octets();
+        let ipv4 = Ipv4Addr::new(127, 0, 0, 1 + device as u8)
+            .to_ipv6_mapped()
+            .octets();
         let both = |bytes| [GidKind::RoceV1, GidKind::RoceV2].map(|kind| Gid { bytes, kind });
         match self {
-            Self::InfiniBand => vec![Gid { bytes: link_local, kind: GidKind::InfiniBand }],
+            Self::InfiniBand => vec![Gid {
+                bytes: link_local,
+                kind: GidKind::InfiniBand,
+            }],
             Self::Ethernet(None) => [both(link_local), both(ipv4)].concat(),
             Self::Ethernet(Some(options)) => both(gid_of(options.address)).to_vec(),
         }
@@ -68,8 +79,17 @@ impl Link {
 
     /// Makes the network of this number of devices. It is never freed: a process has one.
     pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
-        let lid = |device: usize| if self == Self::InfiniBand { 1 + device as u16 } else { 0 };
-        let ports = (0..devices).map(|device| PortAddress { lid: lid(device), gids: self.gids(device).leak() });
+        let lid = |device: usize| {
+            if self == Self::InfiniBand {
+                1 + device as u16
+            } else {
+                0
+            }
+        };
+        let ports = (0..devices).map(|device| PortAddress {
+            lid: lid(device),
+            gids: self.gids(device).leak(),
+        });
         ports.collect::<Vec<_>>().leak()
     }
 
@@ -79,7 +99,9 @@ impl Link {
             "ib" => Ok(Self::InfiniBand),
             "roce" => Ok(Self::Ethernet(None)),
             _ => {
-                let options = text.strip_prefix("roce=").ok_or_else(|| format!("`{text}` is not a link; legal are ib and roce"))?;
+                let options = text
+                    .strip_prefix("roce=")
+                    .ok_or_else(|| format!("`{text}` is not a link; legal are ib and roce"))?;
                 Ok(Self::Ethernet(Some(Box::leak(Box::new(options.parse()?)))))
             }
         }

@@ -44,7 +44,10 @@ impl Errno {
             Some((_, number)) => Ok(Self(*number)),
             None => {
                 let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
-                Err(format!("`{name}` is not an error number known here; legal are {}", names.join(", ")))
+                Err(format!(
+                    "`{name}` is not an error number known here; legal are {}",
+                    names.join(", ")
+                ))
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of the tree. The library applies the others.
+//! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of
+//! the tree. The library applies the others.
 
 use mlx5_hca::Faults;
 use mlx5_hca::wire::Syndrome;
@@ -78,43 +79,80 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
+    /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`,
+    /// `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
         let (key, only) = match key.split_once('.') {
-            Some((key @ ("wc" | "loss"), place)) => {
-                (key, Some(place.parse().map_err(|_| format!("`{place}` is not the place of a queue pair"))?))
-            }
+            Some((key @ ("wc" | "loss"), place)) => (
+                key,
+                Some(
+                    place
+                        .parse()
+                        .map_err(|_| format!("`{place}` is not the place of a queue pair"))?,
+                ),
+            ),
             _ => (key, None),
         };
-        let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };
+        let fixed = |legal: &str, fault| {
+            if value == legal {
+                Ok(fault)
+            } else {
+                Err(format!("{key} is `{value}`; legal is `{legal}`"))
+            }
+        };
         match key {
             "devices" => fixed("none", Self::NoDevices),
             "gid" => fixed("none", Self::NoGid),
             "wc" => {
                 let (status, after) = value.split_once('@').unwrap_or((value, "0"));
                 let known = STATUSES.iter().find(|(name, _)| *name == status);
-                let (_, syndrome) =
-                    *known.ok_or_else(|| format!("`{status}` is not a status; legal are {}", STATUSES.map(|(name, _)| name).join(", ")))?;
-                let after = after.parse().map_err(|_| format!("`{after}` is not a number of work requests"))?;
-                Ok(Self::Completion { only, syndrome, after })
+                let (_, syndrome) = *known.ok_or_else(|| {
+                    format!(
+                        "`{status}` is not a status; legal are {}",
+                        STATUSES.map(|(name, _)| name).join(", ")
+                    )
+                })?;
+                let after = after
+                    .parse()
+                    .map_err(|_| format!("`{after}` is not a number of work requests"))?;
+                Ok(Self::Completion {
+                    only,
+                    syndrome,
+                    after,
+                })
             }
             "loss" => {
-                let percent: Option<f64> = value.strip_suffix('%').and_then(|percent| percent.parse().ok());
+                let percent: Option<f64> = value
+                    .strip_suffix('%')
+                    .and_then(|percent| percent.parse().ok());
                 let percent = percent.filter(|percent| (0.1..=100.0).contains(percent));
-                let percent = percent.ok_or_else(|| format!("loss is `{value}`; legal are 0.1% to 100%"))?;
-                Ok(Self::Loss { only, permille: (percent * 10.0).round() as u16 })
+                let percent =
+                    percent.ok_or_else(|| format!("loss is `{value}`; legal are 0.1% to 100%"))?;
+                Ok(Self::Loss {
+                    only,
+                    permille: (percent * 10.0).round() as u16,
+                })
             }
             "port" => match value.strip_prefix("down@") {
                 None => fixed("down", Self::PortDown),
                 Some(when) => {
-                    let (at, length) = when.split_once('+').map_or((when, None), |(at, length)| (at, Some(length)));
-                    Ok(Self::PortFails { at_ms: milliseconds(at)?, for_ms: length.map(milliseconds).transpose()? })
+                    let (at, length) = when
+                        .split_once('+')
+                        .map_or((when, None), |(at, length)| (at, Some(length)));
+                    Ok(Self::PortFails {
+                        at_ms: milliseconds(at)?,
+                        for_ms: length.map(milliseconds).transpose()?,
+                    })
                 }
             },
             "device" => match value.strip_prefix("fatal@") {
                 None => Err(format!("device is `{value}`; legal is `fatal@MS`")),
-                Some(at) => Ok(Self::DeviceFails { at_ms: milliseconds(at)? }),
+                Some(at) => Ok(Self::DeviceFails {
+                    at_ms: milliseconds(at)?,
+                }),
             },
             "atomics" => fixed("none", Self::NoAtomics),
             "srq" => fixed("none", Self::NoSrqs),
@@ -128,10 +166,19 @@ impl Fault {
                     )
                 })?;
                 let (errno, after) = match value.split_once('@') {
-                    Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is not a number of commands"))?),
+                    Some((errno, after)) => (
+                        errno,
+                        after
+                            .parse()
+                            .map_err(|_| format!("`{after}` is not a number of commands"))?,
+                    ),
                     None => (value, 0),
                 };
-                Ok(Self::Command { number, errno: Errno::parse(errno)?, after })
+                Ok(Self::Command {
+                    number,
+                    errno: Errno::parse(errno)?,
+                    after,
+                })
             }
         }
     }
@@ -145,8 +192,15 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     let (mut made, mut of) = (Faults::default(), None);
     for fault in faults {
         let (only, is_second) = match *fault {
-            Fault::Completion { only, syndrome, after } => (only, made.fail.replace((after, syndrome)).is_some()),
-            Fault::Loss { only, permille } => (only, core::mem::replace(&mut made.loss_permille, permille) != 0),
+            Fault::Completion {
+                only,
+                syndrome,
+                after,
+            } => (only, made.fail.replace((after, syndrome)).is_some()),
+            Fault::Loss { only, permille } => (
+                only,
+                core::mem::replace(&mut made.loss_permille, permille) != 0,
+            ),
             _ => continue,
         };
         if is_second || of.is_some_and(|of| of != only) {
@@ -154,11 +208,15 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
         }
         of = Some(only);
     }
-    Ok(Faults { only: of.flatten(), ..made })
+    Ok(Faults {
+        only: of.flatten(),
+        ..made
+    })
 }
 
 fn milliseconds(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a number of milliseconds"))
+    text.parse()
+        .map_err(|_| format!("`{text}` is not a number of milliseconds"))
 }
 
 #[cfg(test)]
@@ -167,21 +225,63 @@ mod tests {
 
     #[test]
     fn faults_are_those_that_were_written() {
-        let command = |number, errno, after| Fault::Command { number, errno: Errno(errno), after };
+        let command = |number, errno, after| Fault::Command {
+            number,
+            errno: Errno(errno),
+            after,
+        };
         for (text, fault) in [
             ("devices=none", Fault::NoDevices),
             ("gid=none", Fault::NoGid),
             ("port=down", Fault::PortDown),
-            ("port=down@300", Fault::PortFails { at_ms: 300, for_ms: None }),
-            ("port=down@300+50", Fault::PortFails { at_ms: 300, for_ms: Some(50) }),
+            (
+                "port=down@300",
+                Fault::PortFails {
+                    at_ms: 300,
+                    for_ms: None,
+                },
+            ),
+            (
+                "port=down@300+50",
+                Fault::PortFails {
+                    at_ms: 300,
+                    for_ms: Some(50),
+                },
+            ),
             ("device=fatal@20", Fault::DeviceFails { at_ms: 20 }),
             ("atomics=none", Fault::NoAtomics),
             ("srq=none", Fault::NoSrqs),
             ("open=EACCES", Fault::Open(Errno(libc::EACCES))),
-            ("wc=RETRY_EXC_ERR", Fault::Completion { only: None, syndrome: Syndrome::TransportRetryExceeded, after: 0 }),
-            ("wc.2=REM_ACCESS_ERR@100", Fault::Completion { only: Some(2), syndrome: Syndrome::RemoteAccess, after: 100 }),
-            ("loss=0.5%", Fault::Loss { only: None, permille: 5 }),
-            ("loss.0=100%", Fault::Loss { only: Some(0), permille: 1000 }),
+            (
+                "wc=RETRY_EXC_ERR",
+                Fault::Completion {
+                    only: None,
+                    syndrome: Syndrome::TransportRetryExceeded,
+                    after: 0,
+                },
+            ),
+            (
+                "wc.2=REM_ACCESS_ERR@100",
+                Fault::Completion {
+                    only: Some(2),
+                    syndrome: Syndrome::RemoteAccess,
+                    after: 100,
+                },
+            ),
+            (
+                "loss=0.5%",
+                Fault::Loss {
+                    only: None,
+                    permille: 5,
+                },
+            ),
+            (
+                "loss.0=100%",
+                Fault::Loss {
+                    only: Some(0),
+                    permille: 1000,
+                },
+            ),
             ("reg_mr=ENOMEM", command(9, libc::ENOMEM, 0)),
             ("create_qp=ENOSPC@3", command(24, libc::ENOSPC, 3)),
             ("modify_cq=EIO@1", command(57, libc::EIO, 1)),
@@ -202,7 +302,11 @@ mod tests {
                 && error("wc=REM_OP_ERR@").contains("``")
                 && error("wc.x=REM_OP_ERR").contains("`x`")
         );
-        assert!(error("loss=1").contains("`1`") && error("loss=101%").contains("100%") && error("open.1=EIO").contains("`open.1`"));
+        assert!(
+            error("loss=1").contains("`1`")
+                && error("loss=101%").contains("100%")
+                && error("open.1=EIO").contains("`open.1`")
+        );
         assert!(error("device=down").contains("`fatal@MS`"));
         assert!(error("reg_mr=ENOTHING").contains("ENOMEM"));
         assert!(error("reg_mr=ENOMEM@x").contains("`x`"));
@@ -211,9 +315,24 @@ mod tests {
 
     #[test]
     fn the_hca_makes_one_fault_of_each_kind() {
-        let of = |texts: &[&str]| of_hca(&texts.iter().map(|text| Fault::parse(text).unwrap()).collect::<Vec<_>>());
-        let both = Faults { fail: Some((3, Syndrome::RemoteOperation)), loss_permille: 20, only: Some(1), ..Faults::default() };
-        assert_eq!(of(&["port=down", "wc.1=REM_OP_ERR@3", "loss.1=2%"]), Ok(both));
+        let of = |texts: &[&str]| {
+            of_hca(
+                &texts
+                    .iter()
+                    .map(|text| Fault::parse(text).unwrap())
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let both = Faults {
+            fail: Some((3, Syndrome::RemoteOperation)),
+            loss_permille: 20,
+            only: Some(1),
+            ..Faults::default()
+        };
+        assert_eq!(
+            of(&["port=down", "wc.1=REM_OP_ERR@3", "loss.1=2%"]),
+            Ok(both)
+        );
         assert_eq!(of(&["port=down"]), Ok(Faults::default()));
         for refused in [["loss=1%", "loss=2%"], ["wc=REM_OP_ERR", "loss.1=2%"]] {
             assert!(of(&refused).unwrap_err().contains("one"));

@@ -1,5 +1,5 @@
-//! The log: one line per write(2), to a file that is opened for each line, so that no line is lost when a program closes unknown
-//! descriptors.
+//! The log: one line per write(2), to a file that is opened for each line, so that no line is lost
+//! when a program closes unknown descriptors.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -10,7 +10,10 @@ use crate::options::settings::{LogTarget, Settings};
 
 /// Logs a line in any case: without a log it is written to standard error.
 pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
-    write(settings.log.as_ref().unwrap_or(&LogTarget::StandardError), line);
+    write(
+        settings.log.as_ref().unwrap_or(&LogTarget::StandardError),
+        line,
+    );
 }
 
 /// Logs a line, if there is a log.
@@ -20,8 +23,14 @@ pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Logs the refusal of a command or method: as one that the program's libraries get round, or as one that the program learns of.
-pub(crate) fn answered(settings: &Settings, what: fmt::Arguments<'_>, errno: Errno, falls_back: bool) {
+/// Logs the refusal of a command or method: as one that the program's libraries get round, or as
+/// one that the program learns of.
+pub(crate) fn answered(
+    settings: &Settings,
+    what: fmt::Arguments<'_>,
+    errno: Errno,
+    falls_back: bool,
+) {
     if falls_back {
         command(settings, format_args!("{what} fell back: {errno}"));
     } else {
@@ -41,8 +50,10 @@ fn write(target: &LogTarget, line: fmt::Arguments<'_>) {
     // A failure to write the log cannot be reported anywhere.
     let _ = match target {
         LogTarget::StandardError => std::io::stderr().write_all(line.as_bytes()),
-        LogTarget::File(path) => {
-            OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()))
-        }
+        LogTarget::File(path) => OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(line.as_bytes())),
     };
 }

@@ -1,4 +1,5 @@
-//! The launcher's options, and the log. The launcher shares `config`, `errno`, `faults` and `names`.
+//! The launcher's options, and the log. The launcher shares `config`, `errno`, `faults` and
+//! `names`.
 
 pub(crate) mod config;
 pub(crate) mod errno;

@@ -1,4 +1,5 @@
-//! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log and for `--fault`.
+//! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log
+//! and for `--fault`.
 
 /// Names, by number.
 const WRITE: &str = "\
@@ -7,23 +8,32 @@ const WRITE: &str = "\
     query_qp modify_qp destroy_qp post_send post_recv attach_mcast detach_mcast create_srq modify_srq query_srq destroy_srq \
     post_srq_recv open_xrcd close_xrcd create_xsrq open_qp";
 
-/// Number of the first command that exists only in the extended form (`IB_USER_VERBS_CMD_THRESHOLD`), and the names from there on.
+/// Number of the first command that exists only in the extended form
+/// (`IB_USER_VERBS_CMD_THRESHOLD`), and the names from there on.
 const THRESHOLD: usize = 50;
 const EXTENDED: &str = "create_flow destroy_flow create_wq modify_wq destroy_wq create_rwq_ind_tbl destroy_rwq_ind_tbl modify_cq";
 
 /// Returns all commands with their numbers.
 fn commands() -> impl Iterator<Item = (usize, &'static str)> {
-    WRITE.split(' ').enumerate().chain((THRESHOLD..).zip(EXTENDED.split(' ')))
+    WRITE
+        .split(' ')
+        .enumerate()
+        .chain((THRESHOLD..).zip(EXTENDED.split(' ')))
 }
 
-/// Returns the name of the command with this number. Extended commands have the numbers and names of the commands they extend.
+/// Returns the name of the command with this number. Extended commands have the numbers and names
+/// of the commands they extend.
 pub(crate) fn command(number: u8) -> Option<&'static str> {
-    commands().find(|&(of, _)| of == usize::from(number)).map(|(_, name)| name)
+    commands()
+        .find(|&(of, _)| of == usize::from(number))
+        .map(|(_, name)| name)
 }
 
 /// Returns the number of the command with this name.
 pub(crate) fn number(name: &str) -> Option<u8> {
-    commands().find(|&(_, known)| known == name).map(|(number, _)| number as u8)
+    commands()
+        .find(|&(_, known)| known == name)
+        .map(|(number, _)| number as u8)
 }
 
 /// Returns all names.

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use mlx5_hca::{Port, PortAddress};
 
-use crate::options::config::{CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE};
+use crate::options::config::{
+    CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE,
+};
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca};
 
@@ -39,7 +41,8 @@ pub(crate) struct Settings {
     pub(crate) has_atomics: bool,
     /// Whether it says that it has shared receive queues.
     pub(crate) has_srqs: bool,
-    /// Changes of an open device without a command, with their times in ms after it was opened; the earliest first.
+    /// Changes of an open device without a command, with their times in ms after it was opened; the
+    /// earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
     /// The faults that the HCA makes.
     pub(crate) of_hca: mlx5_hca::Faults,
@@ -79,16 +82,24 @@ static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
 
 /// Returns the launcher's options; `None` without a launcher.
 pub(crate) fn get() -> Option<&'static Settings> {
-    SETTINGS.get_or_init(|| Settings::new(|name| std::env::var_os(name))).as_ref()
+    SETTINGS
+        .get_or_init(|| Settings::new(|name| std::env::var_os(name)))
+        .as_ref()
 }
 
 impl Settings {
     /// Reads the variables. Returns `None` if one is missing, or has a value that no launcher sets.
     pub(crate) fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
-        let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
+        let (major, minor) = text(DEVICE)?
+            .split_once(':')
+            .map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
         let faults = text(FAULTS).unwrap_or_default();
-        let faults: Option<Vec<_>> = faults.split(',').filter(|one| !one.is_empty()).map(|one| Fault::parse(one).ok()).collect();
+        let faults: Option<Vec<_>> = faults
+            .split(',')
+            .filter(|one| !one.is_empty())
+            .map(|one| Fault::parse(one).ok())
+            .collect();
         let faults = faults?;
         let link = Link::parse(&text(LINK)?).ok()?;
         let mut settings = Self {
@@ -105,25 +116,44 @@ impl Settings {
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
             open: None,
             commands: Vec::new(),
-            log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
+            log: variable(LOG).map(|target| {
+                if target == "-" {
+                    LogTarget::StandardError
+                } else {
+                    LogTarget::File(target.into())
+                }
+            }),
             log_commands: variable(LOG_COMMANDS).is_some(),
         };
         for fault in faults {
             match fault {
                 Fault::PortDown => settings.is_port_up = false,
                 Fault::PortFails { at_ms, for_ms } => {
-                    settings.changes.push((at_ms, Change::Port { is_up: false }));
-                    settings.changes.extend(for_ms.map(|for_ms| (at_ms.saturating_add(for_ms), Change::Port { is_up: true })));
+                    settings
+                        .changes
+                        .push((at_ms, Change::Port { is_up: false }));
+                    settings.changes.extend(for_ms.map(|for_ms| {
+                        (at_ms.saturating_add(for_ms), Change::Port { is_up: true })
+                    }));
                 }
                 Fault::DeviceFails { at_ms } => settings.changes.push((at_ms, Change::Fatal)),
                 Fault::NoAtomics => settings.has_atomics = false,
                 Fault::NoSrqs => settings.has_srqs = false,
                 Fault::Open(errno) => settings.open = Some(errno),
-                Fault::Command { number, errno, after } => {
-                    settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });
+                Fault::Command {
+                    number,
+                    errno,
+                    after,
+                } => {
+                    settings.commands.push(CommandFault {
+                        number,
+                        errno,
+                        after: AtomicU32::new(after),
+                    });
                 }
                 // The launcher applies the first two in the tree, and the HCA the others.
-                Fault::NoDevices | Fault::NoGid | Fault::Completion { .. } | Fault::Loss { .. } => {}
+                Fault::NoDevices | Fault::NoGid | Fault::Completion { .. } | Fault::Loss { .. } => {
+                }
             }
         }
         settings.changes.sort_by_key(|&(at_ms, _)| at_ms);
@@ -132,7 +162,10 @@ impl Settings {
 
     /// Returns the port of the device with this index.
     pub(crate) fn port(&self, index: usize) -> Port {
-        Port { network: self.network, index }
+        Port {
+            network: self.network,
+            index,
+        }
     }
 
     /// Returns the fault of opening the device.
@@ -143,7 +176,13 @@ impl Settings {
     /// Returns the fault of this command, and counts the attempt.
     pub(crate) fn command_fault(&self, number: u8) -> Result<(), Errno> {
         for fault in self.commands.iter().filter(|fault| fault.number == number) {
-            if fault.after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |after| after.checked_sub(1)).is_err() {
+            if fault
+                .after
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |after| {
+                    after.checked_sub(1)
+                })
+                .is_err()
+            {
                 return Err(fault.errno);
             }
         }
@@ -156,7 +195,12 @@ mod tests {
     use super::*;
 
     fn settings(variables: &[(&str, &str)]) -> Option<Settings> {
-        Settings::new(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+        Settings::new(|name| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.into())
+        })
     }
 
     #[test]
@@ -171,7 +215,10 @@ mod tests {
             (LOG, "/log"),
         ];
         let it = settings(&of_launcher).unwrap();
-        assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet(None), false));
+        assert_eq!(
+            (it.device, it.link, it.is_port_up),
+            (libc::makedev(231, 192), Link::Ethernet(None), false)
+        );
         assert_eq!(it.network.len(), 2);
         assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
         assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));
@@ -182,13 +229,28 @@ mod tests {
     fn without_a_launcher_there_are_none() {
         assert!(settings(&[]).is_none());
         assert!(settings(&[(DEVICE, "231:192"), (LINK, "ib")]).is_none());
-        assert!(settings(&[(DEVICE, "231"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
+        assert!(
+            settings(&[
+                (DEVICE, "231"),
+                (DEVICES, "1"),
+                (TREE, "/t"),
+                (LINK, "ib"),
+                (FABRIC, "/x")
+            ])
+            .is_none()
+        );
     }
 
     #[test]
     fn a_fault_comes_after_as_many_commands_as_it_says() {
-        let of_launcher =
-            [(DEVICE, "1:2"), (DEVICES, "1"), (TREE, "/t"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
+        let of_launcher = [
+            (DEVICE, "1:2"),
+            (DEVICES, "1"),
+            (TREE, "/t"),
+            (LINK, "ib"),
+            (FABRIC, "/x"),
+            (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO"),
+        ];
         let it = settings(&of_launcher).unwrap();
         let results: Vec<_> = (0..4).map(|_| it.command_fault(9).is_ok()).collect();
         assert_eq!(results, [true, true, false, false]);

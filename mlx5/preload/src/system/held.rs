@@ -1,5 +1,6 @@
-//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close them: later their numbers would name
-//! other files of the program, which the HCA would use or close.
+//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close
+//! them: later their numbers would name other files of the program, which the HCA would use or
+//! close.
 
 use core::cell::Cell;
 use std::ffi::c_int;
@@ -51,7 +52,9 @@ pub(crate) fn hand_over(fd: c_int) {
 
 /// Returns whether a descriptor is held and the program is the caller.
 pub(crate) fn is_held(fd: c_int) -> bool {
-    HELD.get(fd as usize).is_some_and(|held| held.load(Ordering::Relaxed)) && !IS_OURS.get()
+    HELD.get(fd as usize)
+        .is_some_and(|held| held.load(Ordering::Relaxed))
+        && !IS_OURS.get()
 }
 
 /// Releases all descriptors, in the child of a fork.

@@ -1,4 +1,5 @@
-//! System calls that bypass the C library: it has no symbol for them, or this library interposes the symbol.
+//! System calls that bypass the C library: it has no symbol for them, or this library interposes
+//! the symbol.
 
 use core::mem::MaybeUninit;
 use std::ffi::{CStr, CString};
@@ -20,16 +21,31 @@ pub(crate) fn last_error() -> Errno {
 }
 
 pub(crate) fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
-    if result < 0 { Err(last_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(last_error())
+    } else {
+        Ok(result)
+    }
 }
 
 /// Returns the path of an open directory, or of the current one for `AT_FDCWD`.
 pub(crate) fn directory(fd: RawFd) -> Result<Vec<u8>, Errno> {
-    let link =
-        if fd == libc::AT_FDCWD { c"/proc/self/cwd".to_owned() } else { CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default() };
+    let link = if fd == libc::AT_FDCWD {
+        c"/proc/self/cwd".to_owned()
+    } else {
+        CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default()
+    };
     let mut path = vec![0; libc::PATH_MAX as usize];
     // SAFETY: a string, and a live buffer with its length.
-    let len = checked(unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), path.as_mut_ptr(), path.len()) })?;
+    let len = checked(unsafe {
+        libc::syscall(
+            libc::SYS_readlinkat,
+            libc::AT_FDCWD,
+            link.as_ptr(),
+            path.as_mut_ptr(),
+            path.len(),
+        )
+    })?;
     path.truncate(len as usize);
     Ok(path)
 }
@@ -38,7 +54,12 @@ pub(crate) fn directory(fd: RawFd) -> Result<Vec<u8>, Errno> {
 ///
 /// # Safety
 /// `path` is a string, and `status` a place for a `struct stat`.
-pub(crate) unsafe fn fstatat(fd: RawFd, path: *const libc::c_char, status: *mut libc::stat, flags: libc::c_int) -> Result<(), Errno> {
+pub(crate) unsafe fn fstatat(
+    fd: RawFd,
+    path: *const libc::c_char,
+    status: *mut libc::stat,
+    flags: libc::c_int,
+) -> Result<(), Errno> {
     // SAFETY: guaranteed by the caller.
     checked(unsafe { libc::syscall(libc::SYS_newfstatat, fd, path, status, flags) }).map(|_| ())
 }
@@ -53,13 +74,15 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
     }
 }
 
-/// Makes the device file: zeroed memory of a fixed size that can be mapped at any page, by the driver that writes doorbells and by any
-/// other code.
+/// Makes the device file: zeroed memory of a fixed size that can be mapped at any page, by the
+/// driver that writes doorbells and by any other code.
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     let name: &CStr = c"uverbs0";
     // SAFETY: a string; no other code has the new descriptor.
     let fd = unsafe {
-        OwnedFd::from_raw_fd(checked(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into())? as RawFd)
+        OwnedFd::from_raw_fd(checked(
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into(),
+        )? as RawFd)
     };
     // SAFETY: a descriptor owned here and plain numbers.
     unsafe {
@@ -82,7 +105,10 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     // SAFETY: room for two descriptors, which no other code has.
     unsafe {
         checked(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC).into())?;
-        let pipe = (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(opened(fds[1])));
+        let pipe = (
+            OwnedFd::from_raw_fd(fds[0]),
+            OwnedFd::from_raw_fd(opened(fds[1])),
+        );
         checked(libc::fcntl(fds[1], libc::F_SETFL, libc::O_NONBLOCK).into())?;
         Ok(pipe)
     }
@@ -90,8 +116,10 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 /// Writes a few bytes to a pipe, all or none.
 pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the bytes are a live slice. The C library's symbol is not used, because this library interposes it.
-    checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }).map(|_| ())
+    // SAFETY: the bytes are a live slice. The C library's symbol is not used, because this library
+    // interposes it.
+    checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) })
+        .map(|_| ())
 }
 
 /// The HCA's use of the program's memory.
@@ -103,17 +131,26 @@ pub(crate) enum Use {
     Write,
 }
 
-/// Returns whether a whole range can be used in this way. The kernel pins registered memory, which populates its pages, and refuses memory
-/// that it cannot pin.
+/// Returns whether a whole range can be used in this way. The kernel pins registered memory, which
+/// populates its pages, and refuses memory that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     // SAFETY: a plain number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
-    let (start, end) = (addr / page_bytes * page_bytes, (addr + len).next_multiple_of(page_bytes));
-    let advice = if what_for == Use::Write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: populates the pages that an access would populate, and changes none. For 0 pages it only shows whether the kernel knows the
-    // advice (Linux 5.14).
-    let populate = |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
-    populate(end - start) || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
+    let (start, end) = (
+        addr / page_bytes * page_bytes,
+        (addr + len).next_multiple_of(page_bytes),
+    );
+    let advice = if what_for == Use::Write {
+        libc::MADV_POPULATE_WRITE
+    } else {
+        libc::MADV_POPULATE_READ
+    };
+    // SAFETY: populates the pages that an access would populate, and changes none. For 0 pages it
+    // only shows whether the kernel knows the advice (Linux 5.14).
+    let populate =
+        |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
+    populate(end - start)
+        || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
 }
 
 /// Returns whether all of these pages are mapped.
@@ -123,7 +160,14 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
         // SAFETY: only reads the state of pages; room for a byte per page.
-        if unsafe { libc::mincore((page * page_bytes) as *mut libc::c_void, (pages * page_bytes) as usize, resident.as_mut_ptr()) } != 0 {
+        if unsafe {
+            libc::mincore(
+                (page * page_bytes) as *mut libc::c_void,
+                (pages * page_bytes) as usize,
+                resident.as_mut_ptr(),
+            )
+        } != 0
+        {
             return false;
         }
         page += pages;
@@ -138,7 +182,9 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
 pub(crate) fn check_copies() -> Result<(), Errno> {
     let mut byte = [0];
     let at = (&raw mut byte).addr() as u64;
-    copy_in(at, &mut [0]).and_then(|()| copy_out(&[0], at)).map_err(|_| Errno(libc::EPERM))
+    copy_in(at, &mut [0])
+        .and_then(|()| copy_out(&[0], at))
+        .map_err(|_| Errno(libc::EPERM))
 }
 
 /// Copies from an address that the program gave, as the kernel does.
@@ -154,20 +200,52 @@ pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`: the memory cannot be written.
 pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
-    copy(libc::process_vm_writev, from.as_ptr().cast_mut(), from.len(), to)
+    copy(
+        libc::process_vm_writev,
+        from.as_ptr().cast_mut(),
+        from.len(),
+        to,
+    )
 }
 
 /// `process_vm_readv(2)` or `process_vm_writev(2)`.
-type CrossProcess =
-    unsafe extern "C" fn(libc::pid_t, *const libc::iovec, libc::c_ulong, *const libc::iovec, libc::c_ulong, libc::c_ulong) -> libc::ssize_t;
+type CrossProcess = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
 
-/// Copies within this process by the cross-process call, which checks that the program's memory is mapped.
+/// Copies within this process by the cross-process call, which checks that the program's memory is
+/// mapped.
 fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
-    let own = libc::iovec { iov_base: own.cast(), iov_len: len };
-    let of_program = libc::iovec { iov_base: of_program as *mut libc::c_void, iov_len: len };
-    // SAFETY: the first range is the caller's slice, which only a read writes. The program gave the second range, and the kernel checks it.
-    let copied = unsafe { call(libc::getpid(), &raw const own, 1, &raw const of_program, 1, 0) };
-    if copied == len as libc::ssize_t { Ok(()) } else { Err(Errno(libc::EFAULT)) }
+    let own = libc::iovec {
+        iov_base: own.cast(),
+        iov_len: len,
+    };
+    let of_program = libc::iovec {
+        iov_base: of_program as *mut libc::c_void,
+        iov_len: len,
+    };
+    // SAFETY: the first range is the caller's slice, which only a read writes. The program gave the
+    // second range, and the kernel checks it.
+    let copied = unsafe {
+        call(
+            libc::getpid(),
+            &raw const own,
+            1,
+            &raw const of_program,
+            1,
+            0,
+        )
+    };
+    if copied == len as libc::ssize_t {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFAULT))
+    }
 }
 
 #[cfg(test)]
@@ -180,7 +258,14 @@ mod tests {
         let (len, protection) = (4096, libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a new mapping, used within its page.
         unsafe {
-            let page = libc::mmap(core::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), (6 << 8 | 3) * 4096);
+            let page = libc::mmap(
+                core::ptr::null_mut(),
+                len,
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                (6 << 8 | 3) * 4096,
+            );
             assert_ne!(page, libc::MAP_FAILED);
             page.cast::<u64>().write_volatile(7);
             assert_eq!(page.cast::<u64>().read_volatile(), 7);
@@ -196,9 +281,19 @@ mod tests {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
         unsafe {
-            let start = libc::mmap(core::ptr::null_mut(), 3 * page, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            let start = libc::mmap(
+                core::ptr::null_mut(),
+                3 * page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
             assert_eq!(libc::munmap(start.byte_add(page), page), 0);
-            assert_eq!(libc::mprotect(start.byte_add(2 * page), page, libc::PROT_READ), 0);
+            assert_eq!(
+                libc::mprotect(start.byte_add(2 * page), page, libc::PROT_READ),
+                0
+            );
             start as u64
         }
     }

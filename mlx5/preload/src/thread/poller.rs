@@ -1,9 +1,9 @@
-//! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell records, because the driver's doorbells are
-//! plain stores without a notification.
+//! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell
+//! records, because the driver's doorbells are plain stores without a notification.
 //!
-//! It never spins. A program that polls its completion queue makes no system call. So on a machine with few cores, a thread that spins or
-//! yields would get its core only at the scheduler's tick, milliseconds later. This thread sleeps between polls; the sleep grows with the
-//! idle time.
+//! It never spins. A program that polls its completion queue makes no system call. So on a machine
+//! with few cores, a thread that spins or yields would get its core only at the scheduler's tick,
+//! milliseconds later. This thread sleeps between polls; the sleep grows with the idle time.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,8 @@ const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
-/// Starts the thread of the device with this index. It checks doorbells if it has `registers`. It takes no signals: they belong to the program.
+/// Starts the thread of the device with this index. It checks doorbells if it has `registers`. It
+/// takes no signals: they belong to the program.
 pub(crate) fn spawn(
     jobs: Receiver<Job>,
     settings: &'static Settings,
@@ -40,15 +41,30 @@ pub(crate) fn spawn(
     without_signals(|| Builder::new().name("mlx5-hca".to_owned()).spawn(run))
 }
 
-fn run(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, registers: Option<Registers>) {
+fn run(
+    jobs: &Receiver<Job>,
+    settings: &'static Settings,
+    index: usize,
+    registers: Option<Registers>,
+) {
     // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     if catch_unwind(AssertUnwindSafe(|| serve(jobs, settings, index, registers))).is_err() {
-        log::error(settings, format_args!("the software HCA failed; all further commands of this context fail with EIO"));
+        log::error(
+            settings,
+            format_args!(
+                "the software HCA failed; all further commands of this context fail with EIO"
+            ),
+        );
     }
 }
 
-fn serve(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, registers: Option<Registers>) {
+fn serve(
+    jobs: &Receiver<Job>,
+    settings: &'static Settings,
+    index: usize,
+    registers: Option<Registers>,
+) {
     let mut session = Session::new(settings, index, registers);
     let mut pace = Pace::default();
     loop {
@@ -58,8 +74,9 @@ fn serve(jobs: &Receiver<Job>, settings: &'static Settings, index: usize, regist
         }
         let mut next = jobs.recv_timeout(pace.after(polls > 0));
         while let Ok(job) = next {
-            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process that stops after the answer to its
-            // command. So doorbells that were rung before a command take effect before its answer.
+            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process
+            // that stops after the answer to its command. So doorbells that were rung before a
+            // command take effect before its answer.
             session.progress();
             session.execute(job);
             pace = Pace::default();
@@ -81,7 +98,11 @@ struct Pace {
 impl Pace {
     /// Returns the sleep after a poll.
     fn after(&mut self, has_happened: bool) -> Duration {
-        self.without_work = if has_happened { 0 } else { self.without_work.saturating_add(1) };
+        self.without_work = if has_happened {
+            0
+        } else {
+            self.without_work.saturating_add(1)
+        };
         let doublings = (self.without_work / PATIENCE).min(6);
         (SHORTEST * (1 << doublings)).min(LONGEST)
     }
@@ -95,7 +116,10 @@ mod tests {
     fn sleep_grows_while_nothing_happens_up_to_a_limit_and_shrinks_at_once() {
         let mut pace = Pace::default();
         let sleeps: Vec<_> = (0..PATIENCE * 8).map(|_| pace.after(false)).collect();
-        assert_eq!((sleeps[0], sleeps[PATIENCE as usize * 2], sleeps.last()), (SHORTEST, SHORTEST * 4, Some(&LONGEST)));
+        assert_eq!(
+            (sleeps[0], sleeps[PATIENCE as usize * 2], sleeps.last()),
+            (SHORTEST, SHORTEST * 4, Some(&LONGEST))
+        );
         assert!(sleeps.is_sorted());
         assert_eq!(pace.after(true), SHORTEST);
     }

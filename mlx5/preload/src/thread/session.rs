@@ -29,23 +29,43 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(settings: &'static Settings, index: usize, registers: Option<Registers>) -> Self {
-        Self { settings, port: settings.port(index), registers, objects: None, wants_context: false, waiting: Vec::new() }
+    pub(crate) fn new(
+        settings: &'static Settings,
+        index: usize,
+        registers: Option<Registers>,
+    ) -> Self {
+        Self {
+            settings,
+            port: settings.port(index),
+            registers,
+            objects: None,
+            wants_context: false,
+            waiting: Vec::new(),
+        }
     }
 
-    /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether anything happened.
+    /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether
+    /// anything happened.
     pub(crate) fn progress(&mut self) -> bool {
-        core::mem::take(&mut self.waiting).into_iter().for_each(|(job, since)| self.attempt(job, since));
-        let Some(objects) = &mut self.objects else { return false };
+        core::mem::take(&mut self.waiting)
+            .into_iter()
+            .for_each(|(job, since)| self.attempt(job, since));
+        let Some(objects) = &mut self.objects else {
+            return false;
+        };
         objects.check_doorbells();
         let has_worked = objects.hca.poll();
         let has_events = objects.send_events() | objects.send_async_events();
         has_events || has_worked
     }
 
-    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it with the error that a kernel returns.
+    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it with
+    /// the error that a kernel returns.
     pub(crate) fn execute(&mut self, job: Job) {
-        let refused = self.settings.command_fault(job.call.number).and_then(|()| job.call.check_response());
+        let refused = self
+            .settings
+            .command_fault(job.call.number)
+            .and_then(|()| job.call.check_response());
         match refused {
             Ok(()) => self.attempt(job, Instant::now()),
             Err(errno) => self.answer(job, Err(errno)),
@@ -87,7 +107,8 @@ impl Session {
             if self.objects.is_some() {
                 return Err(Errno(libc::EINVAL));
             }
-            let (mut objects, reply) = crate::objects::device::get_context(call, self.settings, self.port)?;
+            let (mut objects, reply) =
+                crate::objects::device::get_context(call, self.settings, self.port)?;
             objects.doorbells = self.registers.take().map(Doorbells::new);
             self.objects = Some(objects);
             return Ok(reply);
@@ -127,7 +148,10 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.wants_context {
-            log::refused(self.settings, format_args!("the device was opened for DEVX only, and refused: {NO_DEVX}"));
+            log::refused(
+                self.settings,
+                format_args!("the device was opened for DEVX only, and refused: {NO_DEVX}"),
+            );
         }
     }
 }

@@ -12,7 +12,11 @@ fn serve(place: &Place, link: &str, program: &[&str]) -> Program {
     let mut command = place.mlx5_run(&["--link", link, "--log", "-", "--log-commands"]);
     let mut server = place.start(command.args(program));
     let log = server.output_path();
-    server.wait_for(|| std::fs::read_to_string(&log).unwrap().contains("rdma_cm listen"));
+    server.wait_for(|| {
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("rdma_cm listen")
+    });
     server
 }
 
@@ -37,17 +41,29 @@ fn the_device_file_behaves_as_the_kernels() {
     let program = place.file("program");
     let mut cc = Command::new("cc");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/front_end/cm.c");
-    cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program).arg(source);
+    cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source);
     place.start(&mut cc).finish().succeeded();
-    place.run(&[], &[program.to_str().unwrap()]).succeeded().said("end");
+    place
+        .run(&[], &[program.to_str().unwrap()])
+        .succeeded()
+        .said("end");
 }
 
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn rping_finishes() {
-    for [server, client] in pair("rping", &["rping", "-s", "-v", "-C", "50"], &["rping", "-c", "-a", "127.0.0.1", "-v", "-C", "50"]) {
-        // The server waits for this event. The client, which disconnects, may end before its other thread has read it.
-        server.said("server ping data: rdma-ping-49").said("server DISCONNECT EVENT");
+    for [server, client] in pair(
+        "rping",
+        &["rping", "-s", "-v", "-C", "50"],
+        &["rping", "-c", "-a", "127.0.0.1", "-v", "-C", "50"],
+    ) {
+        // The server waits for this event. The client, which disconnects, may end before its other
+        // thread has read it.
+        server
+            .said("server ping data: rdma-ping-49")
+            .said("server DISCONNECT EVENT");
         client.said("ping data: rdma-ping-49");
     }
 }
@@ -58,7 +74,14 @@ fn rping_finishes() {
 fn ucmatose_finishes_with_several_connections_and_migration() {
     for options in [&["-c", "3"][..], &["-m"]] {
         let server = [&["ucmatose"], options].concat();
-        for end in pair("ucmatose", &server, &[&server[..], &["-s", "127.0.0.1"]].concat()).iter().flatten() {
+        for end in pair(
+            "ucmatose",
+            &server,
+            &[&server[..], &["-s", "127.0.0.1"]].concat(),
+        )
+        .iter()
+        .flatten()
+        {
             end.said("data transfers complete").said("return status 0");
         }
     }
@@ -67,7 +90,10 @@ fn ucmatose_finishes_with_several_connections_and_migration() {
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn udaddy_finishes() {
-    for end in pair("udaddy", &["udaddy"], &["udaddy", "-s", "127.0.0.1"]).iter().flatten() {
+    for end in pair("udaddy", &["udaddy"], &["udaddy", "-s", "127.0.0.1"])
+        .iter()
+        .flatten()
+    {
         end.said("data transfers complete").said("return status 0");
     }
 }
@@ -76,14 +102,25 @@ fn udaddy_finishes() {
 #[ignore = "needs rdmacm-utils"]
 fn rstream_finishes_over_sockets() {
     let program = ["rstream", "-S", "1000", "-C", "100"];
-    pair("rstream", &program, &[&program[..], &["-s", "127.0.0.1"]].concat());
+    pair(
+        "rstream",
+        &program,
+        &[&program[..], &["-s", "127.0.0.1"]].concat(),
+    );
 }
 
 #[test]
 #[ignore = "needs perftest"]
 fn perftest_connects_with_rdma_cm() {
-    for program in [["ib_write_bw", "-R", "-n", "50"], ["ib_send_lat", "-R", "-n", "50"]] {
-        for [_, client] in pair(program[0], &program, &[&program[..], &["127.0.0.1"]].concat()) {
+    for program in [
+        ["ib_write_bw", "-R", "-n", "50"],
+        ["ib_send_lat", "-R", "-n", "50"],
+    ] {
+        for [_, client] in pair(
+            program[0],
+            &program,
+            &[&program[..], &["127.0.0.1"]].concat(),
+        ) {
             client.said(" 50 ");
         }
     }
@@ -104,8 +141,13 @@ fn a_port_without_a_listener_or_with_one_already_is_refused() {
     second.said("rdma_bind_addr: Cannot assign requested address");
     place.run(&[], &client).succeeded();
     server.finish().succeeded();
-    let elsewhere = place.run(&["--log", "-"], &["rping", "-c", "-a", "192.0.2.1", "-C", "1"]);
-    elsewhere.said("RDMA_CM_EVENT_ADDR_ERROR, error -19").said("rdma_cm resolve_ip 192.0.2.1: no device of this host has the address");
+    let elsewhere = place.run(
+        &["--log", "-"],
+        &["rping", "-c", "-a", "192.0.2.1", "-C", "1"],
+    );
+    elsewhere
+        .said("RDMA_CM_EVENT_ADDR_ERROR, error -19")
+        .said("rdma_cm resolve_ip 192.0.2.1: no device of this host has the address");
 }
 
 /// Either end learns of it at once, and a port of a process that was killed is free.
@@ -115,9 +157,19 @@ fn a_peer_that_is_killed_is_an_event() {
     let place = Place::new("cm-killed");
     for _ in 0..2 {
         let server = serve(&place, "roce", &["rping", "-s", "-v"]);
-        let mut client = place.start(place.mlx5_run(&["--link", "roce"]).args(["rping", "-c", "-v", "-a", "127.0.0.1"]));
+        let mut client = place.start(place.mlx5_run(&["--link", "roce"]).args([
+            "rping",
+            "-c",
+            "-v",
+            "-a",
+            "127.0.0.1",
+        ]));
         let output = client.output_path();
-        client.wait_for(|| std::fs::read_to_string(&output).unwrap().contains("ping data"));
+        client.wait_for(|| {
+            std::fs::read_to_string(&output)
+                .unwrap()
+                .contains("ping data")
+        });
         let killed = Instant::now();
         drop(server);
         client.finish().said("client DISCONNECT EVENT");

@@ -28,11 +28,26 @@ impl Driver {
         let qp = device.create_ready_qp(&memory);
         let fd = device.file.as_raw_fd();
         // SAFETY: a new mapping of the page of register 24, which is the first of its page.
-        let page = unsafe { libc::mmap(ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 6 * 4096) };
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                6 * 4096,
+            )
+        };
         assert_ne!(page, libc::MAP_FAILED);
         // SAFETY: inside the page.
         let register = unsafe { page.byte_add(0x800) }.cast();
-        Self { device, memory, qp, register, posted: 0 }
+        Self {
+            device,
+            memory,
+            qp,
+            register,
+            posted: 0,
+        }
     }
 
     /// Writes a WQE: its index and its words.
@@ -52,11 +67,15 @@ impl Driver {
         }
     }
 
-    /// Waits for the completion of all posted WQEs, and until their doorbells have certainly been checked.
+    /// Waits for the completion of all posted WQEs, and until their doorbells have certainly been
+    /// checked.
     fn wait(&self) {
         let since = Instant::now();
         // SAFETY: owner and opcode of a CQE of this memory.
-        while unsafe { ((self.memory.cq() + u64::from(self.posted) * 64 - 1) as *const u8).read_volatile() } != 0 {
+        while unsafe {
+            ((self.memory.cq() + u64::from(self.posted) * 64 - 1) as *const u8).read_volatile()
+        } != 0
+        {
             assert!(since.elapsed() < Duration::from_secs(20), "no completion");
         }
         sleep(Duration::from_millis(20));
@@ -69,7 +88,10 @@ impl Driver {
     fn fails(&self) {
         let since = Instant::now();
         while !self.has_failed() {
-            assert!(since.elapsed() < Duration::from_secs(20), "a wrong doorbell ends nothing");
+            assert!(
+                since.elapsed() < Duration::from_secs(20),
+                "a wrong doorbell ends nothing"
+            );
             sleep(Duration::from_millis(10));
         }
     }
@@ -78,23 +100,31 @@ impl Driver {
 #[test]
 fn registers_that_announce_what_is_posted_are_counted() {
     let counted = "doorbells: 4 seen, 3 blocks, 1 words, 0 overtaken";
-    under_the_library_with("doorbells::registers_that_announce_what_is_posted_are_counted", CHECKED, &[counted], || {
-        let mut driver = Driver::start();
-        for words in [2, 4, 4] {
-            let (_, wqe) = driver.write_wqe();
-            driver.ring(&wqe[..words]);
+    under_the_library_with(
+        "doorbells::registers_that_announce_what_is_posted_are_counted",
+        CHECKED,
+        &[counted],
+        || {
+            let mut driver = Driver::start();
+            for words in [2, 4, 4] {
+                let (_, wqe) = driver.write_wqe();
+                driver.ring(&wqe[..words]);
+                driver.wait();
+            }
+            // A batch: two WQEBBs from the first on.
+            let ((_, first), (_, second)) = (driver.write_wqe(), driver.write_wqe());
+            let mut batch = [0; 32];
+            batch[..4].copy_from_slice(&first);
+            batch[16..20].copy_from_slice(&second);
+            driver.ring(&batch);
             driver.wait();
-        }
-        // A batch: two WQEBBs from the first on.
-        let ((_, first), (_, second)) = (driver.write_wqe(), driver.write_wqe());
-        let mut batch = [0; 32];
-        batch[..4].copy_from_slice(&first);
-        batch[16..20].copy_from_slice(&second);
-        driver.ring(&batch);
-        driver.wait();
-        assert!(!driver.has_failed());
-        driver.device.destroy(number::DESTROY_QP, driver.qp.qp_handle).unwrap();
-    });
+            assert!(!driver.has_failed());
+            driver
+                .device
+                .destroy(number::DESTROY_QP, driver.qp.qp_handle)
+                .unwrap();
+        },
+    );
 }
 
 #[test]
@@ -106,50 +136,65 @@ fn a_register_that_announces_nothing_or_something_else_ends_its_queue_pair() {
         "index 3: the register names another queue pair than the one it belongs to",
         "index 4: the doorbell record moved and no register was written; found 00 00 04 00",
     ];
-    under_the_library_with("doorbells::a_register_that_announces_nothing_or_something_else_ends_its_queue_pair", CHECKED, &logged, || {
-        let spoil: [&dyn Fn([u32; 4]) -> Vec<u32>; 4] = [
-            &|_| vec![],
-            &|mut wqe| {
-                wqe[2] ^= 0x100;
-                wqe.to_vec()
-            },
-            &|mut wqe| {
-                wqe[0] = (u32::from_be(wqe[0]) - 0x100).to_be();
-                wqe[..2].to_vec()
-            },
-            &|mut wqe| {
-                wqe[1] = (u32::from_be(wqe[1]) + 0x100).to_be();
-                wqe[..2].to_vec()
-            },
-        ];
-        for (index, spoil) in (0..).zip(spoil) {
-            let mut driver = Driver::start();
-            while driver.posted < index {
+    under_the_library_with(
+        "doorbells::a_register_that_announces_nothing_or_something_else_ends_its_queue_pair",
+        CHECKED,
+        &logged,
+        || {
+            let spoil: [&dyn Fn([u32; 4]) -> Vec<u32>; 4] = [
+                &|_| vec![],
+                &|mut wqe| {
+                    wqe[2] ^= 0x100;
+                    wqe.to_vec()
+                },
+                &|mut wqe| {
+                    wqe[0] = (u32::from_be(wqe[0]) - 0x100).to_be();
+                    wqe[..2].to_vec()
+                },
+                &|mut wqe| {
+                    wqe[1] = (u32::from_be(wqe[1]) + 0x100).to_be();
+                    wqe[..2].to_vec()
+                },
+            ];
+            for (index, spoil) in (0..).zip(spoil) {
+                let mut driver = Driver::start();
+                while driver.posted < index {
+                    let (_, wqe) = driver.write_wqe();
+                    driver.ring(&wqe);
+                    driver.wait();
+                }
                 let (_, wqe) = driver.write_wqe();
-                driver.ring(&wqe);
+                driver.ring(&spoil(wqe));
+                driver.fails();
+            }
+            // No call waits for this doorbell.
+            let mut driver = Driver::start();
+            for is_announced in [true, true, true, true, false] {
+                let (_, wqe) = driver.write_wqe();
+                driver.ring(if is_announced { &wqe } else { &[] });
                 driver.wait();
             }
-            let (_, wqe) = driver.write_wqe();
-            driver.ring(&spoil(wqe));
-            driver.fails();
-        }
-        // No call waits for this doorbell.
-        let mut driver = Driver::start();
-        for is_announced in [true, true, true, true, false] {
-            let (_, wqe) = driver.write_wqe();
-            driver.ring(if is_announced { &wqe } else { &[] });
-            driver.wait();
-        }
-        driver.device.destroy(number::DESTROY_QP, driver.qp.qp_handle).unwrap();
-    });
+            driver
+                .device
+                .destroy(number::DESTROY_QP, driver.qp.qp_handle)
+                .unwrap();
+        },
+    );
 }
 
 /// Returns the outcomes of the doorbells of all processes: seen, blocks, words, overtaken.
 fn counts(log: &str) -> [u64; 4] {
     let mut sums = [0; 4];
-    for (_, line) in log.lines().filter_map(|line| line.split_once("doorbells: ")) {
-        let numbers = line.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u64>().ok());
-        sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    for (_, line) in log
+        .lines()
+        .filter_map(|line| line.split_once("doorbells: "))
+    {
+        let numbers = line
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|number| number.parse::<u64>().ok());
+        sums.iter_mut()
+            .zip(numbers)
+            .for_each(|(sum, number)| *sum += number);
     }
     sums
 }
@@ -158,19 +203,41 @@ fn counts(log: &str) -> [u64; 4] {
 #[ignore = "needs perftest"]
 fn doorbells_of_libmlx5_are_found_right() {
     for (test, program, is_block) in [
-        ("doorbells-lat", &["ib_send_lat", "-F", "-n", "300"][..], true),
-        ("doorbells-inline", &["ib_write_lat", "-F", "-n", "300", "-s", "200", "-I", "220"], true),
-        ("doorbells-list", &["ib_write_bw", "-F", "-n", "320", "-l", "8", "-q", "2"], false),
+        (
+            "doorbells-lat",
+            &["ib_send_lat", "-F", "-n", "300"][..],
+            true,
+        ),
+        (
+            "doorbells-inline",
+            &["ib_write_lat", "-F", "-n", "300", "-s", "200", "-I", "220"],
+            true,
+        ),
+        (
+            "doorbells-list",
+            &["ib_write_bw", "-F", "-n", "320", "-l", "8", "-q", "2"],
+            false,
+        ),
     ] {
         let place = Place::new(test);
         let log = place.file("log");
-        for end in place.pair(&["--check-doorbells", "--log", log.to_str().unwrap()], program) {
+        for end in place.pair(
+            &["--check-doorbells", "--log", log.to_str().unwrap()],
+            program,
+        ) {
             end.succeeded();
         }
         let log = fs::read_to_string(log).unwrap();
         assert!(!log.contains("index"), "{log}");
         let [seen, blocks, words, overtaken] = counts(&log);
         assert_eq!(seen, blocks + words + overtaken);
-        assert!(if is_block { blocks > 0 && words == 0 } else { words > 0 }, "{seen} {blocks} {words} {overtaken}");
+        assert!(
+            if is_block {
+                blocks > 0 && words == 0
+            } else {
+                words > 0
+            },
+            "{seen} {blocks} {words} {overtaken}"
+        );
     }
 }

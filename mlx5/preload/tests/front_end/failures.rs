@@ -10,7 +10,8 @@ use crate::support::{Place, built};
 
 /// Checks the message of a lone ibv_rc_pingpong for a fault.
 fn refused(fault: &str, says: &str) {
-    let finished = Place::new(&fault.replace(['=', '@'], "-")).run(&["--fault", fault], &["ibv_rc_pingpong"]);
+    let finished =
+        Place::new(&fault.replace(['=', '@'], "-")).run(&["--fault", fault], &["ibv_rc_pingpong"]);
     assert!(!finished.status.success(), "{finished:#?}");
     finished.said(says);
 }
@@ -32,7 +33,10 @@ fn faults_reach_the_program() {
 #[ignore = "needs ibverbs-utils"]
 fn the_port_can_be_down_or_have_no_gid() {
     let place = Place::new("port");
-    let shown = place.run(&["--fault", "port=down", "--fault", "gid=none"], &["ibv_devinfo", "-v"]);
+    let shown = place.run(
+        &["--fault", "port=down", "--fault", "gid=none"],
+        &["ibv_devinfo", "-v"],
+    );
     shown.succeeded().said("PORT_DOWN (1)");
     assert!(!shown.output.contains("fe80:"), "{shown:#?}");
 }
@@ -42,7 +46,13 @@ fn the_port_can_be_down_or_have_no_gid() {
 fn a_fault_can_come_later() {
     let place = Place::new("later");
     let log = place.file("log");
-    let options = ["--log", log.to_str().unwrap(), "--log-commands", "--fault", "modify_qp=EIO@1"];
+    let options = [
+        "--log",
+        log.to_str().unwrap(),
+        "--log-commands",
+        "--fault",
+        "modify_qp=EIO@1",
+    ];
     let ends = place.pair(&options, &["ibv_rc_pingpong"]);
     assert!(ends.iter().all(|end| !end.status.success()), "{ends:#?}");
     let log = fs::read_to_string(log).unwrap();
@@ -63,13 +73,28 @@ fn bad_faults_are_refused_with_the_legal_ones() {
 fn what_is_refused_is_logged_by_name() {
     let place = Place::new("log");
     let log = place.file("log");
-    place.run(&["--log", log.to_str().unwrap()], &["ibv_devinfo"]).succeeded();
-    assert!(!log.exists(), "nothing was refused for good: {:?}", fs::read_to_string(&log));
-    place.run(&["--log", log.to_str().unwrap(), "--fault", "alloc_pd=ENOMEM"], &["ibv_rc_pingpong"]);
+    place
+        .run(&["--log", log.to_str().unwrap()], &["ibv_devinfo"])
+        .succeeded();
+    assert!(
+        !log.exists(),
+        "nothing was refused for good: {:?}",
+        fs::read_to_string(&log)
+    );
+    place.run(
+        &["--log", log.to_str().unwrap(), "--fault", "alloc_pd=ENOMEM"],
+        &["ibv_rc_pingpong"],
+    );
     let refused = fs::read_to_string(&log).unwrap();
-    assert!(refused.ends_with("alloc_pd (3) refused: ENOMEM\n") && refused.lines().count() == 1, "{refused}");
+    assert!(
+        refused.ends_with("alloc_pd (3) refused: ENOMEM\n") && refused.lines().count() == 1,
+        "{refused}"
+    );
     let all = place.run(&["--log", "-", "--log-commands"], &["ibv_devinfo"]);
-    all.succeeded().said("get_context bfregs=16/4").said("query_port").said("ioctl DEVICE.INVOKE_WRITE fell back: EPROTONOSUPPORT");
+    all.succeeded()
+        .said("get_context bfregs=16/4")
+        .said("query_port")
+        .said("ioctl DEVICE.INVOKE_WRITE fell back: EPROTONOSUPPORT");
     all.said("get_context (0) fell back: EOPNOTSUPP");
 }
 
@@ -78,16 +103,24 @@ fn what_is_refused_is_logged_by_name() {
 fn a_work_request_can_fail_and_messages_can_be_lost() {
     let fails = |fault, status| {
         let place = Place::new(&format!("status-{status}"));
-        let [_, client] = place.pair(&["--fault", fault], &["ib_write_bw", "-n", "300", "-s", "64"]);
+        let [_, client] = place.pair(
+            &["--fault", fault],
+            &["ib_write_bw", "-n", "300", "-s", "64"],
+        );
         assert!(!client.status.success(), "{client:#?}");
-        client.said("Completion with error").said(&format!("Failed status {status}:"));
+        client
+            .said("Completion with error")
+            .said(&format!("Failed status {status}:"));
     };
     fails("wc=REM_ACCESS_ERR@100", 10);
     fails("loss.0=100%", 12);
     // It comes after the only queue pair.
     for fault in ["loss=10%", "wc.1=REM_ACCESS_ERR"] {
         // The timeout is 1 ms.
-        let ends = Place::new("lost").pair(&["--fault", fault], &["ib_write_bw", "-n", "300", "-s", "64", "-u", "8"]);
+        let ends = Place::new("lost").pair(
+            &["--fault", fault],
+            &["ib_write_bw", "-n", "300", "-s", "64", "-u", "8"],
+        );
         ends.iter().for_each(|end| _ = end.succeeded());
     }
 }
@@ -100,7 +133,11 @@ fn a_peer_in_another_user_namespace_is_refused_with_the_reason() {
     let command = |more: &[&str]| {
         let run = place.mlx5_run(&["ibv_rc_pingpong", "-p", &port.to_string()]);
         let mut command = Command::new("unshare");
-        command.args(["--user", "--map-current-user"]).arg(run.get_program()).args(run.get_args()).args(more);
+        command
+            .args(["--user", "--map-current-user"])
+            .arg(run.get_program())
+            .args(run.get_args())
+            .args(more);
         command
     };
     let mut server = place.start(&mut command(&[]));
@@ -110,17 +147,22 @@ fn a_peer_in_another_user_namespace_is_refused_with_the_reason() {
     // It connects before it answers the client.
     let server = server.finish();
     assert!(!server.status.success(), "{server:#?}");
-    server.said("Failed to modify QP to RTR").said("in one user namespace");
+    server
+        .said("Failed to modify QP to RTR")
+        .said("in one user namespace");
 }
 
-/// The end of the server's process is the connection's end: the survivor's operations get no answer, `IBV_WC_RETRY_EXC_ERR`.
+/// The end of the server's process is the connection's end: the survivor's operations get no
+/// answer, `IBV_WC_RETRY_EXC_ERR`.
 fn survivor_of(test: &str, program: &str) {
     let place = Place::new(test);
     let log = place.file("log");
     let port = crate::support::free_port().to_string();
     let command = |more: &[&str]| {
         let mut command = place.mlx5_run(&["--log", log.to_str().unwrap(), "--log-commands"]);
-        command.args([program, "-n", "10000000", "-p", &port]).args(more);
+        command
+            .args([program, "-n", "10000000", "-p", &port])
+            .args(more);
         command
     };
     let mut server = place.start(&mut command(&[]));
@@ -131,10 +173,15 @@ fn survivor_of(test: &str, program: &str) {
     sleep(Duration::from_millis(500));
     // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(server.id(), libc::SIGKILL) };
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&server.finish().status), Some(libc::SIGKILL));
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&server.finish().status),
+        Some(libc::SIGKILL)
+    );
     let client = client.finish();
     assert!(!client.status.success(), "{client:#?}");
-    client.said("Completion with error").said("Failed status 12");
+    client
+        .said("Completion with error")
+        .said("Failed status 12");
 }
 
 #[test]
@@ -158,12 +205,28 @@ fn tree(output: &str) -> PathBuf {
 #[ignore = "needs libibverbs1 and ibverbs-providers"]
 fn the_launcher_ends_as_the_program_did_and_leaves_nothing() {
     let place = Place::new("ends");
-    for (script, code) in [("exit 7", 7), ("kill -TERM $$", 128 + libc::SIGTERM), ("exit 0", 0)] {
-        let finished = place.run(&[], &["sh", "-c", &format!("echo $SYSFS_PATH; test -d $SYSFS_PATH/class/infiniband/mlx5_0 && {script}")]);
+    for (script, code) in [
+        ("exit 7", 7),
+        ("kill -TERM $$", 128 + libc::SIGTERM),
+        ("exit 0", 0),
+    ] {
+        let finished = place.run(
+            &[],
+            &[
+                "sh",
+                "-c",
+                &format!(
+                    "echo $SYSFS_PATH; test -d $SYSFS_PATH/class/infiniband/mlx5_0 && {script}"
+                ),
+            ],
+        );
         assert_eq!(finished.status.code(), Some(code), "{finished:#?}");
         assert!(!tree(&finished.output).exists(), "{finished:#?}");
     }
-    assert_eq!(place.run(&[], &["there-is-no-such-program"]).status.code(), Some(127));
+    assert_eq!(
+        place.run(&[], &["there-is-no-such-program"]).status.code(),
+        Some(127)
+    );
 }
 
 #[test]
@@ -185,21 +248,35 @@ fn signals_go_on_to_the_program() {
 #[ignore = "needs libibverbs1 and ibverbs-providers"]
 fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
     let place = Place::new("cleans");
-    let mut program = place.start(place.mlx5_run(&[]).args(["sh", "-c", "echo $SYSFS_PATH; echo $$; exec sleep 1000"]));
+    let mut program = place.start(place.mlx5_run(&[]).args([
+        "sh",
+        "-c",
+        "echo $SYSFS_PATH; echo $$; exec sleep 1000",
+    ]));
     let output = place.file("output-0");
-    program.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.lines().count() == 2 && output.ends_with('\n')));
+    program.wait_for(|| {
+        fs::read_to_string(&output)
+            .is_ok_and(|output| output.lines().count() == 2 && output.ends_with('\n'))
+    });
     // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(program.id(), libc::SIGKILL) };
     let finished = program.finish();
     let sleeper: libc::pid_t = finished.output.lines().nth(1).unwrap().parse().unwrap();
-    let other = place.start(place.mlx5_run(&[]).args(["sh", "-c", "echo $SYSFS_PATH; test -d $SYSFS_PATH && exec sleep 2"]));
+    let other = place.start(place.mlx5_run(&[]).args([
+        "sh",
+        "-c",
+        "echo $SYSFS_PATH; test -d $SYSFS_PATH && exec sleep 2",
+    ]));
     place.run(&[], &["true"]).succeeded();
     assert!(!tree(&finished.output).exists(), "{finished:#?}");
     let other = other.finish();
     other.succeeded();
-    // SAFETY: sends no signal. The sleeper has no parent that waits for it, so its number ends with it.
+    // SAFETY: sends no signal. The sleeper has no parent that waits for it, so its number ends with
+    // it.
     let is_gone = || unsafe { libc::kill(sleeper, 0) } != 0;
-    let is_zombie = || fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    let is_zombie = || {
+        fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+    };
     assert!(is_gone() || is_zombie(), "{sleeper} is still there");
 }
 

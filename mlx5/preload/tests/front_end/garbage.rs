@@ -1,5 +1,5 @@
-//! Garbage commands, and programs that treat their descriptors in unusual ways: the program survives, with the error numbers of a kernel,
-//! and leaves no files.
+//! Garbage commands, and programs that treat their descriptors in unusual ways: the program
+//! survives, with the error numbers of a kernel, and leaves no files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,9 @@ const FOR: Duration = Duration::from_secs(4);
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn program() {
-    let Ok(what) = std::env::var(WHAT) else { return };
+    let Ok(what) = std::env::var(WHAT) else {
+        return;
+    };
     println!("tree {}", std::env::var("SYSFS_PATH").unwrap());
     let (_, run) = PROGRAMS.iter().find(|(name, _)| *name == what).unwrap();
     run();
@@ -44,11 +46,19 @@ const PROGRAMS: [(&str, fn()); 9] = [
 fn survives(what: &str) {
     let place = Place::new(what);
     let mut command = place.mlx5_run(&[]);
-    command.arg(std::env::current_exe().unwrap()).args(["--exact", "garbage::program", "--ignored", "--nocapture"]).env(WHAT, what);
+    command
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "garbage::program", "--ignored", "--nocapture"])
+        .env(WHAT, what);
     let finished = place.start(&mut command).finish();
     print!("{}", finished.output);
     finished.succeeded().said(&format!("{what} is done"));
-    let tree = finished.output.lines().find_map(|line| line.split_once("tree ")).map(|(_, path)| PathBuf::from(path)).unwrap();
+    let tree = finished
+        .output
+        .lines()
+        .find_map(|line| line.split_once("tree "))
+        .map(|(_, path)| PathBuf::from(path))
+        .unwrap();
     assert!(!tree.exists());
     if what == "not-closed" {
         // The next program cleans up, and its own files are gone too.
@@ -60,7 +70,10 @@ fn survives(what: &str) {
 
 fn survives_in(place: &Place) {
     let mut command = place.mlx5_run(&[]);
-    command.arg(std::env::current_exe().unwrap()).args(["--exact", "garbage::program", "--ignored"]).env(WHAT, "reuse");
+    command
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "garbage::program", "--ignored"])
+        .env(WHAT, "reuse");
     place.start(&mut command).finish().succeeded();
 }
 
@@ -101,10 +114,17 @@ fn commands() {
         let device = Device::with_context(&memory);
         for _ in 0..2000 {
             let command = any(&memory, random);
-            let bytes = if random.one_in(2) { command.bytes() } else { command.spoilt(&memory, random) };
+            let bytes = if random.one_in(2) {
+                command.bytes()
+            } else {
+                command.spoilt(&memory, random)
+            };
             let result = device.write(&bytes);
             let errno = result.err().unwrap_or(0);
-            assert!(errno == 0 || REFUSALS.contains(&errno), "seed {seed}: errno {errno} for {bytes:x?}");
+            assert!(
+                errno == 0 || REFUSALS.contains(&errno),
+                "seed {seed}: errno {errno} for {bytes:x?}"
+            );
             *counts.entry(errno).or_default() += 1;
             if random.one_in(4) {
                 memory.stir(random);
@@ -112,7 +132,10 @@ fn commands() {
         }
         // SAFETY: nothing is there, or more is said to be there than is.
         let writes = unsafe {
-            [libc::write(device.0, std::ptr::without_provenance(8), 64), libc::write(device.0, memory.end() as *const _, usize::MAX / 2)]
+            [
+                libc::write(device.0, std::ptr::without_provenance(8), 64),
+                libc::write(device.0, memory.end() as *const _, usize::MAX / 2),
+            ]
         };
         assert_eq!(writes, [-1, -1]);
         assert!(device.is_well(&memory), "seed {seed}");
@@ -123,17 +146,29 @@ fn commands() {
         }
     }
     println!("commands by errno: {counts:?}");
-    for errno in [0, libc::EINVAL, libc::EFAULT, libc::EOPNOTSUPP, libc::ENOSPC] {
-        assert!(counts.get(&errno).is_some_and(|count| *count > 10), "errno {errno}: {counts:?}");
+    for errno in [
+        0,
+        libc::EINVAL,
+        libc::EFAULT,
+        libc::EOPNOTSUPP,
+        libc::ENOSPC,
+    ] {
+        assert!(
+            counts.get(&errno).is_some_and(|count| *count > 10),
+            "errno {errno}: {counts:?}"
+        );
     }
 }
 
 fn open_descriptors() -> Vec<i32> {
     // SAFETY: only asks.
-    (3..1024).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0).collect()
+    (3..1024)
+        .filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0)
+        .collect()
 }
 
-/// Closes a descriptor by number. Returns whether it was open; these tests close descriptors that other code opened.
+/// Closes a descriptor by number. Returns whether it was open; these tests close descriptors that
+/// other code opened.
 fn close_number(fd: i32) -> bool {
     // SAFETY: a plain number.
     unsafe { libc::close(fd) == 0 }
@@ -141,7 +176,10 @@ fn close_number(fd: i32) -> bool {
 
 /// Closes the event and completion channels of a round.
 fn close_others(before: &[i32]) {
-    open_descriptors().iter().filter(|fd| !before.contains(fd)).for_each(|fd| _ = close_number(*fd));
+    open_descriptors()
+        .iter()
+        .filter(|fd| !before.contains(fd))
+        .for_each(|fd| _ = close_number(*fd));
 }
 
 /// Lets eight threads write to one device, which another thread closes and opens again.
@@ -159,7 +197,10 @@ fn threads() {
                     let random = &mut Random::new(rounds << 8 | thread);
                     while !is_over.load(Ordering::Relaxed) {
                         let result = Device(fd).write(&any(memory, random).bytes());
-                        assert!(result.is_ok() || REFUSALS.contains(&result.unwrap_err()), "{result:?}");
+                        assert!(
+                            result.is_ok() || REFUSALS.contains(&result.unwrap_err()),
+                            "{result:?}"
+                        );
                     }
                 });
             }
@@ -196,17 +237,34 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Children write to the device, exit, execute another program, close all descriptors, or use the parent's device. The parent continues.
+/// Children write to the device, exit, execute another program, close all descriptors, or use the
+/// parent's device. The parent continues.
 fn forks() {
     let memory = Memory::new();
     let device = Device::with_context(&memory);
     let query = Command::plain(1, 176, memory.at(4096)).bytes();
     for round in 0..20 {
-        assert_eq!(in_child(|| i32::from(std::io::stdout().write_all(b"a child\n").is_err())), 0, "round {round}");
-        assert_eq!(in_child(|| i32::from((3..1024).filter(|&fd| close_number(fd)).count() == 0)), 0, "a child closes what it has");
-        // Commands of another process cannot reach the parent's thread. They are refused, and not lost in a file.
-        assert_eq!(in_child(|| i32::from(device.write(&query).is_ok())), 0, "a child's command looked as if it were carried out");
-        let echo = std::process::Command::new("sh").args(["-c", "echo from the shell"]).output().unwrap();
+        assert_eq!(
+            in_child(|| i32::from(std::io::stdout().write_all(b"a child\n").is_err())),
+            0,
+            "round {round}"
+        );
+        assert_eq!(
+            in_child(|| i32::from((3..1024).filter(|&fd| close_number(fd)).count() == 0)),
+            0,
+            "a child closes what it has"
+        );
+        // Commands of another process cannot reach the parent's thread. They are refused, and not
+        // lost in a file.
+        assert_eq!(
+            in_child(|| i32::from(device.write(&query).is_ok())),
+            0,
+            "a child's command looked as if it were carried out"
+        );
+        let echo = std::process::Command::new("sh")
+            .args(["-c", "echo from the shell"])
+            .output()
+            .unwrap();
         assert_eq!(echo.stdout, b"from the shell\n");
         let other = in_child(|| {
             let own = Device::open();
@@ -244,11 +302,19 @@ fn closes(close: impl Fn()) {
         let device = Device::with_context(&memory);
         for (file, inode) in &files {
             let is_written = (&mut &*file).write_all(b"what the program writes").is_ok();
-            assert!(is_written && file.metadata().is_ok_and(|now| now.ino() == *inode), "descriptor {} was taken", file.as_raw_fd());
+            assert!(
+                is_written && file.metadata().is_ok_and(|now| now.ino() == *inode),
+                "descriptor {} was taken",
+                file.as_raw_fd()
+            );
         }
         assert!(device.is_well(&memory));
         device.close();
-        assert!(files.iter().all(|(file, inode)| file.metadata().is_ok_and(|now| now.ino() == *inode)));
+        assert!(
+            files
+                .iter()
+                .all(|(file, inode)| file.metadata().is_ok_and(|now| now.ino() == *inode))
+        );
     }
 }
 
@@ -279,7 +345,10 @@ fn duplicates() {
         let other = Device(duplicate(device.0));
         assert!(other.0 > 2 && other.is_well(&memory) && device.is_well(&memory));
         device.close();
-        assert!(other.is_well(&memory), "it lives as long as a descriptor of it");
+        assert!(
+            other.is_well(&memory),
+            "it lives as long as a descriptor of it"
+        );
         other.close();
     }
 }

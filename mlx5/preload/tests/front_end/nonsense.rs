@@ -12,7 +12,8 @@ const PAGES: usize = 128;
 /// Flag in a command's number.
 const EXTENDED: u32 = 1 << 31;
 
-/// The errors by which a kernel refuses a command. `EIO` is not among them: it means that the software HCA failed.
+/// The errors by which a kernel refuses a command. `EIO` is not among them: it means that the
+/// software HCA failed.
 pub(crate) const REFUSALS: [i32; 10] = [
     libc::EINVAL,
     libc::EFAULT,
@@ -49,7 +50,11 @@ impl Device {
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), i32> {
         // SAFETY: every address in a command is in `Memory`, or cannot be written.
         let n = unsafe { libc::write(self.0, bytes.as_ptr().cast(), bytes.len()) };
-        if n == bytes.len() as isize { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) }
+        if n == bytes.len() as isize {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error().raw_os_error().unwrap())
+        }
     }
 
     /// Returns whether the device can allocate and free a protection domain.
@@ -60,7 +65,9 @@ impl Device {
         // SAFETY: the response, in `Memory`; no other code writes there now.
         let handle = unsafe { (memory.at(0) as *const u32).read_volatile() };
         // A write that went into a file leaves no trace there.
-        handle != u32::MAX && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes())) == Ok(())
+        handle != u32::MAX
+            && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes()))
+                == Ok(())
     }
 
     pub(crate) fn close(self) {
@@ -69,7 +76,8 @@ impl Device {
     }
 }
 
-/// Memory that commands name: writable pages and a read-only one, with unmapped pages before and after.
+/// Memory that commands name: writable pages and a read-only one, with unmapped pages before and
+/// after.
 pub(crate) struct Memory(u64);
 
 // SAFETY: an address.
@@ -80,10 +88,27 @@ impl Memory {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, kept forever.
         unsafe {
-            let start = libc::mmap(null_mut(), (PAGES + 3) * PAGE, libc::PROT_NONE, flags, -1, 0);
+            let start = libc::mmap(
+                null_mut(),
+                (PAGES + 3) * PAGE,
+                libc::PROT_NONE,
+                flags,
+                -1,
+                0,
+            );
             assert_ne!(start, libc::MAP_FAILED);
-            assert_eq!(libc::mprotect(start.byte_add(PAGE), PAGES * PAGE, libc::PROT_READ | libc::PROT_WRITE), 0);
-            assert_eq!(libc::mprotect(start.byte_add((PAGES + 1) * PAGE), PAGE, libc::PROT_READ), 0);
+            assert_eq!(
+                libc::mprotect(
+                    start.byte_add(PAGE),
+                    PAGES * PAGE,
+                    libc::PROT_READ | libc::PROT_WRITE
+                ),
+                0
+            );
+            assert_eq!(
+                libc::mprotect(start.byte_add((PAGES + 1) * PAGE), PAGE, libc::PROT_READ),
+                0
+            );
             Self(start as u64 + PAGE as u64)
         }
     }
@@ -154,17 +179,39 @@ pub(crate) struct Command {
 impl Command {
     /// Adds a response of this number of bytes, if any.
     pub(crate) fn plain(number: u32, room: usize, response: u64) -> Self {
-        let new = Self { number, body: vec![], driver: vec![], in_driver: false, response, room, driver_room: 0, addresses: vec![] };
+        let new = Self {
+            number,
+            body: vec![],
+            driver: vec![],
+            in_driver: false,
+            response,
+            room,
+            driver_room: 0,
+            addresses: vec![],
+        };
         if room > 0 { new.address(response) } else { new }
     }
 
     pub(crate) fn extended(number: u32, room: usize, driver_room: usize, response: u64) -> Self {
         let number = number | EXTENDED;
-        Self { number, body: vec![], driver: vec![], in_driver: false, response, room, driver_room, addresses: vec![] }
+        Self {
+            number,
+            body: vec![],
+            driver: vec![],
+            in_driver: false,
+            response,
+            room,
+            driver_room,
+            addresses: vec![],
+        }
     }
 
     fn part(&mut self) -> &mut Vec<u8> {
-        if self.in_driver { &mut self.driver } else { &mut self.body }
+        if self.in_driver {
+            &mut self.driver
+        } else {
+            &mut self.body
+        }
     }
 
     pub(crate) fn u32(mut self, value: u32) -> Self {
@@ -200,13 +247,21 @@ impl Command {
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.number.to_ne_bytes().to_vec();
-        let mut halves = |halves: &[usize]| halves.iter().for_each(|half| bytes.extend((*half as u16).to_ne_bytes()));
+        let mut halves = |halves: &[usize]| {
+            halves
+                .iter()
+                .for_each(|half| bytes.extend((*half as u16).to_ne_bytes()))
+        };
         if self.number & EXTENDED == 0 {
             halves(&[(8 + self.body.len()) / 4, self.room / 4]);
         } else {
             halves(&[self.body.len() / 8, self.room / 8]);
             bytes.extend(self.response.to_ne_bytes());
-            let mut halves = |halves: &[usize]| halves.iter().for_each(|half| bytes.extend((*half as u16).to_ne_bytes()));
+            let mut halves = |halves: &[usize]| {
+                halves
+                    .iter()
+                    .for_each(|half| bytes.extend((*half as u16).to_ne_bytes()))
+            };
             halves(&[self.driver.len() / 8, self.driver_room / 8, 0, 0]);
         }
         [bytes, self.body.clone(), self.driver.clone()].concat()
@@ -215,7 +270,13 @@ impl Command {
     /// Returns the bytes with a random fault.
     pub(crate) fn spoilt(&self, memory: &Memory, random: &mut Random) -> Vec<u8> {
         let mut bytes = self.bytes();
-        let is_address = |at: usize| (8..16).contains(&at) || self.addresses.iter().any(|&start| (start..start + 8).contains(&at));
+        let is_address = |at: usize| {
+            (8..16).contains(&at)
+                || self
+                    .addresses
+                    .iter()
+                    .any(|&start| (start..start + 8).contains(&at))
+        };
         for _ in 0..1 + random.below(2) {
             match random.below(6) {
                 0 => {
@@ -229,18 +290,24 @@ impl Command {
                 2 => bytes.extend((0..random.below(64)).map(|i| i as u8)),
                 3 if bytes.len() >= 8 => {
                     let half = 4 + 2 * random.below(2) as usize;
-                    let value = if random.one_in(2) { bytes.len() as u16 / 4 } else { random.below(1 << 16) as u16 };
+                    let value = if random.one_in(2) {
+                        bytes.len() as u16 / 4
+                    } else {
+                        random.below(1 << 16) as u16
+                    };
                     bytes[half..half + 2].copy_from_slice(&value.to_ne_bytes());
                 }
                 4 if bytes.len() >= 4 => {
-                    let number =
-                        random.below(256) | if random.one_in(2) { EXTENDED } else { 0 } | if random.one_in(8) { 1 << 12 } else { 0 };
+                    let number = random.below(256)
+                        | if random.one_in(2) { EXTENDED } else { 0 }
+                        | if random.one_in(8) { 1 << 12 } else { 0 };
                     bytes[..4].copy_from_slice(&number.to_ne_bytes());
                 }
                 _ => {
                     let at = random.below(bytes.len().max(1) as u32) as usize;
                     if at < bytes.len() && !is_address(at) {
-                        bytes[at] = [0, 1, 0xff, 0x7f, 0x80, random.below(256) as u8][random.below(6) as usize];
+                        bytes[at] = [0, 1, 0xff, 0x7f, 0x80, random.below(256) as u8]
+                            [random.below(6) as usize];
                     }
                 }
             }
@@ -251,7 +318,12 @@ impl Command {
 
 /// GET_CONTEXT.
 pub(crate) fn get_context(memory: &Memory) -> Command {
-    Command::plain(0, 80, memory.at(0)).u32(16).u32(4).u64(0).u64(1).u64(0)
+    Command::plain(0, 80, memory.at(0))
+        .u32(16)
+        .u32(4)
+        .u64(0)
+        .u64(1)
+        .u64(0)
 }
 
 /// Makes a command that could be valid, with a few handles.
@@ -270,55 +342,137 @@ pub(crate) fn any(memory: &Memory, random: &mut Random) -> Command {
         3 => Command::plain(2, 40, response).u64(1),
         4 => Command::plain(3, 8, response),
         5 => Command::plain(4, 0, 0).u32(handle),
-        6 => Command::plain(5, 20, response).u64(user).u32(of_pd).u32(0).bytes_of(&[0; 24]).bytes_of(&[1, 0, 0, 0, 0, 0, 1, 0]),
+        6 => Command::plain(5, 20, response)
+            .u64(user)
+            .u32(of_pd)
+            .u32(0)
+            .bytes_of(&[0; 24])
+            .bytes_of(&[1, 0, 0, 0, 0, 0, 1, 0]),
         7 => Command::plain(8, 0, 0).u32(handle),
-        8 | 9 => Command::plain(9, 12, response).address(buffer).u64(length).address(buffer).u32(of_pd).u32(random.below(16)),
-        10 => {
-            Command::plain(11, 8, response).u32(handle).u32(random.below(8)).address(buffer).u64(length).address(buffer).u32(of_pd).u32(7)
-        }
+        8 | 9 => Command::plain(9, 12, response)
+            .address(buffer)
+            .u64(length)
+            .address(buffer)
+            .u32(of_pd)
+            .u32(random.below(16)),
+        10 => Command::plain(11, 8, response)
+            .u32(handle)
+            .u32(random.below(8))
+            .address(buffer)
+            .u64(length)
+            .address(buffer)
+            .u32(of_pd)
+            .u32(7),
         11 => Command::plain(13, 0, 0).u32(handle),
         12 => Command::plain(17, 4, response),
         13 | 14 => {
-            let (channel, bytes) = (u32::MAX.wrapping_add(random.below(20)), 64 << random.below(2));
-            let cq = Command::plain(18, 16, response).u64(user).u32(random.below(64)).u32(0).u32(channel).u32(0);
-            cq.address(buffer).address(record).u32(bytes).u32(random.below(2)).u64(0)
+            let (channel, bytes) = (
+                u32::MAX.wrapping_add(random.below(20)),
+                64 << random.below(2),
+            );
+            let cq = Command::plain(18, 16, response)
+                .u64(user)
+                .u32(random.below(64))
+                .u32(0)
+                .u32(channel)
+                .u32(0);
+            cq.address(buffer)
+                .address(record)
+                .u32(bytes)
+                .u32(random.below(2))
+                .u64(0)
         }
         15 => {
-            let cq = Command::extended(18, 16, 8, response).u64(user).u32(random.below(64)).u32(0).u32(u32::MAX).u64(0).u32(0);
-            cq.driver().address(buffer).address(record).u32(64).u32(0).u64(0)
+            let cq = Command::extended(18, 16, 8, response)
+                .u64(user)
+                .u32(random.below(64))
+                .u32(0)
+                .u32(u32::MAX)
+                .u64(0)
+                .u32(0);
+            cq.driver()
+                .address(buffer)
+                .address(record)
+                .u32(64)
+                .u32(0)
+                .u64(0)
         }
         16 => Command::plain(20, 8, response).u32(handle).u32(0),
-        17 | 18 => create_qp([response, buffer, record], of_pd, [handle & 1, random.below(2)], random),
+        17 | 18 => create_qp(
+            [response, buffer, record],
+            of_pd,
+            [handle & 1, random.below(2)],
+            random,
+        ),
         19 => Command::plain(25, 128, response).u32(handle).u32(u32::MAX),
         20 => modify_qp(handle, random),
         21 => Command::plain(27, 4, response).u32(handle).u32(0),
         22 => {
-            let srq = Command::plain(32, 24, response).u64(user).u32(of_pd).u32(random.below(64)).u32(random.below(8)).u32(0);
+            let srq = Command::plain(32, 24, response)
+                .u64(user)
+                .u32(of_pd)
+                .u32(random.below(64))
+                .u32(random.below(8))
+                .u32(0);
             srq.address(buffer).address(record).u64(0).u64(0)
         }
-        _ => Command::plain([33, 34, 35][random.below(3) as usize], 16, response).u32(handle).u32(random.below(4)),
+        _ => Command::plain([33, 34, 35][random.below(3) as usize], 16, response)
+            .u32(handle)
+            .u32(random.below(4)),
     }
 }
 
 fn create_qp(places: [u64; 3], pd: u32, cqs: [u32; 2], random: &mut Random) -> Command {
     let [response, buffer, record] = places;
     let kind = [2, 2, 4, 8][random.below(4) as usize] << 8 | random.below(2) << 16;
-    let qp = Command::plain(24, 72, response).u64(1).u32(pd).u32(cqs[0]).u32(cqs[1]).u32(random.below(2));
-    let qp = qp.u32(16).u32(16).u32(1).u32(1).u32(0).u32(kind).address(buffer).address(record);
+    let qp = Command::plain(24, 72, response)
+        .u64(1)
+        .u32(pd)
+        .u32(cqs[0])
+        .u32(cqs[1])
+        .u32(random.below(2));
+    let qp = qp
+        .u32(16)
+        .u32(16)
+        .u32(1)
+        .u32(1)
+        .u32(0)
+        .u32(kind)
+        .address(buffer)
+        .address(record);
     let (sends, receives) = (1 << random.below(7), 1 << random.below(7));
-    qp.u32(sends).u32(receives).u32(4 + random.below(4)).u32(random.below(2) << 1).u32(random.below(8)).u32(0).u64(0).u64(0)
+    qp.u32(sends)
+        .u32(receives)
+        .u32(4 + random.below(4))
+        .u32(random.below(2) << 1)
+        .u32(random.below(8))
+        .u32(0)
+        .u64(0)
+        .u64(0)
 }
 
 /// Makes a MODIFY_QP to the next state, or to any state.
 fn modify_qp(handle: u32, random: &mut Random) -> Command {
     const STEPS: [(u32, u8); 5] = [(0x39, 1), (0x12_9181, 2), (0x1_2e01, 3), (1, 0), (1, 6)];
     let (mask, state) = STEPS[random.below(5) as usize];
-    let mask = if random.one_in(4) { random.below(1 << 21) } else { mask };
+    let mask = if random.one_in(4) {
+        random.below(1 << 21)
+    } else {
+        mask
+    };
     // A path to this port.
     let mut path = [0; 32];
     (path[20], path[31]) = (1, 1);
     let to = (1 + random.below(3)) << 14 | random.below(3);
     let tail = [state, 0, 5, 0, 0, 1, 1, 12, 1, 14, 7, 7, 1, 0, 0, 0];
-    let qp = Command::plain(26, 0, 0).bytes_of(&path).bytes_of(&path).u32(handle).u32(mask).u32(0x1111).u32(0).u32(0).u32(to);
+    let qp = Command::plain(26, 0, 0)
+        .bytes_of(&path)
+        .bytes_of(&path)
+        .u32(handle)
+        .u32(mask)
+        .u32(0x1111)
+        .u32(0)
+        .u32(0)
+        .u32(to);
     qp.u32(0xf).u32(0).bytes_of(&tail)
 }

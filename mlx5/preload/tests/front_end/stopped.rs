@@ -18,7 +18,9 @@ const ROUNDS: u8 = 14;
 const REMOTE_WRITE: u32 = 3;
 
 fn say(stream: &mut UnixStream, words: [u64; 3]) {
-    words.iter().for_each(|word| stream.write_all(&word.to_ne_bytes()).unwrap());
+    words
+        .iter()
+        .for_each(|word| stream.write_all(&word.to_ne_bytes()).unwrap());
 }
 
 fn hear(stream: &mut UnixStream) -> [u64; 3] {
@@ -29,19 +31,30 @@ fn hear(stream: &mut UnixStream) -> [u64; 3] {
     })
 }
 
-/// Runs the peer: it writes its memory, filled with a byte, to an address and a key, whenever it is told.
+/// Runs the peer: it writes its memory, filled with a byte, to an address and a key, whenever it is
+/// told.
 fn write_as_told(mut parent: UnixStream) {
     let device = Device::start();
     let memory = Memory::new();
     let mut bytes = vec![0u8; BYTES];
     let pd = device.alloc_pd().unwrap();
-    let source = device.reg_mr(pd, bytes.as_ptr() as u64, BYTES as u64, bytes.as_ptr() as u64, 1).unwrap();
+    let source = device
+        .reg_mr(
+            pd,
+            bytes.as_ptr() as u64,
+            BYTES as u64,
+            bytes.as_ptr() as u64,
+            1,
+        )
+        .unwrap();
     let cq = device.create_cq(&memory, 16).unwrap();
     let made = device.create_qp(&memory, pd, cq, None).unwrap();
     say(&mut parent, [made.qpn.into(), 0, 0]);
     let [qpn, ..] = hear(&mut parent);
     for to in [INIT, RTR, RTS] {
-        device.modify_qp(made.qp_handle, to, (1, qpn as u32)).unwrap();
+        device
+            .modify_qp(made.qp_handle, to, (1, qpn as u32))
+            .unwrap();
     }
     for index in 0.. {
         let [byte, addr, rkey] = hear(&mut parent);
@@ -51,16 +64,24 @@ fn write_as_told(mut parent: UnixStream) {
         unsafe {
             let wqe = (memory.sq() + u64::from(index % 4) * 64) as *mut u32;
             wqe.add(1).write((made.qpn << 8 | 3).to_be());
-            wqe.add(4).cast::<[u64; 2]>().write([addr.to_be(), (rkey << 32).to_be()]);
-            wqe.add(8).cast::<[u64; 2]>().write([((BYTES as u64) << 32 | u64::from(source.lkey)).to_be(), (bytes.as_ptr() as u64).to_be()]);
+            wqe.add(4)
+                .cast::<[u64; 2]>()
+                .write([addr.to_be(), (rkey << 32).to_be()]);
+            wqe.add(8).cast::<[u64; 2]>().write([
+                ((BYTES as u64) << 32 | u64::from(source.lkey)).to_be(),
+                (bytes.as_ptr() as u64).to_be(),
+            ]);
         }
         memory.announce(index + 1);
         // SAFETY: the last byte of a CQE.
-        while unsafe { ((memory.cq() + u64::from(index) * 64 + 63) as *const u8).read_volatile() } == 0xf0 {
+        while unsafe { ((memory.cq() + u64::from(index) * 64 + 63) as *const u8).read_volatile() }
+            == 0xf0
+        {
             thread::yield_now();
         }
         // SAFETY: as above. 0: a completion without an error.
-        let op_own = unsafe { ((memory.cq() + u64::from(index) * 64 + 63) as *const u8).read_volatile() };
+        let op_own =
+            unsafe { ((memory.cq() + u64::from(index) * 64 + 63) as *const u8).read_volatile() };
         say(&mut parent, [u64::from(op_own >> 4), 0, 0]);
     }
 }
@@ -94,22 +115,41 @@ impl Pair {
         let made = device.create_qp(&memory, pd, cq, None).unwrap();
         let [qpn, ..] = hear(&mut peer);
         for to in [INIT, RTR, RTS] {
-            device.modify_qp_with(made.qp_handle, to, (1, qpn as u32), |request| request.qp_access_flags = REMOTE_WRITE).unwrap();
+            device
+                .modify_qp_with(made.qp_handle, to, (1, qpn as u32), |request| {
+                    request.qp_access_flags = REMOTE_WRITE
+                })
+                .unwrap();
         }
         say(&mut peer, [made.qpn.into(), 0, 0]);
-        Self { device, pd, bytes: vec![0; BYTES], child, peer, rounds: 0 }
+        Self {
+            device,
+            pd,
+            bytes: vec![0; BYTES],
+            child,
+            peer,
+            rounds: 0,
+        }
     }
 
     fn register(&self) -> verbs::RegMrResp {
         let start = self.bytes.as_ptr() as u64;
-        self.device.reg_mr(self.pd, start, BYTES as u64, start, REMOTE_WRITE).unwrap()
+        self.device
+            .reg_mr(self.pd, start, BYTES as u64, start, REMOTE_WRITE)
+            .unwrap()
     }
 
     /// Tells the peer to write.
     fn tell(&mut self, rkey: u32) {
         self.rounds += 1;
-        assert!(self.rounds <= ROUNDS, "the peer was never stopped in the middle");
-        say(&mut self.peer, [self.rounds.into(), self.bytes.as_ptr() as u64, rkey.into()]);
+        assert!(
+            self.rounds <= ROUNDS,
+            "the peer was never stopped in the middle"
+        );
+        say(
+            &mut self.peer,
+            [self.rounds.into(), self.bytes.as_ptr() as u64, rkey.into()],
+        );
     }
 
     /// Stops the peer as soon as its bytes begin to arrive.
@@ -145,56 +185,94 @@ impl Drop for Pair {
 
 #[test]
 fn a_region_that_waits_for_a_stopped_peer_keeps_no_other_command_waiting() {
-    under_the_library("stopped::a_region_that_waits_for_a_stopped_peer_keeps_no_other_command_waiting", "", &[], || {
-        let mut pair = Pair::new();
-        loop {
-            let mr = pair.register();
-            pair.stop_in_the_middle(mr.rkey);
-            let (is_gone, since) = (AtomicBool::new(false), Instant::now());
-            let has_waited = thread::scope(|scope| {
-                let dereg = scope.spawn(|| {
-                    let done = pair.device.tell(number::DEREG_MR, &verbs::DeregMr { mr_handle: mr.mr_handle });
-                    is_gone.store(true, Ordering::Relaxed);
-                    done
+    under_the_library(
+        "stopped::a_region_that_waits_for_a_stopped_peer_keeps_no_other_command_waiting",
+        "",
+        &[],
+        || {
+            let mut pair = Pair::new();
+            loop {
+                let mr = pair.register();
+                pair.stop_in_the_middle(mr.rkey);
+                let (is_gone, since) = (AtomicBool::new(false), Instant::now());
+                let has_waited = thread::scope(|scope| {
+                    let dereg = scope.spawn(|| {
+                        let done = pair.device.tell(
+                            number::DEREG_MR,
+                            &verbs::DeregMr {
+                                mr_handle: mr.mr_handle,
+                            },
+                        );
+                        is_gone.store(true, Ordering::Relaxed);
+                        done
+                    });
+                    while since.elapsed() < Duration::from_millis(300)
+                        && !is_gone.load(Ordering::Relaxed)
+                    {
+                        pair.device.alloc_pd().unwrap();
+                    }
+                    let has_waited = !is_gone.load(Ordering::Relaxed);
+                    // SAFETY: the child.
+                    unsafe { libc::kill(pair.child, libc::SIGCONT) };
+                    // On a busy machine it may have waited for too long.
+                    dereg.join().unwrap().is_ok() && has_waited
                 });
-                while since.elapsed() < Duration::from_millis(300) && !is_gone.load(Ordering::Relaxed) {
-                    pair.device.alloc_pd().unwrap();
+                pair.go_on();
+                if has_waited {
+                    break;
                 }
-                let has_waited = !is_gone.load(Ordering::Relaxed);
-                // SAFETY: the child.
-                unsafe { libc::kill(pair.child, libc::SIGCONT) };
-                // On a busy machine it may have waited for too long.
-                dereg.join().unwrap().is_ok() && has_waited
-            });
-            pair.go_on();
-            if has_waited {
-                break;
             }
-        }
-    });
+        },
+    );
 }
 
 #[test]
 fn a_region_whose_peer_does_not_go_on_stays_as_it_was() {
-    under_the_library("stopped::a_region_whose_peer_does_not_go_on_stays_as_it_was", "", &["rereg_mr (11) refused: EBUSY"], || {
-        let mut pair = Pair::new();
-        let elsewhere = vec![0u8; 4096];
-        let start = elsewhere.as_ptr() as u64;
-        loop {
-            let mr = pair.register();
-            pair.stop_in_the_middle(mr.rkey);
-            let request =
-                verbs::ReregMr { mr_handle: mr.mr_handle, flags: 1, start, length: 4096, hca_va: start, ..verbs::ReregMr::new_zeroed() };
-            let replaced = pair.device.ask::<verbs::ReregMrResp, [u8; 0]>(number::REREG_MR, &request, &[0u8; 0]);
-            assert_eq!(pair.go_on(), 0, "it began before");
-            if replaced.is_ok() {
-                continue;
+    under_the_library(
+        "stopped::a_region_whose_peer_does_not_go_on_stays_as_it_was",
+        "",
+        &["rereg_mr (11) refused: EBUSY"],
+        || {
+            let mut pair = Pair::new();
+            let elsewhere = vec![0u8; 4096];
+            let start = elsewhere.as_ptr() as u64;
+            loop {
+                let mr = pair.register();
+                pair.stop_in_the_middle(mr.rkey);
+                let request = verbs::ReregMr {
+                    mr_handle: mr.mr_handle,
+                    flags: 1,
+                    start,
+                    length: 4096,
+                    hca_va: start,
+                    ..verbs::ReregMr::new_zeroed()
+                };
+                let replaced = pair.device.ask::<verbs::ReregMrResp, [u8; 0]>(
+                    number::REREG_MR,
+                    &request,
+                    &[0u8; 0],
+                );
+                assert_eq!(pair.go_on(), 0, "it began before");
+                if replaced.is_ok() {
+                    continue;
+                }
+                assert_eq!(errno(replaced), libc::EBUSY);
+                pair.tell(mr.rkey);
+                assert_eq!(
+                    (pair.go_on(), pair.bytes[BYTES - 1]),
+                    (0, pair.rounds),
+                    "its key is valid"
+                );
+                pair.device
+                    .tell(
+                        number::DEREG_MR,
+                        &verbs::DeregMr {
+                            mr_handle: mr.mr_handle,
+                        },
+                    )
+                    .unwrap();
+                break;
             }
-            assert_eq!(errno(replaced), libc::EBUSY);
-            pair.tell(mr.rkey);
-            assert_eq!((pair.go_on(), pair.bytes[BYTES - 1]), (0, pair.rounds), "its key is valid");
-            pair.device.tell(number::DEREG_MR, &verbs::DeregMr { mr_handle: mr.mr_handle }).unwrap();
-            break;
-        }
-    });
+        },
+    );
 }

@@ -1,5 +1,5 @@
-//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some killed. The others finish, the peers of
-//! killed programs get errors, and no file is left.
+//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some
+//! killed. The others finish, the peers of killed programs get errors, and no file is left.
 
 use std::fs;
 use std::thread::sleep;
@@ -11,7 +11,8 @@ use crate::support::{Finished, Place, Program, free_port, is_listening, scale};
 /// Time for which programs are stopped and continued, in a round.
 const STORM: Duration = Duration::from_secs(5);
 
-/// Programs with arguments, their iterations, and whether a client detects a killed server because it has operations in flight.
+/// Programs with arguments, their iterations, and whether a client detects a killed server because
+/// it has operations in flight.
 const KINDS: [(&[&str], u32, bool); 5] = [
     (&["ib_write_bw", "-s", "4096"], 10_000, true),
     (&["ib_send_bw", "-s", "4096"], 10_000, true),
@@ -34,12 +35,18 @@ impl Pair {
         let (port, iterations) = (free_port(), iterations.to_string());
         let command = |more: &[&str]| {
             let mut command = place.mlx5_run(&["--log", log, "--log-commands"]);
-            command.args(program).args(["-n", &iterations, "-p", &port.to_string()]).args(more);
+            command
+                .args(program)
+                .args(["-n", &iterations, "-p", &port.to_string()])
+                .args(more);
             command
         };
         let mut server = place.start(&mut command(&[]));
         server.wait_for(|| is_listening(port));
-        Self { ends: [server, place.start(&mut command(&["localhost"]))], is_victim }
+        Self {
+            ends: [server, place.start(&mut command(&["localhost"]))],
+            is_victim,
+        }
     }
 
     fn finish(self) -> [Finished; 2] {
@@ -49,7 +56,12 @@ impl Pair {
 
 /// Returns the program of a launcher, if it still runs.
 fn program_of(launcher: libc::pid_t) -> Option<libc::pid_t> {
-    fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?.split_whitespace().next()?.parse().ok()
+    fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))
+        .ok()?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
 }
 
 fn signal(program: &Program, signal: libc::c_int) {
@@ -59,7 +71,8 @@ fn signal(program: &Program, signal: libc::c_int) {
     }
 }
 
-/// Programs are stopped for some time, one after the other. Some servers are killed, one after the other.
+/// Programs are stopped for some time, one after the other. Some servers are killed, one after the
+/// other.
 fn storm(pairs: &[Pair], random: &mut Random) {
     let end = Instant::now() + STORM;
     let mut stops = 0;
@@ -80,7 +93,9 @@ fn storm(pairs: &[Pair], random: &mut Random) {
         signal(one, libc::SIGCONT);
         stops += 1;
     }
-    victims.iter().for_each(|victim| signal(&victim.ends[0], libc::SIGKILL));
+    victims
+        .iter()
+        .for_each(|victim| signal(&victim.ends[0], libc::SIGKILL));
     println!("{stops} times stopped and continued");
 }
 
@@ -98,17 +113,26 @@ fn round(seed: u64) {
     }
     // Each end has its connection.
     let connected = 2 * pairs.len();
-    pairs[0].ends[0].wait_for_all(|| fs::read_to_string(log).is_ok_and(|log| log.matches("-> ReadyToReceive").count() >= connected));
+    pairs[0].ends[0].wait_for_all(|| {
+        fs::read_to_string(log)
+            .is_ok_and(|log| log.matches("-> ReadyToReceive").count() >= connected)
+    });
     storm(&pairs, random);
     for pair in pairs {
         let is_victim = pair.is_victim;
         let [server, client] = pair.finish();
         if is_victim {
-            assert!(!server.status.success() && !client.status.success(), "seed {seed}: {server:#?} {client:#?}");
+            assert!(
+                !server.status.success() && !client.status.success(),
+                "seed {seed}: {server:#?} {client:#?}"
+            );
             client.said("Failed status 12");
         } else {
             // Both outputs are shown, because the end that failed first has the reason.
-            assert!(server.status.success() && client.status.success(), "seed {seed}: {server:#?} {client:#?}");
+            assert!(
+                server.status.success() && client.status.success(),
+                "seed {seed}: {server:#?} {client:#?}"
+            );
         }
     }
     // A new pair works, and cleans up.

@@ -13,13 +13,23 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(90);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its package, but not on a library that no
-/// binary links, so the library is built here, with the features of its dependencies in the workspace (benchkv-launch has them all).
+/// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its
+/// package, but not on a library that no binary links, so the library is built here, with the
+/// features of its dependencies in the workspace (benchkv-launch has them all).
 pub(crate) fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "-p", env!("CARGO_PKG_NAME"), "-p", "benchkv-launch", "--lib"]);
+        cargo.args([
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            env!("CARGO_PKG_NAME"),
+            "-p",
+            "benchkv-launch",
+            "--lib",
+        ]);
         let program = Path::new(env!("CARGO_BIN_EXE_mlx5-run"));
         let dir = program.parent().unwrap();
         if dir.ends_with("release") {
@@ -41,32 +51,52 @@ impl Place {
     pub(crate) fn new(test: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("mlx5-preload-{test}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        Self { dir, programs: AtomicU32::new(0) }
+        Self {
+            dir,
+            programs: AtomicU32::new(0),
+        }
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Returns the names of files that programs left in the fabric, other than its counters, which stay.
+    /// Returns the names of files that programs left in the fabric, other than its counters, which
+    /// stay.
     pub(crate) fn left(&self) -> Vec<std::ffi::OsString> {
-        let names = fs::read_dir(self.file("fabric")).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = fs::read_dir(self.file("fabric"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
         names.filter(|name| name != "counters").collect()
     }
 
     /// Makes `mlx5-run` with these options.
     pub(crate) fn mlx5_run(&self, options: &[&str]) -> Command {
         let mut command = Command::new(built().join("mlx5-run"));
-        command.arg("--fabric").arg(self.file("fabric")).args(options);
+        command
+            .arg("--fabric")
+            .arg(self.file("fabric"))
+            .args(options);
         command
     }
 
     /// Starts a program with its output in a file.
     pub(crate) fn start(&self, command: &mut Command) -> Program {
-        let output = self.file(&format!("output-{}", self.programs.fetch_add(1, Ordering::Relaxed)));
+        let output = self.file(&format!(
+            "output-{}",
+            self.programs.fetch_add(1, Ordering::Relaxed)
+        ));
         let file = File::create(&output).unwrap();
-        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-        Program { what: format!("{command:?}"), child: command.spawn().unwrap(), output, deadline: Instant::now() + DEADLINE }
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file);
+        Program {
+            what: format!("{command:?}"),
+            child: command.spawn().unwrap(),
+            output,
+            deadline: Instant::now() + DEADLINE,
+        }
     }
 
     /// Runs a program to its end.
@@ -74,12 +104,16 @@ impl Place {
         self.start(self.mlx5_run(options).args(program)).finish()
     }
 
-    /// Runs a server, and a client: the same program with the server's host as its last argument. Returns server and client.
+    /// Runs a server, and a client: the same program with the server's host as its last argument.
+    /// Returns server and client.
     pub(crate) fn pair(&self, options: &[&str], program: &[&str]) -> [Finished; 2] {
         let port = free_port();
         let command = |more: &[&str]| {
             let mut command = self.mlx5_run(options);
-            command.args(program).args(["-p", &port.to_string()]).args(more);
+            command
+                .args(program)
+                .args(["-p", &port.to_string()])
+                .args(more);
             command
         };
         let mut server = self.start(&mut command(&[]));
@@ -130,8 +164,18 @@ impl Program {
     pub(crate) fn wait_for(&mut self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "{} ended too early:\n{}", self.what, self.output());
-            assert!(Instant::now() < self.deadline, "{} hangs:\n{}", self.what, self.output());
+            assert!(
+                ended.is_none(),
+                "{} ended too early:\n{}",
+                self.what,
+                self.output()
+            );
+            assert!(
+                Instant::now() < self.deadline,
+                "{} hangs:\n{}",
+                self.what,
+                self.output()
+            );
             sleep(LOOK_AGAIN);
         }
     }
@@ -139,7 +183,12 @@ impl Program {
     /// Waits until `is_so`, whether the program runs or not.
     pub(crate) fn wait_for_all(&mut self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
-            assert!(Instant::now() < self.deadline, "{} and others hang:\n{}", self.what, self.output());
+            assert!(
+                Instant::now() < self.deadline,
+                "{} and others hang:\n{}",
+                self.what,
+                self.output()
+            );
             sleep(LOOK_AGAIN);
         }
     }
@@ -147,9 +196,18 @@ impl Program {
     pub(crate) fn finish(mut self) -> Finished {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return Finished { what: self.what.clone(), status, output: self.output() };
+                return Finished {
+                    what: self.what.clone(),
+                    status,
+                    output: self.output(),
+                };
             }
-            assert!(Instant::now() < self.deadline, "{} hangs:\n{}", self.what, self.output());
+            assert!(
+                Instant::now() < self.deadline,
+                "{} hangs:\n{}",
+                self.what,
+                self.output()
+            );
             sleep(LOOK_AGAIN);
         }
     }
@@ -178,12 +236,16 @@ impl Finished {
     }
 }
 
-/// Returns a port without a listener, once: below the ports that the system gives to connections (32768 and more, by default).
+/// Returns a port without a listener, once: below the ports that the system gives to connections
+/// (32768 and more, by default).
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(64);
-    let port = || (20_000 + first.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16;
-    std::iter::repeat_with(port).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
+    let port =
+        || (20_000 + first.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16;
+    std::iter::repeat_with(port)
+        .find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok())
+        .unwrap()
 }
 
 /// Waits without connecting, because a server would take that for its client.

@@ -27,9 +27,18 @@ pub(super) fn noisy(fields: &[(usize, &str)]) -> [u8; 64] {
 
 #[test]
 fn responder_fields_are_where_the_header_says() {
-    // slid 22, flags_rqpn 24, srqn_uidx 32, imm_inval_pkey 36, byte_cnt 44, sop_drop_qpn 56, wqe_counter 60, op_own 63.
-    let fields =
-        [(22, "0bcd"), (24, "12abcdef"), (32, "00654321"), (36, "deadbeef"), (44, "01020304"), (56, "00123456"), (60, "fffe"), (63, "f1")];
+    // slid 22, flags_rqpn 24, srqn_uidx 32, imm_inval_pkey 36, byte_cnt 44, sop_drop_qpn 56,
+    // wqe_counter 60, op_own 63.
+    let fields = [
+        (22, "0bcd"),
+        (24, "12abcdef"),
+        (32, "00654321"),
+        (36, "deadbeef"),
+        (44, "01020304"),
+        (56, "00123456"),
+        (60, "fffe"),
+        (63, "f1"),
+    ];
     let responder = ResponderCqe {
         qpn: 0x12_3456,
         srqn: 0x65_4321,
@@ -45,22 +54,43 @@ fn responder_fields_are_where_the_header_says() {
     assert_eq!(ResponderCqe::parse(&noisy(&fields)), responder);
     // libmlx5 takes bits 28 and 29 for the GRH, 24..28 are the service level.
     for (flags, grh) in [("0fabcdef", false), ("2fabcdef", true), ("c0abcdef", false)] {
-        assert_eq!(ResponderCqe::parse(&noisy(&[(24, flags)])).grh, grh, "{flags}");
-        assert_eq!(ResponderCqe::parse(&noisy(&[(24, flags)])).source_qpn, 0xab_cdef, "{flags}");
+        assert_eq!(
+            ResponderCqe::parse(&noisy(&[(24, flags)])).grh,
+            grh,
+            "{flags}"
+        );
+        assert_eq!(
+            ResponderCqe::parse(&noisy(&[(24, flags)])).source_qpn,
+            0xab_cdef,
+            "{flags}"
+        );
     }
 }
 
 #[test]
 fn requester_fields_are_where_the_header_says() {
-    let fields = [(32, "00654321"), (44, "00000040"), (56, "10123456"), (60, "0007"), (63, "f1")];
-    let requester = RequesterCqe { wqe_opcode: 0x10, qpn: 0x12_3456, wqe_counter: 7, byte_count: 64, user_index: 0x65_4321 };
+    let fields = [
+        (32, "00654321"),
+        (44, "00000040"),
+        (56, "10123456"),
+        (60, "0007"),
+        (63, "f1"),
+    ];
+    let requester = RequesterCqe {
+        wqe_opcode: 0x10,
+        qpn: 0x12_3456,
+        wqe_counter: 7,
+        byte_count: 64,
+        user_index: 0x65_4321,
+    };
     assert_eq!(requester.emit(), cqe(&fields));
     assert_eq!(RequesterCqe::parse(&noisy(&fields)), requester);
 }
 
 #[test]
 fn error_fields_are_where_the_header_says_for_every_syndrome() {
-    // vendor_err_synd 54, syndrome 55, s_wqe_opcode_qpn 56, wqe_counter 60. The numbers are MLX5_CQE_SYNDROME_*.
+    // vendor_err_synd 54, syndrome 55, s_wqe_opcode_qpn 56, wqe_counter 60. The numbers are
+    // MLX5_CQE_SYNDROME_*.
     let syndromes = [
         ("01", Syndrome::LocalLength),
         ("02", Syndrome::LocalQpOperation),
@@ -78,9 +108,23 @@ fn error_fields_are_where_the_header_says_for_every_syndrome() {
         ("77", Syndrome::Unknown),
     ];
     for (byte, syndrome) in syndromes {
-        let fields = [(32, "00654321"), (54, "88"), (55, byte), (56, "09123456"), (60, "0003"), (63, "f1")];
+        let fields = [
+            (32, "00654321"),
+            (54, "88"),
+            (55, byte),
+            (56, "09123456"),
+            (60, "0003"),
+            (63, "f1"),
+        ];
         let raw_syndrome = u8::from_str_radix(byte, 16).unwrap();
-        let error = ErrorCqe { raw_syndrome, vendor_syndrome: 0x88, wqe_opcode: 9, qpn: 0x12_3456, wqe_counter: 3, user_index: 0x65_4321 };
+        let error = ErrorCqe {
+            raw_syndrome,
+            vendor_syndrome: 0x88,
+            wqe_opcode: 9,
+            qpn: 0x12_3456,
+            wqe_counter: 3,
+            user_index: 0x65_4321,
+        };
         assert_eq!(error.emit(), cqe(&fields));
         assert_eq!(ErrorCqe::parse(&noisy(&fields)), error);
         assert_eq!(error.syndrome(), syndrome);
@@ -89,7 +133,8 @@ fn error_fields_are_where_the_header_says_for_every_syndrome() {
 
 #[test]
 fn op_own_holds_opcode_format_solicited_and_owner() {
-    // MLX5_CQE_REQ 0, RESP_WR_IMM 1, RESP_SEND 2, RESP_SEND_IMM 3, RESP_SEND_INV 4, RESIZE_CQ 5, REQ_ERR 13, RESP_ERR 14, INVALID 15.
+    // MLX5_CQE_REQ 0, RESP_WR_IMM 1, RESP_SEND 2, RESP_SEND_IMM 3, RESP_SEND_INV 4, RESIZE_CQ 5,
+    // REQ_ERR 13, RESP_ERR 14, INVALID 15.
     let opcodes = [
         (0x0, CqeOpcode::Requester),
         (0x1, CqeOpcode::ResponderWriteImm),
@@ -101,19 +146,31 @@ fn op_own_holds_opcode_format_solicited_and_owner() {
         (0xe, CqeOpcode::ResponderError),
         (0xf, CqeOpcode::Invalid),
     ];
-    // MLX5_NO_INLINE_DATA 0, MLX5_INLINE_SCATTER_32 0x4, MLX5_INLINE_SCATTER_64 0x8, MLX5_COMPRESSED 3 << 2.
-    let formats = [(0x0, CqeFormat::Plain), (0x4, CqeFormat::Inline32), (0x8, CqeFormat::Inline64), (0xc, CqeFormat::Compressed)];
+    // MLX5_NO_INLINE_DATA 0, MLX5_INLINE_SCATTER_32 0x4, MLX5_INLINE_SCATTER_64 0x8,
+    // MLX5_COMPRESSED 3 << 2.
+    let formats = [
+        (0x0, CqeFormat::Plain),
+        (0x4, CqeFormat::Inline32),
+        (0x8, CqeFormat::Inline64),
+        (0xc, CqeFormat::Compressed),
+    ];
     for (high, opcode) in opcodes {
         for (low, format) in formats {
             for bits in 0..4 {
                 let byte = high << 4 | low | bits;
-                assert_eq!(op_own_with(opcode, format, bits & 2 != 0, bits & 1 != 0), byte);
+                assert_eq!(
+                    op_own_with(opcode, format, bits & 2 != 0, bits & 1 != 0),
+                    byte
+                );
                 assert_eq!(CqeOpcode::from_op_own(byte), Some(opcode));
                 assert_eq!(CqeFormat::from_op_own(byte), format);
                 assert_eq!(is_solicited(byte), bits & 2 != 0);
             }
         }
-        assert_eq!((op_own(opcode, false), op_own(opcode, true)), (high << 4, high << 4 | 1));
+        assert_eq!(
+            (op_own(opcode, false), op_own(opcode, true)),
+            (high << 4, high << 4 | 1)
+        );
     }
     for unknown in [0x6, 0x7, 0x8, 0x9, 0xa, 0xb, 0xc] {
         assert_eq!(CqeOpcode::from_op_own(unknown << 4), None);
@@ -122,13 +179,21 @@ fn op_own_holds_opcode_format_solicited_and_owner() {
 
 #[test]
 fn a_large_entry_has_its_cqe_in_the_second_half() {
-    assert_eq!((CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, OP_OWN_OFFSET), (64, 128, 64, 63));
+    assert_eq!(
+        (CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, OP_OWN_OFFSET),
+        (64, 128, 64, 63)
+    );
 }
 
 #[test]
 fn a_new_cq_holds_no_completion_on_either_lap() {
     let (_null, control) = null();
-    let (_, CqMemory { buffer, entries, .. }) = control.create_cq(&5.into()).unwrap();
+    let (
+        _,
+        CqMemory {
+            buffer, entries, ..
+        },
+    ) = control.create_cq(&5.into()).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {
         // SAFETY: inside the CQ's memory, which the device holds.
@@ -136,12 +201,20 @@ fn a_new_cq_holds_no_completion_on_either_lap() {
     }
 }
 
-/// A session of 19 receives in a ring of 32. Its title is at entry 20, so the arrays are at 21, 28 and 4 (20 + 16 - 32). Written by hand
-/// from the kernel's `mlx5_mini_cqe8`: 4 bytes of hash or checksum, byte_cnt.
+/// A session of 19 receives in a ring of 32. Its title is at entry 20, so the arrays are at 21, 28
+/// and 4 (20 + 16 - 32). Written by hand from the kernel's `mlx5_mini_cqe8`: 4 bytes of hash or
+/// checksum, byte_cnt.
 pub(super) fn session() -> Vec<[u8; 64]> {
     let mut ring = vec![[0xa5; 64]; 32];
-    // byte_cnt 44 is the count, 19; the first WQE is 0xfffe; op_own: RESP_SEND, compressed, owner 1.
-    ring[20] = noisy(&[(36, "deadbeef"), (44, "00000013"), (56, "00123456"), (60, "fffe"), (63, "2d")]);
+    // byte_cnt 44 is the count, 19; the first WQE is 0xfffe; op_own: RESP_SEND, compressed,
+    // owner 1.
+    ring[20] = noisy(&[
+        (36, "deadbeef"),
+        (44, "00000013"),
+        (56, "00123456"),
+        (60, "fffe"),
+        (63, "2d"),
+    ]);
     let array = |text: &str| noisy(&[(0, text)]);
     ring[21] = array(
         "00000000 00000100 00000001 00000101 00000002 00000102 00000003 00000103
@@ -157,8 +230,9 @@ pub(super) fn session() -> Vec<[u8; 64]> {
 
 #[test]
 fn array_places_are_those_of_the_kernels_loop() {
-    // mlx5e_decompress_cqes_start reads the array after the title and takes its first entry. mlx5e_decompress_cqes_cont continues with the
-    // second, and reads another array, at the counter it has reached, whenever eight entries are used up.
+    // mlx5e_decompress_cqes_start reads the array after the title and takes its first entry.
+    // mlx5e_decompress_cqes_cont continues with the second, and reads another array, at the counter
+    // it has reached, whenever eight entries are used up.
     let cc = 1000;
     let mut place = 1001;
     let mut used = 1;
@@ -174,24 +248,54 @@ fn array_places_are_those_of_the_kernels_loop() {
 
 #[test]
 fn a_mini_cqe_and_its_title_make_a_cqe() {
-    // Receive: the byte count comes from the mini CQE and the WQE counter from the reader; the rest is the title's.
+    // Receive: the byte count comes from the mini CQE and the WQE counter from the reader; the rest
+    // is the title's.
     let mut got = session()[20];
-    MiniCqe { word: 0xffff_ffff, byte_count: 0x102 }.expand_receive(&mut got, 0x0001);
-    assert_eq!(got, noisy(&[(36, "deadbeef"), (44, "00000102"), (56, "00123456"), (60, "0001"), (63, "2d")]));
+    MiniCqe {
+        word: 0xffff_ffff,
+        byte_count: 0x102,
+    }
+    .expand_receive(&mut got, 0x0001);
+    assert_eq!(
+        got,
+        noisy(&[
+            (36, "deadbeef"),
+            (44, "00000102"),
+            (56, "00123456"),
+            (60, "0001"),
+            (63, "2d")
+        ])
+    );
     // Send (s_wqe_info): wqe_counter, s_wqe_opcode, reserved; byte_cnt.
     let bytes = hex("1234 09 00 00000040");
     let mini = MiniCqe::parse(bytes[..].try_into().unwrap());
-    assert_eq!((mini.wqe_counter(), mini.wqe_opcode(), mini.byte_count), (0x1234, 9, 64));
+    assert_eq!(
+        (mini.wqe_counter(), mini.wqe_opcode(), mini.byte_count),
+        (0x1234, 9, 64)
+    );
     assert_eq!(MiniCqe::requester(0x1234, 9, 64).emit().to_vec(), bytes);
     let mut got = noisy(&[(44, "00000002"), (56, "08123456"), (60, "0007"), (63, "0d")]);
     mini.expand_send(&mut got);
-    assert_eq!(got, noisy(&[(44, "00000040"), (56, "09123456"), (60, "1234"), (63, "0d")]));
+    assert_eq!(
+        got,
+        noisy(&[(44, "00000040"), (56, "09123456"), (60, "1234"), (63, "0d")])
+    );
 }
 
 #[test]
 fn a_title_is_the_first_cqe_with_count_and_format() {
     let mut got = noisy(&[(44, "00000100"), (60, "0000"), (63, "21")]);
-    TitleCqe { count: 19, wqe_counter: 0xfffe }.emit_into(&mut got);
-    assert_eq!(TitleCqe::parse(&got), TitleCqe { count: 19, wqe_counter: 0xfffe });
+    TitleCqe {
+        count: 19,
+        wqe_counter: 0xfffe,
+    }
+    .emit_into(&mut got);
+    assert_eq!(
+        TitleCqe::parse(&got),
+        TitleCqe {
+            count: 19,
+            wqe_counter: 0xfffe
+        }
+    );
     assert_eq!(got, noisy(&[(44, "00000013"), (60, "fffe"), (63, "2d")]));
 }

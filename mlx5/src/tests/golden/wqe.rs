@@ -1,4 +1,5 @@
-//! WQEs: every verb with every legal payload, signaled or not, fenced or not, solicited or not, at indices that wrap.
+//! WQEs: every verb with every legal payload, signaled or not, fenced or not, solicited or not, at
+//! indices that wrap.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -35,13 +36,40 @@ struct Uar {
 
 fn bench(qpn: u32) -> Bench {
     let ring = Box::leak(Box::new([0xa5u8; RING])) as *mut [u8; RING];
-    let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
-    let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
-    let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, register_index: 0 };
+    let uar = Box::leak(Box::new(Uar {
+        register: [0; 512],
+        record: 0,
+    }));
+    let (register, record) = (
+        std::ptr::NonNull::from(&mut uar.register).cast(),
+        std::ptr::NonNull::from(&mut uar.record).cast(),
+    );
+    let uar = UarParts {
+        half: Rc::new(Cell::new(register.as_ptr())),
+        kind: RegisterKind::Ordinary,
+        register_index: 0,
+    };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
-    let sq = SqMemory { buffer, wqe_cnt: WQE_CNT.into(), record, register: None };
-    let parts = QpParts { qpn, sq, rq: None, max_inline: 220, has_atomics: true, uar };
-    Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)), producer: 0, unsignaled: 0 }
+    let sq = SqMemory {
+        buffer,
+        wqe_cnt: WQE_CNT.into(),
+        record,
+        register: None,
+    };
+    let parts = QpParts {
+        qpn,
+        sq,
+        rq: None,
+        max_inline: 220,
+        has_atomics: true,
+        uar,
+    };
+    Bench {
+        ring,
+        sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)),
+        producer: 0,
+        unsignaled: 0,
+    }
 }
 
 impl Bench {
@@ -57,13 +85,13 @@ impl Bench {
     }
 
     fn bytes(&self) -> [u8; RING] {
-        // A whole array would be one volatile load of a thousand values, which takes the compiler most of a minute.
-        // SAFETY: leaked memory, written by this thread only.
+        // A whole array would be one volatile load of a thousand values, which takes the compiler
+        // most of a minute. SAFETY: leaked memory, written by this thread only.
         std::array::from_fn(|at| unsafe { self.ring.cast::<u8>().add(at).read_volatile() })
     }
 
-    /// Posts `op` over 0xa5, compares the whole ring with the expected content, and completes it. `flags` may be unsignaled: then it is
-    /// signaled if more than 7 WQEBBs are not.
+    /// Posts `op` over 0xa5, compares the whole ring with the expected content, and completes it.
+    /// `flags` may be unsignaled: then it is signaled if more than 7 WQEBBs are not.
     fn check(&mut self, op: &impl Operation, flags: Flags, opcode: u8, imm: u32, body: &[u8]) {
         let ds = 1 + body.len() / 16;
         let blocks = ds.div_ceil(4) as u16;
@@ -76,11 +104,22 @@ impl Bench {
         }
         let mut want = [0xa5; RING];
         for nop in 0..nops {
-            self.put(&mut want, self.producer.wrapping_add(nop), 0x00, 1, 0, 0, &[]);
+            self.put(
+                &mut want,
+                self.producer.wrapping_add(nop),
+                0x00,
+                1,
+                0,
+                0,
+                &[],
+            );
         }
         let index = self.producer.wrapping_add(nops);
-        // MLX5_WQE_CTRL_CQ_UPDATE 2 << 2, MLX5_WQE_CTRL_SOLICITED 1 << 1, MLX5_WQE_CTRL_FENCE 4 << 5.
-        let fm_ce_se = if signaled { 0x08 } else { 0 } | if flags.solicited { 0x02 } else { 0 } | if flags.fence { 0x80 } else { 0 };
+        // MLX5_WQE_CTRL_CQ_UPDATE 2 << 2, MLX5_WQE_CTRL_SOLICITED 1 << 1, MLX5_WQE_CTRL_FENCE 4
+        // << 5.
+        let fm_ce_se = if signaled { 0x08 } else { 0 }
+            | if flags.solicited { 0x02 } else { 0 }
+            | if flags.fence { 0x80 } else { 0 };
         self.put(&mut want, index, opcode, ds as u8, fm_ce_se, imm, body);
 
         for at in 0..RING {
@@ -90,16 +129,34 @@ impl Bench {
         self.sq.push(op, flags, u64::from(index)).unwrap();
         let got = self.bytes();
         let at = usize::from(index % WQE_CNT) * 64;
-        assert_eq!(got[at..(at + 320).min(RING)], want[at..(at + 320).min(RING)], "WQE {index:#x} of opcode {opcode:#04x}, {flags:?}");
-        assert_eq!(got, want, "around WQE {index:#x} of opcode {opcode:#04x}, {flags:?}");
+        assert_eq!(
+            got[at..(at + 320).min(RING)],
+            want[at..(at + 320).min(RING)],
+            "WQE {index:#x} of opcode {opcode:#04x}, {flags:?}"
+        );
+        assert_eq!(
+            got, want,
+            "around WQE {index:#x} of opcode {opcode:#04x}, {flags:?}"
+        );
         self.producer = index.wrapping_add(blocks);
         assert_eq!(self.sq.complete(index), Some(u64::from(index)));
     }
 
     #[allow(clippy::too_many_arguments, reason = "the fields of a control segment")]
-    fn put(&self, ring: &mut [u8; RING], index: u16, opcode: u8, ds: u8, fm_ce_se: u8, imm: u32, body: &[u8]) {
+    fn put(
+        &self,
+        ring: &mut [u8; RING],
+        index: u16,
+        opcode: u8,
+        ds: u8,
+        fm_ce_se: u8,
+        imm: u32,
+        body: &[u8],
+    ) {
         let ([high, low], at) = (index.to_be_bytes(), usize::from(index % WQE_CNT) * 64);
-        ring[at..at + 12].copy_from_slice(&[0, high, low, opcode, 0xab, 0xcd, 0xef, ds, 0, 0, 0, fm_ce_se]);
+        ring[at..at + 12].copy_from_slice(&[
+            0, high, low, opcode, 0xab, 0xcd, 0xef, ds, 0, 0, 0, fm_ce_se,
+        ]);
         ring[at + 12..at + 16].copy_from_slice(&imm.to_be_bytes());
         ring[at + 16..at + 16 + body.len()].copy_from_slice(body);
     }
@@ -112,7 +169,8 @@ impl Bench {
     }
 }
 
-/// MLX5_INLINE_SEG | count, the data, zeroes to the next 16 bytes. A message of length 0 has no segment.
+/// MLX5_INLINE_SEG | count, the data, zeroes to the next 16 bytes. A message of length 0 has no
+/// segment.
 fn inline_bytes(data: &[u8]) -> Vec<u8> {
     if data.is_empty() {
         return Vec::new();
@@ -128,7 +186,12 @@ fn sge_bytes(sge: &Sge) -> Vec<u8> {
     if sge.len == 0 {
         return Vec::new();
     }
-    [&sge.len.to_be_bytes()[..], &sge.lkey.to_be_bytes(), &sge.addr.to_be_bytes()].concat()
+    [
+        &sge.len.to_be_bytes()[..],
+        &sge.lkey.to_be_bytes(),
+        &sge.addr.to_be_bytes(),
+    ]
+    .concat()
 }
 
 /// A verb that sends: its operation for a payload, and the WQE according to `infiniband/mlx5dv.h`.
@@ -143,12 +206,24 @@ trait Verb {
 
 fn flags() -> impl Iterator<Item = Flags> {
     (0..8).map(|bits| {
-        let signal = if bits & 4 == 0 { Signal::Always } else { Signal::Reclaim };
-        Flags { signal, fence: bits & 2 != 0, solicited: bits & 1 != 0 }
+        let signal = if bits & 4 == 0 {
+            Signal::Always
+        } else {
+            Signal::Reclaim
+        };
+        Flags {
+            signal,
+            fence: bits & 2 != 0,
+            solicited: bits & 1 != 0,
+        }
     })
 }
 
-const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, len: 0x0009_8765, lkey: 0xaabb_ccdd };
+const SGE: Sge = Sge {
+    addr: 0x1122_3344_5566_7788,
+    len: 0x0009_8765,
+    lkey: 0xaabb_ccdd,
+};
 const EMPTY: Sge = Sge { len: 0, ..SGE };
 
 /// Tests every payload, with all flags, from an index near the end of 16 bits on.
@@ -161,25 +236,89 @@ fn every_payload<V: Verb>(verb: &V) {
         b.check(&verb.of(()), flags, V::OPCODE, V::IMM, &body(&[]));
         for len in [0, 1, 0x0009_8765, 1 << 30] {
             let sge = Sge { len, ..SGE };
-            b.check(&verb.of(sge), flags, V::OPCODE, V::IMM, &body(&[sge_bytes(&sge)]));
+            b.check(
+                &verb.of(sge),
+                flags,
+                V::OPCODE,
+                V::IMM,
+                &body(&[sge_bytes(&sge)]),
+            );
         }
         for n in 0..=220 {
             let (data, bytes) = (Inline(&data[..n]), inline_bytes(&data[..n]));
-            b.check(&verb.of(data), flags, V::OPCODE, V::IMM, &body(std::slice::from_ref(&bytes)));
-            b.check(&verb.of((data, SGE)), flags, V::OPCODE, V::IMM, &body(&[bytes.clone(), sge_bytes(&SGE)]));
-            b.check(&verb.of((data, EMPTY)), flags, V::OPCODE, V::IMM, &body(std::slice::from_ref(&bytes)));
+            b.check(
+                &verb.of(data),
+                flags,
+                V::OPCODE,
+                V::IMM,
+                &body(std::slice::from_ref(&bytes)),
+            );
+            b.check(
+                &verb.of((data, SGE)),
+                flags,
+                V::OPCODE,
+                V::IMM,
+                &body(&[bytes.clone(), sge_bytes(&SGE)]),
+            );
+            b.check(
+                &verb.of((data, EMPTY)),
+                flags,
+                V::OPCODE,
+                V::IMM,
+                &body(std::slice::from_ref(&bytes)),
+            );
             let (head, rest) = data.0.split_at(n.min(32));
-            b.check(&verb.of((Inline(head), Inline(rest))), flags, V::OPCODE, V::IMM, &body(&[bytes]));
+            b.check(
+                &verb.of((Inline(head), Inline(rest))),
+                flags,
+                V::OPCODE,
+                V::IMM,
+                &body(&[bytes]),
+            );
         }
     }
     assert!(b.producer < 0xf3f7, "the index went round");
-    b.refuse(&verb.of(Inline(&data[..221])), PostError::InlineTooLong { bytes: 221, max: 220 });
-    b.refuse(&verb.of((Inline(&data[..221]), SGE)), PostError::InlineTooLong { bytes: 221, max: 220 });
-    b.refuse(&verb.of((Inline(&data[..32]), Inline(&data[32..221]))), PostError::InlineTooLong { bytes: 221, max: 220 });
-    let long = Sge { len: (1 << 30) + 1, ..SGE };
-    b.refuse(&verb.of(long), PostError::MessageTooLong { bytes: (1 << 30) + 1 });
-    let long = Sge { len: 1 << 30, ..SGE };
-    b.refuse(&verb.of((Inline(&[1]), long)), PostError::MessageTooLong { bytes: (1 << 30) + 1 });
+    b.refuse(
+        &verb.of(Inline(&data[..221])),
+        PostError::InlineTooLong {
+            bytes: 221,
+            max: 220,
+        },
+    );
+    b.refuse(
+        &verb.of((Inline(&data[..221]), SGE)),
+        PostError::InlineTooLong {
+            bytes: 221,
+            max: 220,
+        },
+    );
+    b.refuse(
+        &verb.of((Inline(&data[..32]), Inline(&data[32..221]))),
+        PostError::InlineTooLong {
+            bytes: 221,
+            max: 220,
+        },
+    );
+    let long = Sge {
+        len: (1 << 30) + 1,
+        ..SGE
+    };
+    b.refuse(
+        &verb.of(long),
+        PostError::MessageTooLong {
+            bytes: (1 << 30) + 1,
+        },
+    );
+    let long = Sge {
+        len: 1 << 30,
+        ..SGE
+    };
+    b.refuse(
+        &verb.of((Inline(&[1]), long)),
+        PostError::MessageTooLong {
+            bytes: (1 << 30) + 1,
+        },
+    );
 }
 
 /// Implements a verb for all payloads, and tests it.
@@ -227,11 +366,17 @@ verb!(SendImmVerb is SendImm<P>: 0x0b, 0x0102_0304, "",
 const GID: [u8; 16] = [0xfe, 0x80, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 /// The port of an InfiniBand peer, with a GRH.
-static INFINIBAND: LazyLock<Destination> =
-    LazyLock::new(|| Destination::new(AddressVector::local(0x1234, 5).with_grh(3, 0x1_2345, 64, 0x77, GID), 0x12_3456, 0x1122_3344));
+static INFINIBAND: LazyLock<Destination> = LazyLock::new(|| {
+    Destination::new(
+        AddressVector::local(0x1234, 5).with_grh(3, 0x1_2345, 64, 0x77, GID),
+        0x12_3456,
+        0x1122_3344,
+    )
+});
 
-// mlx5_wqe_av of an InfiniBand port with a GRH: Q_Key, reserved, MLX5_EXTENDED_UD_AV | QPN, stat_rate_sl, fl_mlid, rlid, reserved, rmac,
-// tclass, hop_limit, grh_gid_fl (1 << 30 | index << 20 | flow label), rgid.
+// mlx5_wqe_av of an InfiniBand port with a GRH: Q_Key, reserved, MLX5_EXTENDED_UD_AV | QPN,
+// stat_rate_sl, fl_mlid, rlid, reserved, rmac, tclass, hop_limit, grh_gid_fl (1 << 30 | index <<
+// 20 | flow label), rgid.
 verb!(UdSendVerb is UdSend<'static, P>: 0x0a, 0, "11223344 00000000 80123456 05 00 1234 00000000 000000000000 77 40 40312345 fe8002030405060708090a0b0c0d0e0f",
     |payload| UdSend { to: &INFINIBAND, payload };
     datagram_is_control_address_payload);
@@ -248,7 +393,8 @@ const ROCE: AddressVector = AddressVector {
     rgid: GID,
 };
 
-static OVER_ROCE: LazyLock<Destination> = LazyLock::new(|| Destination::new(ROCE, 0xff_ffff, 0x8001_0000));
+static OVER_ROCE: LazyLock<Destination> =
+    LazyLock::new(|| Destination::new(ROCE, 0xff_ffff, 0x8001_0000));
 
 // The same for a RoCE port.
 verb!(UdSendImmVerb is UdSendImm<'static, P>: 0x0b, 0xcafe_f00d, "80010000 00000000 80ffffff 36 7f c0de 00000000 102030405060 99 fe 00abcdef fe8002030405060708090a0b0c0d0e0f",
@@ -265,14 +411,35 @@ fn a_destination_gives_back_what_it_was_made_of() {
 fn read_is_control_remote_address_destination() {
     let mut b = Bench::at(0xfff0);
     let header = "1000000000000002 00000007 00000000";
-    let read = |len| Read { addr: 0x1000_0000_0000_0002, rkey: 7, into: Sge { len, ..SGE } };
+    let read = |len| Read {
+        addr: 0x1000_0000_0000_0002,
+        rkey: 7,
+        into: Sge { len, ..SGE },
+    };
     for flags in flags() {
         // MLX5_OPCODE_RDMA_READ 0x10.
-        b.check(&read(0x99), flags, 0x10, 0, &hex(&format!("{header} 00000099 aabbccdd 1122334455667788")));
-        b.check(&read(1 << 30), flags, 0x10, 0, &hex(&format!("{header} 40000000 aabbccdd 1122334455667788")));
+        b.check(
+            &read(0x99),
+            flags,
+            0x10,
+            0,
+            &hex(&format!("{header} 00000099 aabbccdd 1122334455667788")),
+        );
+        b.check(
+            &read(1 << 30),
+            flags,
+            0x10,
+            0,
+            &hex(&format!("{header} 40000000 aabbccdd 1122334455667788")),
+        );
         b.check(&read(0), flags, 0x10, 0, &hex(header));
     }
-    b.refuse(&read((1 << 30) + 1), PostError::MessageTooLong { bytes: (1 << 30) + 1 });
+    b.refuse(
+        &read((1 << 30) + 1),
+        PostError::MessageTooLong {
+            bytes: (1 << 30) + 1,
+        },
+    );
 }
 
 #[test]
@@ -280,24 +447,64 @@ fn atomics_are_control_remote_address_operands_result() {
     let mut b = Bench::at(0xfff0);
     let into = Sge { len: 8, ..SGE };
     let (compare, swap) = (0x0102_0304_0506_0708, 0xf1f2_f3f4_f5f6_f7f8);
-    let cas = CompareSwap { addr: 0x1000_0000_0000_0008, rkey: 7, compare, swap, into };
-    let faa = FetchAdd { addr: 0x1000_0000_0000_0008, rkey: 7, add: 0x8877_6655_4433_2211, into };
+    let cas = CompareSwap {
+        addr: 0x1000_0000_0000_0008,
+        rkey: 7,
+        compare,
+        swap,
+        into,
+    };
+    let faa = FetchAdd {
+        addr: 0x1000_0000_0000_0008,
+        rkey: 7,
+        add: 0x8877_6655_4433_2211,
+        into,
+    };
     for flags in flags() {
-        // MLX5_OPCODE_ATOMIC_CS 0x11, MLX5_OPCODE_ATOMIC_FA 0x12. mlx5_wqe_atomic_seg: swap_add, compare.
+        // MLX5_OPCODE_ATOMIC_CS 0x11, MLX5_OPCODE_ATOMIC_FA 0x12. mlx5_wqe_atomic_seg: swap_add,
+        // compare.
         let raddr = "1000000000000008 00000007 00000000";
         let result = "00000008 aabbccdd 1122334455667788";
-        b.check(&cas, flags, 0x11, 0, &hex(&format!("{raddr} f1f2f3f4f5f6f7f8 0102030405060708 {result}")));
-        b.check(&faa, flags, 0x12, 0, &hex(&format!("{raddr} 8877665544332211 0000000000000000 {result}")));
+        b.check(
+            &cas,
+            flags,
+            0x11,
+            0,
+            &hex(&format!(
+                "{raddr} f1f2f3f4f5f6f7f8 0102030405060708 {result}"
+            )),
+        );
+        b.check(
+            &faa,
+            flags,
+            0x12,
+            0,
+            &hex(&format!(
+                "{raddr} 8877665544332211 0000000000000000 {result}"
+            )),
+        );
     }
     for off in 1..8 {
         let addr = 0x1000_0000_0000_0008 + off;
-        b.refuse(&CompareSwap { addr, ..cas }, PostError::AtomicMisaligned { addr });
-        b.refuse(&FetchAdd { addr, ..faa }, PostError::AtomicMisaligned { addr });
+        b.refuse(
+            &CompareSwap { addr, ..cas },
+            PostError::AtomicMisaligned { addr },
+        );
+        b.refuse(
+            &FetchAdd { addr, ..faa },
+            PostError::AtomicMisaligned { addr },
+        );
     }
     for len in [0, 4, 7, 9, 16, 1 << 31] {
         let into = Sge { len, ..into };
-        b.refuse(&CompareSwap { into, ..cas }, PostError::AtomicResult { bytes: len });
-        b.refuse(&FetchAdd { into, ..faa }, PostError::AtomicResult { bytes: len });
+        b.refuse(
+            &CompareSwap { into, ..cas },
+            PostError::AtomicResult { bytes: len },
+        );
+        b.refuse(
+            &FetchAdd { into, ..faa },
+            PostError::AtomicResult { bytes: len },
+        );
     }
 }
 
@@ -305,7 +512,16 @@ fn atomics_are_control_remote_address_operands_result() {
 fn of_qp_1(op: &impl Operation, index: u16) -> Vec<u8> {
     let mut b = bench(1);
     for _ in 0..index {
-        b.sq.push(&Write { addr: 0, rkey: 0, payload: () }, Signal::Reclaim, 0).unwrap();
+        b.sq.push(
+            &Write {
+                addr: 0,
+                rkey: 0,
+                payload: (),
+            },
+            Signal::Reclaim,
+            0,
+        )
+        .unwrap();
     }
     b.sq.push(op, Signal::Always, 0).unwrap();
     b.bytes()[usize::from(index) * 64..].to_vec()
@@ -314,20 +530,44 @@ fn of_qp_1(op: &impl Operation, index: u16) -> Vec<u8> {
 #[test]
 fn write_imm_inline_is_what_libmlx5_wrote() {
     let payload: Vec<u8> = (0..17).collect();
-    let op = WriteImm { addr: 0x0000_55b6_341f_a000, rkey: 0x143, imm: 0xdead_beef, payload: Inline(&payload) };
+    let op = WriteImm {
+        addr: 0x0000_55b6_341f_a000,
+        rkey: 0x143,
+        imm: 0xdead_beef,
+        payload: Inline(&payload),
+    };
     let got = of_qp_1(&op, 0);
-    let mut want = hex("00000009 00000104 00000008 deadbeef 000055b6341fa000 00000143 00000000 80000011");
+    let mut want =
+        hex("00000009 00000104 00000008 deadbeef 000055b6341fa000 00000143 00000000 80000011");
     want.extend(&payload);
     want.extend([0; 11]);
-    assert_eq!(got[..64], want, "ctrl, raddr, inline header, data, padding to 16");
+    assert_eq!(
+        got[..64],
+        want,
+        "ctrl, raddr, inline header, data, padding to 16"
+    );
     assert_eq!(got[64..128], [0xa5; 64], "nothing beyond ds");
 }
 
 #[test]
 fn write_imm_with_one_sge_is_what_libmlx5_wrote() {
-    let sge = Sge { addr: 0x0000_55b6_341f_9000, len: 21, lkey: 0x143 };
-    let got = of_qp_1(&WriteImm { addr: 0x0000_55b6_341f_b000, rkey: 0x143, imm: 0xdead_beef, payload: sge }, 1);
-    let want = hex("00000109 00000103 00000008 deadbeef 000055b6341fb000 00000143 00000000 00000015 00000143 000055b6341f9000");
+    let sge = Sge {
+        addr: 0x0000_55b6_341f_9000,
+        len: 21,
+        lkey: 0x143,
+    };
+    let got = of_qp_1(
+        &WriteImm {
+            addr: 0x0000_55b6_341f_b000,
+            rkey: 0x143,
+            imm: 0xdead_beef,
+            payload: sge,
+        },
+        1,
+    );
+    let want = hex(
+        "00000109 00000103 00000008 deadbeef 000055b6341fb000 00000143 00000000 00000015 00000143 000055b6341f9000",
+    );
     assert_eq!(got[..48], want);
     assert_eq!(got[48..64], [0xa5; 16], "nothing beyond ds");
 }
@@ -335,8 +575,16 @@ fn write_imm_with_one_sge_is_what_libmlx5_wrote() {
 #[test]
 fn the_end_of_the_ring_is_filled_with_nops_and_indices_go_on() {
     let mut b = Bench::at(8);
-    let one = Write { addr: 0, rkey: 0, payload: () };
-    let three = Write { addr: 0, rkey: 0, payload: Inline(&[7; 140]) };
+    let one = Write {
+        addr: 0,
+        rkey: 0,
+        payload: (),
+    };
+    let three = Write {
+        addr: 0,
+        rkey: 0,
+        payload: Inline(&[7; 140]),
+    };
     for _ in 0..6 {
         b.sq.push(&one, Signal::Always, 0).unwrap();
     }
@@ -346,9 +594,16 @@ fn the_end_of_the_ring_is_filled_with_nops_and_indices_go_on() {
     for index in [14u8, 15] {
         let at = usize::from(index) * 64;
         // MLX5_OPCODE_NOP 0x00, ds 1.
-        assert_eq!(bytes[at..at + 16], [0, 0, index, 0, 0xab, 0xcd, 0xef, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            bytes[at..at + 16],
+            [0, 0, index, 0, 0xab, 0xcd, 0xef, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
-    assert_eq!(bytes[..8], [0, 0, 16, 0x08, 0xab, 0xcd, 0xef, 11], "the WQE starts at the ring's start, index 16");
+    assert_eq!(
+        bytes[..8],
+        [0, 0, 16, 0x08, 0xab, 0xcd, 0xef, 11],
+        "the WQE starts at the ring's start, index 16"
+    );
     assert_eq!(b.sq.complete(16), Some(42));
     assert_eq!(b.sq.complete(16), None, "completed twice");
     assert_eq!(b.sq.complete(17), None, "never posted");

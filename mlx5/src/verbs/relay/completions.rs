@@ -25,10 +25,15 @@ pub(super) struct CompletionRing {
 impl CompletionRing {
     pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace) -> Self {
         // SAFETY: the memory is kept beside the ring.
-        Self { cq, ring: unsafe { SoftCq::new(&place.cq) }, _place: place }
+        Self {
+            cq,
+            ring: unsafe { SoftCq::new(&place.cq) },
+            _place: place,
+        }
     }
 
-    /// Returns the number of CQEs that the ring has room for. A work completion for which it has none stays with the device.
+    /// Returns the number of CQEs that the ring has room for. A work completion for which it has
+    /// none stays with the device.
     fn room(&self) -> usize {
         self.ring.room() as usize
     }
@@ -40,7 +45,9 @@ impl CompletionRing {
             let mut completions = [ibv_wc::default(); BATCH];
             let most = self.room().min(BATCH);
             // SAFETY: a queue of this device, and room for as many completions.
-            let taken = unsafe { (calls.poll_cq)(self.cq.as_ptr(), most as c_int, completions.as_mut_ptr()) };
+            let taken = unsafe {
+                (calls.poll_cq)(self.cq.as_ptr(), most as c_int, completions.as_mut_ptr())
+            };
             let taken = usize::try_from(taken).unwrap_or(0).min(most);
             for completion in &completions[..taken] {
                 any |= self.write(completion, sends);
@@ -57,7 +64,11 @@ impl CompletionRing {
         let is_receive = id.is_receive();
         let wqe_opcode = id.wqe_opcode();
         let wqe_counter = id.wqe_counter();
-        if !is_receive && !sends.get_mut(id.place()).is_some_and(|ring| ring.completed(id)) {
+        if !is_receive
+            && !sends
+                .get_mut(id.place())
+                .is_some_and(|ring| ring.completed(id))
+        {
             return false;
         }
         let qpn = wc.qp_num;
@@ -69,25 +80,65 @@ impl CompletionRing {
                     _ if has_imm => CqeOpcode::ResponderSendImm,
                     _ => CqeOpcode::ResponderSend,
                 };
-                let imm = if has_imm { u32::from_be(wc.imm_data) } else { 0 };
+                let imm = if has_imm {
+                    u32::from_be(wc.imm_data)
+                } else {
+                    0
+                };
                 let grh = wc.wc_flags & IBV_WC_GRH != 0;
                 let (source_qpn, slid) = (wc.src_qp, wc.slid);
-                let cqe = ResponderCqe { qpn, srqn: 0, imm, byte_count: wc.byte_len, wqe_counter, source_qpn, slid, grh, sl: wc.sl };
+                let cqe = ResponderCqe {
+                    qpn,
+                    srqn: 0,
+                    imm,
+                    byte_count: wc.byte_len,
+                    wqe_counter,
+                    source_qpn,
+                    slid,
+                    grh,
+                    sl: wc.sl,
+                };
                 self.ring.write(cqe.emit(), opcode)
             }
             (IBV_WC_SUCCESS, false) => {
                 let byte_count = match Opcode::from_repr(wqe_opcode) {
                     Some(Opcode::RdmaRead) => wc.byte_len,
                     // Some devices say 0.
-                    Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => size_of::<u64>() as u32,
+                    Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => {
+                        size_of::<u64>() as u32
+                    }
                     _ => 0,
                 };
-                self.ring.write(RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count, user_index: 0 }.emit(), CqeOpcode::Requester)
+                self.ring.write(
+                    RequesterCqe {
+                        wqe_opcode,
+                        qpn,
+                        wqe_counter,
+                        byte_count,
+                        user_index: 0,
+                    }
+                    .emit(),
+                    CqeOpcode::Requester,
+                )
             }
             (status, _) => {
                 let vendor_syndrome = wc.vendor_err as u8;
-                let cqe = ErrorCqe { raw_syndrome: syndrome(status) as u8, vendor_syndrome, wqe_opcode, qpn, wqe_counter, user_index: 0 };
-                self.ring.write(cqe.emit(), if is_receive { CqeOpcode::ResponderError } else { CqeOpcode::RequesterError })
+                let cqe = ErrorCqe {
+                    raw_syndrome: syndrome(status) as u8,
+                    vendor_syndrome,
+                    wqe_opcode,
+                    qpn,
+                    wqe_counter,
+                    user_index: 0,
+                };
+                self.ring.write(
+                    cqe.emit(),
+                    if is_receive {
+                        CqeOpcode::ResponderError
+                    } else {
+                        CqeOpcode::RequesterError
+                    },
+                )
             }
         };
         written.is_ok()
@@ -95,7 +146,11 @@ impl CompletionRing {
 
     /// Writes the CQE of a send that the device never got. Returns whether there was room.
     pub(super) fn fail_send(&mut self, cqe: &ErrorCqe) -> bool {
-        self.room() > 0 && self.ring.write(cqe.emit(), CqeOpcode::RequesterError).is_ok()
+        self.room() > 0
+            && self
+                .ring
+                .write(cqe.emit(), CqeOpcode::RequesterError)
+                .is_ok()
     }
 }
 

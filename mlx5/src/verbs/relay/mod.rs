@@ -1,11 +1,14 @@
-//! Any device of libibverbs, under the data path of this crate: a relay between the formats of mlx5 and the calls of libibverbs.
+//! Any device of libibverbs, under the data path of this crate: a relay between the formats of mlx5
+//! and the calls of libibverbs.
 //!
-//! The queues are memory of this process, in the formats of mlx5, as on the software HCA. The hook is called after a doorbell and where a poll
-//! finds a queue empty. There the relay does what a NIC does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
-//! `ibv_post_recv`, `ibv_post_srq_recv`), takes work completions (`ibv_poll_cq`) and writes them as CQEs. `docs/hardware.md` says what that costs and
-//! which devices it is for.
+//! The queues are memory of this process, in the formats of mlx5, as on the software HCA. The hook
+//! is called after a doorbell and where a poll finds a queue empty. There the relay does what a NIC
+//! does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
+//! `ibv_post_recv`, `ibv_post_srq_recv`), takes work completions (`ibv_poll_cq`) and writes them as
+//! CQEs. `docs/hardware.md` says what that costs and which devices it is for.
 //!
-//! - `sends`: WQEs of a send queue to work requests. `receives`: those of receive queues. `completions`: work completions to CQEs.
+//! - `sends`: WQEs of a send queue to work requests. `receives`: those of receive queues.
+//!   `completions`: work completions to CQEs.
 //!
 //! A work request's `wr_id` says which WQE it was ([`Id`]).
 
@@ -42,8 +45,9 @@ use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Serv
 /// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
 const SEND_SGES: u32 = 2;
 
-/// Maximum number of retries towards a peer that does not answer: for every device, since no call tells `rdma_rxe`, which never ends the seventh, from one
-/// that does, and a call that never ends is worse than one that ends a seventh earlier.
+/// Maximum number of retries towards a peer that does not answer: for every device, since no call
+/// tells `rdma_rxe`, which never ends the seventh, from one that does, and a call that never ends
+/// is worse than one that ends a seventh earlier.
 const MAX_RETRIES: u8 = 6;
 
 /// A queue pair that the device made, and the inline bytes that it takes.
@@ -54,15 +58,20 @@ struct MadeQp {
     max_inline: u32,
 }
 
-/// The name of a work request: bit 63, whether it is a receive; 56..63, low bits of the number of queue pairs that had its queue's place; 32..48, that
-/// place in the table of send or receive queues; 8..24, counter of its WQE; 0..8, that WQE's opcode.
+/// The name of a work request: bit 63, whether it is a receive; 56..63, low bits of the number of
+/// queue pairs that had its queue's place; 32..48, that place in the table of send or receive
+/// queues; 8..24, counter of its WQE; 0..8, that WQE's opcode.
 #[derive(Clone, Copy)]
 struct Id(u64);
 
 impl Id {
     /// Makes the name of a queue.
     fn of_queue(is_receive: bool, place: u16, generation: u16) -> Self {
-        Self(u64::from(is_receive) << 63 | u64::from(generation & 0x7f) << 56 | u64::from(place) << 32)
+        Self(
+            u64::from(is_receive) << 63
+                | u64::from(generation & 0x7f) << 56
+                | u64::from(place) << 32,
+        )
     }
 
     /// Returns the name of the work request of one of this queue's WQEs.
@@ -103,7 +112,11 @@ impl<T> Default for Table<T> {
 impl<T> Table<T> {
     /// Returns a free place; `None` if the table holds as many objects as a place can number.
     fn free_place(&self) -> Option<u16> {
-        let place = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        let place = self
+            .0
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.0.len());
         u16::try_from(place).ok()
     }
 
@@ -133,7 +146,8 @@ pub(crate) struct Relay {
     base: Context,
     calls: ibv_context_ops,
     rings: RefCell<Rings>,
-    /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has handles only.
+    /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has
+    /// handles only.
     last_number: Cell<u32>,
     /// Address handles of the paths that datagrams took, by protection domain.
     handles: RefCell<HashMap<(u32, AddressVector), NonNull<ibv_ah>>>,
@@ -176,7 +190,13 @@ impl Relay {
     pub(crate) fn new(base: Context) -> Result<Self, VerbsError> {
         // SAFETY: an open device, whose table does not change.
         let calls = unsafe { base.device.context.as_ref() }.ops;
-        Ok(Self { base, calls, rings: RefCell::default(), last_number: Cell::new(0), handles: RefCell::default() })
+        Ok(Self {
+            base,
+            calls,
+            rings: RefCell::default(),
+            last_number: Cell::new(0),
+            handles: RefCell::default(),
+        })
     }
 
     fn number(&self) -> u32 {
@@ -196,14 +216,24 @@ impl Relay {
     /// Posts the new receives.
     #[cold]
     pub(crate) fn receives_posted(&self) {
-        self.rings.borrow_mut().receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
+        self.rings
+            .borrow_mut()
+            .receives
+            .iter_mut()
+            .for_each(|ring| ring.relay(&self.calls));
     }
 
-    /// Posts receives that the device had no room for, and takes work completions. Returns whether there are new CQEs.
+    /// Posts receives that the device had no room for, and takes work completions. Returns whether
+    /// there are new CQEs.
     #[cold]
     #[inline(never)]
     pub(crate) fn empty_poll(&self) -> bool {
-        let Rings { cqs, receives, sends, .. } = &mut *self.rings.borrow_mut();
+        let Rings {
+            cqs,
+            receives,
+            sends,
+            ..
+        } = &mut *self.rings.borrow_mut();
         receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
         let mut has_new = false;
         for ring in cqs.iter_mut() {
@@ -251,39 +281,86 @@ impl Relay {
     }
 
     /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
-    fn create_receives(&self, target: Target, depth: u32, max_sge: usize) -> Result<(u16, RqMemory), CreateError> {
+    fn create_receives(
+        &self,
+        target: Target,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<(u16, RqMemory), CreateError> {
         let receives = &mut self.rings.borrow_mut().receives;
-        let place = receives.free_place().ok_or_else(|| full("receive queues"))?;
+        let place = receives
+            .free_place()
+            .ok_or_else(|| full("receive queues"))?;
         let ring = ReceiveRing::new(Id::of_queue(true, place, 0), target, depth, max_sge)?;
         let memory = ring.memory;
         receives.set(place, ring);
         Ok((place, memory))
     }
 
-    /// Creates the device's queue pair: with room for inline data if the device has it, as a device without takes the bytes from the send queue.
-    fn create_on_device(&self, request: &QpRequest<'_>, wqe_cnt: u32) -> Result<MadeQp, CreateError> {
+    /// Creates the device's queue pair: with room for inline data if the device has it, as a device
+    /// without takes the bytes from the send queue.
+    fn create_on_device(
+        &self,
+        request: &QpRequest<'_>,
+        wqe_cnt: u32,
+    ) -> Result<MadeQp, CreateError> {
         let objects = self.base.objects.borrow();
-        let (mut srq, mut cap) = (null_mut(), ibv_qp_cap { max_send_wr: wqe_cnt, max_send_sge: SEND_SGES, ..ibv_qp_cap::default() });
+        let (mut srq, mut cap) = (
+            null_mut(),
+            ibv_qp_cap {
+                max_send_wr: wqe_cnt,
+                max_send_sge: SEND_SGES,
+                ..ibv_qp_cap::default()
+            },
+        );
         match request.receives {
             Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
-            Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth.next_power_of_two(), (max_sge as u32).max(1)),
+            Receives::Own { depth, max_sge } => {
+                (cap.max_recv_wr, cap.max_recv_sge) =
+                    (depth.next_power_of_two(), (max_sge as u32).max(1))
+            }
         }
-        let qp_type = if request.service == Service::Datagram { IBV_QPT_UD } else { IBV_QPT_RC };
+        let qp_type = if request.service == Service::Datagram {
+            IBV_QPT_UD
+        } else {
+            IBV_QPT_RC
+        };
         let send_cq = objects.cq(request.send_cq)?;
         let recv_cq = objects.cq(request.recv_cq)?;
         let pd = objects.pd(request.pd)?;
         let mut last = None;
         for max_inline_data in [request.config.max_inline_data as u32, 0] {
-            let cap = ibv_qp_cap { max_inline_data, ..cap };
-            let mut attr = ibv_qp_init_attr { qp_context: null_mut(), send_cq, recv_cq, srq, cap, qp_type, sq_sig_all: 0 };
+            let cap = ibv_qp_cap {
+                max_inline_data,
+                ..cap
+            };
+            let mut attr = ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq,
+                recv_cq,
+                srq,
+                cap,
+                qp_type,
+                sq_sig_all: 0,
+            };
             // SAFETY: objects of this device, and attributes that live through the call.
-            match NonNull::new(unsafe { (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr) }) {
+            match NonNull::new(unsafe {
+                (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr)
+            }) {
                 // SAFETY: just created.
-                Some(qp) => return Ok(MadeQp { qp, qpn: unsafe { qp.as_ref() }.qp_num, max_inline: attr.cap.max_inline_data }),
+                Some(qp) => {
+                    return Ok(MadeQp {
+                        qp,
+                        qpn: unsafe { qp.as_ref() }.qp_num,
+                        max_inline: attr.cap.max_inline_data,
+                    });
+                }
                 None => last = Some(refused_qp()),
             }
         }
-        Err(last.unwrap_or(CreateError::Unsupported { what: "queue pairs" }))
+        Err(last.unwrap_or(CreateError::Unsupported {
+            what: "queue pairs",
+        }))
     }
 }
 
@@ -293,7 +370,10 @@ impl Provider for Relay {
     }
 
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { comp_vectors: 1, ..self.base.info() }
+        DeviceInfo {
+            comp_vectors: 1,
+            ..self.base.info()
+        }
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
@@ -331,11 +411,23 @@ impl Provider for Relay {
 }
 
 impl Regions for Relay {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
+    fn alloc_registered(
+        &self,
+        pd: u32,
+        bytes: usize,
+        access: Access,
+        huge: bool,
+    ) -> Result<Region, RegisterError> {
         self.base.alloc_registered(pd, bytes, access, huge)
     }
 
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
+    unsafe fn register(
+        &self,
+        pd: u32,
+        addr: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.base.register(pd, addr, bytes, access) }
     }
@@ -366,9 +458,16 @@ impl Queues for Relay {
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let max_cqe = self.base.info().max_cqe;
-        check("the number of CQ entries", config.entries.into(), 1, max_cqe.into())?;
+        check(
+            "the number of CQ entries",
+            config.entries.into(),
+            1,
+            max_cqe.into(),
+        )?;
         if config.compression {
-            return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
+            return Err(CreateError::Unsupported {
+                what: "compression of CQEs of that size",
+            });
         }
         let place = CqPlace::new(config)?;
         // The maximum need not be a power of two, as the ring is.
@@ -376,7 +475,13 @@ impl Queues for Relay {
         // SAFETY: an open device and its channel.
         let cq = unsafe {
             let create = self.base.device.api.verbs.ibv_create_cq;
-            create(self.base.device.context(), entries as i32, null_mut(), self.base.channel(), config.comp_vector as i32)
+            create(
+                self.base.device.context(),
+                entries as i32,
+                null_mut(),
+                self.base.channel(),
+                config.comp_vector as i32,
+            )
         };
         let cq = NonNull::new(cq).ok_or_else(|| refused("ibv_create_cq"))?;
         let cqs = &mut self.rings.borrow_mut().cqs;
@@ -389,7 +494,15 @@ impl Queues for Relay {
         cqs.set(index, CompletionRing::new(cq, place));
         // The number is the place. No register takes the command to arm the queue.
         let cqn = u32::from(index);
-        self.base.objects.borrow_mut().cqs.insert(cqn, CqObject { cq, uar: NonNull::dangling(), record: memory.record.cast(), events: 0 });
+        self.base.objects.borrow_mut().cqs.insert(
+            cqn,
+            CqObject {
+                cq,
+                uar: NonNull::dangling(),
+                record: memory.record.cast(),
+                events: 0,
+            },
+        );
         Ok((cqn, memory))
     }
 
@@ -398,18 +511,40 @@ impl Queues for Relay {
         self.rings.borrow_mut().cqs.take(cqn as u16);
     }
 
-    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
+    fn create_srq(
+        &self,
+        pdn: u32,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<(u32, RqMemory), CreateError> {
         let info = self.base.info();
         if info.max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
             return Err(CreateError::Unsupported {
                 what: "shared receive queues: give each queue pair receives of its own, which copyrpc cannot do",
             });
         }
-        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
-        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        check(
+            "the depth of a receive queue",
+            depth.into(),
+            1,
+            info.max_srq_wr.into(),
+        )?;
+        check(
+            "the number of buffers of a receive",
+            max_sge as u64,
+            0,
+            info.max_recv_sge.into(),
+        )?;
         let pd = self.base.objects.borrow().pd(pdn)?;
-        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
-        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        let attr = ibv_srq_attr {
+            max_wr: depth,
+            max_sge: (max_sge as u32).max(1),
+            srq_limit: 0,
+        };
+        let mut attr = ibv_srq_init_attr {
+            srq_context: null_mut(),
+            attr,
+        };
         // SAFETY: a domain of this device, and attributes that live through the call.
         let srq = unsafe { (self.base.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
         let srq = NonNull::new(srq).ok_or_else(|| refused("ibv_create_srq"))?;
@@ -426,21 +561,43 @@ impl Queues for Relay {
 
     fn destroy_srq(&self, srqn: u32) {
         let srq = self.base.objects.borrow().srqs.get(&srqn).copied();
-        self.rings.borrow_mut().receives.0.iter_mut().for_each(|ring| {
-            ring.take_if(|ring| srq.is_some_and(|srq| ring.is_of(srq)));
-        });
+        self.rings
+            .borrow_mut()
+            .receives
+            .0
+            .iter_mut()
+            .for_each(|ring| {
+                ring.take_if(|ring| srq.is_some_and(|srq| ring.is_of(srq)));
+            });
         self.base.destroy_srq(srqn);
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
         let (config, info) = (request.config, self.base.info());
-        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
+        check(
+            "max_send_wr",
+            config.max_send_wr.into(),
+            1,
+            info.max_send_wr.into(),
+        )?;
         if config.scatter_to_cqe {
-            return Err(CreateError::Unsupported { what: "data in the CQE, which a relayed device does not write" });
+            return Err(CreateError::Unsupported {
+                what: "data in the CQE, which a relayed device does not write",
+            });
         }
         if let Receives::Own { depth, max_sge } = request.receives {
-            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
-            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+            check(
+                "the depth of a receive queue",
+                depth.into(),
+                1,
+                info.max_recv_wr.into(),
+            )?;
+            check(
+                "the number of buffers of a receive",
+                max_sge as u64,
+                0,
+                info.max_recv_sge.into(),
+            )?;
         }
         let sq = SqPlace::new(config, RegisterKind::Unread)?;
         let made = self.create_on_device(request, sq.sq.wqe_cnt)?;
@@ -454,11 +611,19 @@ impl Queues for Relay {
 
     fn destroy_qp(&self, qpn: u32) {
         self.base.destroy_qp(qpn);
-        // Its completions are in the queues of libibverbs, with those of others: they belong into the rings, where the driver looks for them.
+        // Its completions are in the queues of libibverbs, with those of others: they belong into
+        // the rings, where the driver looks for them.
         self.empty_poll();
-        let Rings { sends, receives, .. } = &mut *self.rings.borrow_mut();
-        let place = sends.0.iter().position(|ring| ring.as_ref().is_some_and(|ring| ring.qpn == qpn));
-        let Some(ring) = place.and_then(|place| sends.take(place as u16)) else { return };
+        let Rings {
+            sends, receives, ..
+        } = &mut *self.rings.borrow_mut();
+        let place = sends
+            .0
+            .iter()
+            .position(|ring| ring.as_ref().is_some_and(|ring| ring.qpn == qpn));
+        let Some(ring) = place.and_then(|place| sends.take(place as u16)) else {
+            return;
+        };
         self.base.deregister(ring.key);
         if let Some(rq) = ring.own_receives {
             receives.take(rq);
@@ -468,9 +633,23 @@ impl Queues for Relay {
 
 impl Relay {
     /// Makes the queues of a queue pair that the device made.
-    fn open_qp(&self, request: &QpRequest<'_>, sq: SqPlace, made: MadeQp) -> Result<QpParts, CreateError> {
+    fn open_qp(
+        &self,
+        request: &QpRequest<'_>,
+        sq: SqPlace,
+        made: MadeQp,
+    ) -> Result<QpParts, CreateError> {
         // The device takes inline bytes from the queue where it has no room for them.
-        let key = self.base.register_memory(request.pd, sq.sq.buffer, sq.sq.wqe_cnt as usize * WQEBB, Access::empty(), None)?.key;
+        let key = self
+            .base
+            .register_memory(
+                request.pd,
+                sq.sq.buffer,
+                sq.sq.wqe_cnt as usize * WQEBB,
+                Access::empty(),
+                None,
+            )?
+            .key;
         let parts = self.open_rings(request, sq, made, key);
         if parts.is_err() {
             self.base.deregister(key);
@@ -478,19 +657,52 @@ impl Relay {
         parts
     }
 
-    fn open_rings(&self, request: &QpRequest<'_>, sq: SqPlace, made: MadeQp, key: u32) -> Result<QpParts, CreateError> {
+    fn open_rings(
+        &self,
+        request: &QpRequest<'_>,
+        sq: SqPlace,
+        made: MadeQp,
+        key: u32,
+    ) -> Result<QpParts, CreateError> {
         let own = match request.receives {
             Receives::Shared(_) => None,
-            Receives::Own { depth, max_sge } => Some(self.create_receives(Target::Own(made.qp), depth, max_sge)?),
+            Receives::Own { depth, max_sge } => {
+                Some(self.create_receives(Target::Own(made.qp), depth, max_sge)?)
+            }
         };
-        let Rings { sends, generations, .. } = &mut *self.rings.borrow_mut();
+        let Rings {
+            sends, generations, ..
+        } = &mut *self.rings.borrow_mut();
         let place = sends.free_place().ok_or_else(|| full("queue pairs"))?;
         *generations = generations.wrapping_add(1);
         let (own_receives, rq) = (own.map(|(place, _)| place), own.map(|(_, memory)| memory));
-        let parts = sq.parts(made.qpn, rq, request.config, RegisterKind::Unread, usize::from(place));
-        sends.set(place, SendRing::new(made, Id::of_queue(false, place, *generations), sq, key, own_receives, request));
-        self.base.objects.borrow_mut().qps.insert(made.qpn, QpObject::new(made.qp));
-        Ok(QpParts { has_atomics: self.base.has_atomics(), ..parts })
+        let parts = sq.parts(
+            made.qpn,
+            rq,
+            request.config,
+            RegisterKind::Unread,
+            usize::from(place),
+        );
+        sends.set(
+            place,
+            SendRing::new(
+                made,
+                Id::of_queue(false, place, *generations),
+                sq,
+                key,
+                own_receives,
+                request,
+            ),
+        );
+        self.base
+            .objects
+            .borrow_mut()
+            .qps
+            .insert(made.qpn, QpObject::new(made.qp));
+        Ok(QpParts {
+            has_atomics: self.base.has_atomics(),
+            ..parts
+        })
     }
 }
 
@@ -503,9 +715,21 @@ impl Connections for Relay {
         self.base.initialize(qpn)
     }
 
-    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+    fn connect(
+        &self,
+        qpn: u32,
+        remote: &QpAddress,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
         let retry_count = options.retry_count.min(MAX_RETRIES);
-        self.base.connect(qpn, remote, &ConnectOptions { retry_count, ..*options })
+        self.base.connect(
+            qpn,
+            remote,
+            &ConnectOptions {
+                retry_count,
+                ..*options
+            },
+        )
     }
 
     fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {

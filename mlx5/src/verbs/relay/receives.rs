@@ -10,7 +10,9 @@ use super::super::abi::*;
 use super::Id;
 use crate::error::CreateError;
 use crate::provider::private::PrivateMemory;
-use crate::wire::{DataWords, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index};
+use crate::wire::{
+    DataWords, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index,
+};
 
 /// The queue of the device.
 #[derive(Clone, Copy)]
@@ -32,16 +34,34 @@ pub(super) struct ReceiveRing {
 }
 
 impl ReceiveRing {
-    pub(super) fn new(id: Id, target: Target, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+    pub(super) fn new(
+        id: Id,
+        target: Target,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<Self, CreateError> {
         let is_linked = matches!(target, Target::Shared(_));
         // One WQE of a shared queue stays in the driver's hands.
         let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
         let stride = (SEGMENT * (max_sge.max(1) + usize::from(is_linked))).next_power_of_two();
-        let (owned, first) = PrivateMemory::new("a receive queue", WQEBB + wqe_cnt as usize * stride, WQEBB)?;
+        let (owned, first) =
+            PrivateMemory::new("a receive queue", WQEBB + wqe_cnt as usize * stride, WQEBB)?;
         // SAFETY: inside the new memory.
         let buffer = unsafe { first.add(WQEBB) };
-        let memory = RqMemory { buffer, wqe_cnt, stride: stride as u32, record: first.cast() };
-        Ok(Self { target, id, _owned: owned, memory, posted: 0, head: 0 })
+        let memory = RqMemory {
+            buffer,
+            wqe_cnt,
+            stride: stride as u32,
+            record: first.cast(),
+        };
+        Ok(Self {
+            target,
+            id,
+            _owned: owned,
+            memory,
+            posted: 0,
+            head: 0,
+        })
     }
 
     pub(super) fn is_of(&self, srq: NonNull<ibv_srq>) -> bool {
@@ -50,8 +70,10 @@ impl ReceiveRing {
 
     /// Posts the new receives, as many as the device takes now; the others stay for the next call.
     pub(super) fn relay(&mut self, calls: &ibv_context_ops) {
-        // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
-        let producer = queue_record_index(unsafe { self.memory.record.as_ref() }.load(Ordering::Acquire));
+        // SAFETY: the record lives as long as the queue; the driver stores it through the same
+        // atomic type.
+        let producer =
+            queue_record_index(unsafe { self.memory.record.as_ref() }.load(Ordering::Acquire));
         while self.posted != producer {
             if !self.post(calls) {
                 return;
@@ -62,11 +84,21 @@ impl ReceiveRing {
     /// Posts the next receive. Returns whether the device took it.
     fn post(&mut self, calls: &ibv_context_ops) -> bool {
         let is_linked = matches!(self.target, Target::Shared(_));
-        let RqMemory { buffer, wqe_cnt, stride, .. } = self.memory;
+        let RqMemory {
+            buffer,
+            wqe_cnt,
+            stride,
+            ..
+        } = self.memory;
         let (mask, stride) = ((wqe_cnt - 1) as u16, stride as usize);
         let index = if is_linked { self.head } else { self.posted } & mask;
         // SAFETY: a WQE inside the queue, which the driver has finished.
-        let segment = |at: usize| unsafe { buffer.add(usize::from(index) * stride + at * SEGMENT).cast::<[u8; SEGMENT]>().read() };
+        let segment = |at: usize| unsafe {
+            buffer
+                .add(usize::from(index) * stride + at * SEGMENT)
+                .cast::<[u8; SEGMENT]>()
+                .read()
+        };
         let mut sges = [ibv_sge::default(); MAX_RECV_SGE as usize + 1];
         let mut count = 0;
         for (at, sge) in (usize::from(is_linked)..stride / SEGMENT).zip(&mut sges) {
@@ -74,19 +106,32 @@ impl ReceiveRing {
             if data.lkey() == INVALID_LKEY {
                 break;
             }
-            *sge = ibv_sge { addr: data.addr(), length: data.byte_count(), lkey: data.lkey() };
+            *sge = ibv_sge {
+                addr: data.addr(),
+                length: data.byte_count(),
+                lkey: data.lkey(),
+            };
             count += 1;
         }
         let wqe_counter = if is_linked { index } else { self.posted };
         let Id(wr_id) = self.id.of_wqe(0, wqe_counter);
-        let mut request = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_mut_ptr(), num_sge: count as c_int };
+        let mut request = ibv_recv_wr {
+            wr_id,
+            next: null_mut(),
+            sg_list: sges.as_mut_ptr(),
+            num_sge: count as c_int,
+        };
         let mut bad = null_mut();
         // SAFETY: a queue of this device; request and buffers live through the call.
         let result = unsafe {
             match (self.target, calls.post_srq_recv) {
-                (Target::Shared(srq), Some(post)) => post(srq.as_ptr(), &raw mut request, &raw mut bad),
+                (Target::Shared(srq), Some(post)) => {
+                    post(srq.as_ptr(), &raw mut request, &raw mut bad)
+                }
                 (Target::Shared(_), None) => return false,
-                (Target::Own(qp), _) => (calls.post_recv)(qp.as_ptr(), &raw mut request, &raw mut bad),
+                (Target::Own(qp), _) => {
+                    (calls.post_recv)(qp.as_ptr(), &raw mut request, &raw mut bad)
+                }
             }
         };
         if result != 0 {

@@ -12,8 +12,8 @@ use crate::provider::Connections;
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment, SEGMENT, Service,
-    Syndrome, WQEBB, queue_record_index,
+    AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader,
+    Opcode, RaddrSegment, SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
 };
 
 /// Work requests that one call posts.
@@ -26,7 +26,8 @@ struct Slot {
     sges: [ibv_sge; SEND_SGES as usize],
 }
 
-/// The work requests of a call, in a circle. Each names its buffers and the next request from the start; during a call the last one names none.
+/// The work requests of a call, in a circle. Each names its buffers and the next request from the
+/// start; during a call the last one names none.
 pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
@@ -35,7 +36,8 @@ impl Default for Chain {
         let mut chain = Self((0..CHAIN).map(|_| unsafe { zeroed() }).collect());
         let first = chain.first();
         for at in 0..CHAIN {
-            // SAFETY: slots of the chain, to which no reference exists. They live, and stay where they are, as long as it.
+            // SAFETY: slots of the chain, to which no reference exists. They live, and stay where
+            // they are, as long as it.
             unsafe {
                 let slot = first.add(at);
                 (*slot).request.next = (&raw mut (*first.add((at + 1) % CHAIN)).request);
@@ -60,7 +62,8 @@ pub(super) struct SendRing {
     pub(super) pdn: u32,
     id: Id,
     sq: SqPlace,
-    /// Key of the queue's own memory, from which a device without inline data takes the bytes of WQEs.
+    /// Key of the queue's own memory, from which a device without inline data takes the bytes of
+    /// WQEs.
     pub(super) key: u32,
     max_inline: u32,
     is_datagram: bool,
@@ -69,19 +72,32 @@ pub(super) struct SendRing {
     pub(super) send_cq: u16,
     /// WQEBBs taken.
     next: u16,
-    /// WQE of the last work request posted, and of the last that completed: in the beginning, of the one before the first.
+    /// WQE of the last work request posted, and of the last that completed: in the beginning, of
+    /// the one before the first.
     last_posted: u16,
     last_completed: u16,
     /// The device refused a WQE: no more are posted.
     is_refused: bool,
-    /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it are flushed.
+    /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it
+    /// are flushed.
     refusal: Syndrome,
 }
 
 impl SendRing {
     /// Makes the ring of a new queue pair.
-    pub(super) fn new(made: MadeQp, id: Id, sq: SqPlace, key: u32, own_receives: Option<u16>, request: &QpRequest<'_>) -> Self {
-        let MadeQp { qp, qpn, max_inline } = made;
+    pub(super) fn new(
+        made: MadeQp,
+        id: Id,
+        sq: SqPlace,
+        key: u32,
+        own_receives: Option<u16>,
+        request: &QpRequest<'_>,
+    ) -> Self {
+        let MadeQp {
+            qp,
+            qpn,
+            max_inline,
+        } = made;
         let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
         let next = 0;
         let last_posted = u16::MAX;
@@ -119,7 +135,8 @@ unsafe fn segments<'a, const N: usize>(wqe: NonNull<u8>, at: usize) -> &'a [u8; 
 impl SendRing {
     /// Returns the number of WQEBBs that the driver announced.
     fn producer(&self) -> u16 {
-        // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
+        // SAFETY: the record lives as long as the queue; the driver stores it through the same
+        // atomic type.
         queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire))
     }
 
@@ -134,7 +151,9 @@ impl SendRing {
 
     /// Goes on to the WQE after this one.
     fn pass(&mut self, ctrl: CtrlWords) {
-        self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16));
+        self.next = self
+            .next
+            .wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16));
     }
 
     /// Posts the new WQEs. Ends the queue pair if one of them is refused.
@@ -144,7 +163,12 @@ impl SendRing {
         let mut slot = first;
         while self.next != producer && !self.is_refused {
             // SAFETY: a slot of the chain, to which no other reference exists.
-            let (is_request, next) = unsafe { (self.fill_plain(&mut *slot) || self.fill(relay, &mut *slot), (*slot).request.next.cast()) };
+            let (is_request, next) = unsafe {
+                (
+                    self.fill_plain(&mut *slot) || self.fill(relay, &mut *slot),
+                    (*slot).request.next.cast(),
+                )
+            };
             if !is_request {
                 self.pause(relay, first, slot);
             } else if self.next != producer && next != first {
@@ -157,7 +181,8 @@ impl SendRing {
         }
     }
 
-    /// Posts the requests before `slot`, for which the next WQE gave none. Ends the queue pair if that WQE was refused.
+    /// Posts the requests before `slot`, for which the next WQE gave none. Ends the queue pair if
+    /// that WQE was refused.
     #[cold]
     fn pause(&mut self, relay: &Relay, first: *mut Slot, slot: *mut Slot) {
         if slot != first {
@@ -172,29 +197,39 @@ impl SendRing {
     #[inline(always)]
     fn post(&mut self, relay: &Relay, first: *mut Slot, last: *mut Slot) {
         let mut bad = null_mut();
-        // SAFETY: a queue pair of this device; the requests and buffers live through the call, and no reference to them exists.
+        // SAFETY: a queue pair of this device; the requests and buffers live through the call, and
+        // no reference to them exists.
         let (result, posted) = unsafe {
             let next = replace(&mut (*last).request.next, null_mut());
             let result = (relay.calls.post_send)(self.qp.as_ptr(), first.cast(), &raw mut bad);
             (*last).request.next = next;
             (result, Id((*last).request.wr_id).wqe_counter())
         };
-        self.last_posted = if result == 0 { posted } else { self.refused(relay, first, bad) };
+        self.last_posted = if result == 0 {
+            posted
+        } else {
+            self.refused(relay, first, bad)
+        };
     }
 
-    /// Goes back to the WQE of the request `bad`, which the device refused, and ends the queue pair. Returns the last WQE that was posted.
+    /// Goes back to the WQE of the request `bad`, which the device refused, and ends the queue
+    /// pair. Returns the last WQE that was posted.
     #[cold]
     fn refused(&mut self, relay: &Relay, first: *const Slot, bad: *const ibv_send_wr) -> u16 {
         // SAFETY: the slots of the chain, to which no other reference exists.
         let slots = unsafe { slice::from_raw_parts(first, CHAIN) };
         let counter = |slot: &Slot| Id(slot.request.wr_id).wqe_counter();
-        let posted = slots.iter().position(|slot| &raw const slot.request == bad).unwrap_or(0);
+        let posted = slots
+            .iter()
+            .position(|slot| &raw const slot.request == bad)
+            .unwrap_or(0);
         (self.next, self.is_refused) = (counter(&slots[posted]), true);
         relay.fail_qp(self.qpn);
         slots[..posted].last().map_or(self.last_posted, counter)
     }
 
-    /// Makes the work request of the WQE at `next` and goes on to the next WQE, if it is RDMA with one buffer outside of the WQE. Returns whether it is.
+    /// Makes the work request of the WQE at `next` and goes on to the next WQE, if it is RDMA with
+    /// one buffer outside of the WQE. Returns whether it is.
     #[inline(always)]
     fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
         let (wqe, ctrl) = self.wqe();
@@ -209,18 +244,27 @@ impl SendRing {
             return false;
         }
         // SAFETY: its segments.
-        let (remote, data) = unsafe { (RaddrSegment::parse(segments(wqe, 1)), DataWords::parse(segments(wqe, 2))) };
+        let (remote, data) = unsafe {
+            (
+                RaddrSegment::parse(segments(wqe, 1)),
+                DataWords::parse(segments(wqe, 2)),
+            )
+        };
         if data.is_inline() {
             return false;
         }
-        request.wr.rdma = ibv_send_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        request.wr.rdma = ibv_send_rdma {
+            remote_addr: remote.addr,
+            rkey: remote.rkey,
+        };
         sges[0] = sge(data);
         self.finish(request, opcode, ctrl, 1, 0);
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Makes the work request of any WQE at `next`, and goes on. Returns `false` for a NOP, which needs no request, and for a WQE that is refused.
+    /// Makes the work request of any WQE at `next`, and goes on. Returns `false` for a NOP, which
+    /// needs no request, and for a WQE that is refused.
     #[cold]
     fn fill(&mut self, relay: &Relay, slot: &mut Slot) -> bool {
         let (wqe, ctrl) = self.wqe();
@@ -233,8 +277,15 @@ impl SendRing {
         made.is_some()
     }
 
-    /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose destination is unknown.
-    fn fill_any(&mut self, relay: &Relay, wqe: NonNull<u8>, ctrl: CtrlWords, Slot { request, sges }: &mut Slot) -> Option<()> {
+    /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose
+    /// destination is unknown.
+    fn fill_any(
+        &mut self,
+        relay: &Relay,
+        wqe: NonNull<u8>,
+        ctrl: CtrlWords,
+        Slot { request, sges }: &mut Slot,
+    ) -> Option<()> {
         let opcode = Opcode::from_repr(ctrl.opcode())?;
         // SAFETY: the WQEs of RDMA and atomics have this segment.
         let remote = || RaddrSegment::parse(unsafe { segments(wqe, 1) });
@@ -243,22 +294,40 @@ impl SendRing {
             Opcode::Nop => return None,
             Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => {
                 let RaddrSegment { addr, rkey } = remote();
-                request.wr.rdma = ibv_send_rdma { remote_addr: addr, rkey };
+                request.wr.rdma = ibv_send_rdma {
+                    remote_addr: addr,
+                    rkey,
+                };
                 2
             }
             Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
                 let RaddrSegment { addr, rkey } = remote();
                 // SAFETY: those of atomics have this segment too.
-                let AtomicSegment { swap_add, compare } = AtomicSegment::parse(unsafe { segments(wqe, 2) });
-                let (compare_add, swap) = if opcode == Opcode::AtomicFetchAdd { (swap_add, 0) } else { (compare, swap_add) };
-                request.wr.atomic = ibv_send_atomic { remote_addr: addr, compare_add, swap, rkey };
+                let AtomicSegment { swap_add, compare } =
+                    AtomicSegment::parse(unsafe { segments(wqe, 2) });
+                let (compare_add, swap) = if opcode == Opcode::AtomicFetchAdd {
+                    (swap_add, 0)
+                } else {
+                    (compare, swap_add)
+                };
+                request.wr.atomic = ibv_send_atomic {
+                    remote_addr: addr,
+                    compare_add,
+                    swap,
+                    rkey,
+                };
                 3
             }
             Opcode::Send | Opcode::SendImm if self.is_datagram => {
                 // SAFETY: the WQEs of a queue pair of datagrams have this segment.
-                let DatagramSegment { vector, qpn, qkey } = DatagramSegment::parse(unsafe { segments(wqe, 1) });
+                let DatagramSegment { vector, qpn, qkey } =
+                    DatagramSegment::parse(unsafe { segments(wqe, 1) });
                 let handle = relay.handle(self.pdn, &vector).ok()?;
-                request.wr.ud = ibv_send_ud { ah: handle.as_ptr(), remote_qpn: qpn, remote_qkey: qkey };
+                request.wr.ud = ibv_send_ud {
+                    ah: handle.as_ptr(),
+                    remote_qpn: qpn,
+                    remote_qkey: qkey,
+                };
                 1 + DatagramSegment::LEN / SEGMENT
             }
             Opcode::Send | Opcode::SendImm => 1,
@@ -280,14 +349,27 @@ impl SendRing {
             }
             count += 1;
         }
-        self.finish(request, request_opcode(opcode), ctrl, count as i32, if is_inline { IBV_SEND_INLINE } else { 0 });
+        self.finish(
+            request,
+            request_opcode(opcode),
+            ctrl,
+            count as i32,
+            if is_inline { IBV_SEND_INLINE } else { 0 },
+        );
         self.pass(ctrl);
         Some(())
     }
 
     /// Fills in what all requests have.
     #[inline(always)]
-    fn finish(&self, request: &mut ibv_send_wr, opcode: i32, ctrl: CtrlWords, buffers: i32, inline: u32) {
+    fn finish(
+        &self,
+        request: &mut ibv_send_wr,
+        opcode: i32,
+        ctrl: CtrlWords,
+        buffers: i32,
+        inline: u32,
+    ) {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         request.num_sge = buffers;
         request.opcode = opcode;
@@ -308,13 +390,15 @@ impl SendRing {
         is_own
     }
 
-    /// Returns whether refused WQEs can complete: every work request before them has, or gives no completion, which is so if the device had none
-    /// left (`is_quiet`): a success that was not signaled gives none.
+    /// Returns whether refused WQEs can complete: every work request before them has, or gives no
+    /// completion, which is so if the device had none left (`is_quiet`): a success that was not
+    /// signaled gives none.
     pub(super) fn has_refused(&self, is_quiet: bool) -> bool {
         self.is_refused && (is_quiet || self.last_posted == self.last_completed)
     }
 
-    /// Completes the refused WQE and those after it, once all before them are complete, as long as `fail` writes their CQEs. Returns whether there was one.
+    /// Completes the refused WQE and those after it, once all before them are complete, as long as
+    /// `fail` writes their CQEs. Returns whether there was one.
     #[cold]
     pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
         let producer = self.producer();
@@ -326,7 +410,14 @@ impl SendRing {
                 let raw_syndrome = self.refusal as u8;
                 let wqe_opcode = ctrl.opcode();
                 let wqe_counter = self.next;
-                if !fail(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 }) {
+                if !fail(&ErrorCqe {
+                    raw_syndrome,
+                    vendor_syndrome: 0,
+                    wqe_opcode,
+                    qpn,
+                    wqe_counter,
+                    user_index: 0,
+                }) {
                     break;
                 }
                 (self.refusal, any) = (Syndrome::WorkRequestFlushed, true);
@@ -338,7 +429,11 @@ impl SendRing {
 }
 
 fn sge(data: DataWords) -> ibv_sge {
-    ibv_sge { addr: data.addr(), length: data.byte_count(), lkey: data.lkey() }
+    ibv_sge {
+        addr: data.addr(),
+        length: data.byte_count(),
+        lkey: data.lkey(),
+    }
 }
 
 /// Returns the opcode of libibverbs. A NOP has none.

@@ -35,7 +35,11 @@ pub(crate) struct IbvSge {
 
 impl From<Sge> for IbvSge {
     fn from(sge: Sge) -> Self {
-        Self { addr: sge.addr, length: sge.len, lkey: sge.lkey }
+        Self {
+            addr: sge.addr,
+            length: sge.len,
+            lkey: sge.lkey,
+        }
     }
 }
 

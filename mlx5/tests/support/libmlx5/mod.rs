@@ -1,5 +1,5 @@
-//! libibverbs and libmlx5 for tests and benchmarks: `driver.c`, compiled at run time and loaded. It needs a C compiler, libibverbs-dev, and
-//! a device: run it under `mlx5-run`.
+//! libibverbs and libmlx5 for tests and benchmarks: `driver.c`, compiled at run time and loaded. It
+//! needs a C compiler, libibverbs-dev, and a device: run it under `mlx5-run`.
 #![allow(dead_code, reason = "each program uses a part")]
 
 mod abi;
@@ -78,11 +78,28 @@ impl Library {
     pub(crate) fn load(source: &str) -> Result<Self, String> {
         let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(source);
         let name = Path::new(source.file_stem().unwrap());
-        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension(format!("{}.so", std::process::id()));
+        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(name)
+            .with_extension(format!("{}.so", std::process::id()));
         let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&target).arg(&source);
+        cc.args([
+            "-std=gnu11",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-o",
+        ])
+        .arg(&target)
+        .arg(&source);
         // Without `mlx5-run`'s preloaded library.
-        let output = cc.args(["-libverbs", "-lmlx5"]).env_remove("LD_PRELOAD").output().map_err(|e| format!("no C compiler: {e}"))?;
+        let output = cc
+            .args(["-libverbs", "-lmlx5"])
+            .env_remove("LD_PRELOAD")
+            .output()
+            .map_err(|e| format!("no C compiler: {e}"))?;
         if !output.status.success() {
             return Err(format!(
                 "libibverbs-dev is missing, or {} is wrong:\n{}",
@@ -95,7 +112,9 @@ impl Library {
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: after a failure it returns a string.
-            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
+            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }
+                .to_string_lossy()
+                .into_owned());
         }
         let _ = std::fs::remove_file(PathBuf::from(path.to_str().unwrap()));
         Ok(Self { handle })
@@ -125,7 +144,8 @@ unsafe impl Send for VerbsDevice {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsDevice {}
 
-/// A device of libibverbs with its protection domain. The device and its objects live to the end of the process.
+/// A device of libibverbs with its protection domain. The device and its objects live to the end of
+/// the process.
 #[derive(Clone, Copy)]
 pub(crate) struct VerbsDevice {
     functions: Functions,
@@ -133,18 +153,25 @@ pub(crate) struct VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Opens the device. With `single_threaded` its queues belong to one thread, by a thread domain.
+    /// Opens the device. With `single_threaded` its queues belong to one thread, by a thread
+    /// domain.
     pub(crate) fn open(library: &Library, single_threaded: bool) -> Result<Self, String> {
         let functions = Functions::find(library);
         // SAFETY: a string.
         let device = unsafe { (functions.lv_open)(DEVICE.as_ptr(), single_threaded.into()) };
         let opened = Self { functions, device };
-        if device.is_null() { Err(opened.problem()) } else { Ok(opened) }
+        if device.is_null() {
+            Err(opened.problem())
+        } else {
+            Ok(opened)
+        }
     }
 
     fn problem(&self) -> String {
         // SAFETY: a string that stays.
-        unsafe { CStr::from_ptr((self.functions.lv_problem)()) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.functions.lv_problem)()) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     #[track_caller]
@@ -152,38 +179,75 @@ impl VerbsDevice {
         assert_eq!(result, 0, "{}", self.problem());
     }
 
-    /// Makes a completion queue; for [`VerbsCq::start_poll`] if `extended`, with an event channel if `with_channel`.
-    pub(crate) fn create_cq(&self, entries: u32, cqe_bytes: u32, extended: bool, with_channel: bool) -> VerbsCq {
+    /// Makes a completion queue; for [`VerbsCq::start_poll`] if `extended`, with an event channel
+    /// if `with_channel`.
+    pub(crate) fn create_cq(
+        &self,
+        entries: u32,
+        cqe_bytes: u32,
+        extended: bool,
+        with_channel: bool,
+    ) -> VerbsCq {
         let mut parts = MaybeUninit::<CqParts>::zeroed();
         let (extended, with_channel) = (extended.into(), with_channel.into());
         // SAFETY: an open device, and the structure of the C file.
-        self.check(unsafe { (self.functions.lv_create_cq)(self.device, entries, cqe_bytes, extended, with_channel, parts.as_mut_ptr()) });
+        self.check(unsafe {
+            (self.functions.lv_create_cq)(
+                self.device,
+                entries,
+                cqe_bytes,
+                extended,
+                with_channel,
+                parts.as_mut_ptr(),
+            )
+        });
         // SAFETY: filled.
-        VerbsCq { device: *self, parts: unsafe { parts.assume_init() }, producer: 0 }
+        VerbsCq {
+            device: *self,
+            parts: unsafe { parts.assume_init() },
+            producer: 0,
+        }
     }
 
     /// A shared receive queue.
     pub(crate) fn create_srq(&self, receives: u32, sges: u32) -> VerbsSrq {
         let mut parts = MaybeUninit::<SrqParts>::zeroed();
         // SAFETY: as above.
-        self.check(unsafe { (self.functions.lv_create_srq)(self.device, receives, sges, parts.as_mut_ptr()) });
+        self.check(unsafe {
+            (self.functions.lv_create_srq)(self.device, receives, sges, parts.as_mut_ptr())
+        });
         // SAFETY: filled.
-        VerbsSrq { device: *self, parts: unsafe { parts.assume_init() } }
+        VerbsSrq {
+            device: *self,
+            parts: unsafe { parts.assume_init() },
+        }
     }
 
     /// A queue pair in RESET.
     pub(crate) fn create_qp(&self, request: &QpRequest) -> VerbsQp {
         let mut parts = MaybeUninit::<QpParts>::zeroed();
         // SAFETY: as above.
-        self.check(unsafe { (self.functions.lv_create_qp)(self.device, request, parts.as_mut_ptr()) });
+        self.check(unsafe {
+            (self.functions.lv_create_qp)(self.device, request, parts.as_mut_ptr())
+        });
         // SAFETY: filled.
-        VerbsQp { device: *self, parts: unsafe { parts.assume_init() } }
+        VerbsQp {
+            device: *self,
+            parts: unsafe { parts.assume_init() },
+        }
     }
 
-    /// Registers memory with all access, to the end of the process. Returns its keys, local and remote.
+    /// Registers memory with all access, to the end of the process. Returns its keys, local and
+    /// remote.
     pub(crate) fn register(&self, memory: &'static mut [u64]) -> u32 {
         // SAFETY: as above.
-        let key = unsafe { (self.functions.lv_register)(self.device, memory.as_mut_ptr().cast(), size_of_val(memory)) };
+        let key = unsafe {
+            (self.functions.lv_register)(
+                self.device,
+                memory.as_mut_ptr().cast(),
+                size_of_val(memory),
+            )
+        };
         assert_ne!(key, 0, "{}", self.problem());
         key
     }
@@ -210,12 +274,19 @@ impl VerbsCq {
     fn at(&self, index: u32, offset: usize) -> *mut u8 {
         assert!(index < self.parts.entries && offset < self.parts.cqe_bytes as usize);
         // SAFETY: inside the buffer.
-        unsafe { self.parts.buffer.add(index as usize * self.parts.cqe_bytes as usize + offset) }
+        unsafe {
+            self.parts
+                .buffer
+                .add(index as usize * self.parts.cqe_bytes as usize + offset)
+        }
     }
 
     /// Returns the op_own byte of entry `index`.
     pub(crate) fn op_own(&self, index: u32) -> u8 {
-        let at = self.at(index, self.parts.cqe_bytes as usize - CQE_BYTES + OP_OWN_OFFSET);
+        let at = self.at(
+            index,
+            self.parts.cqe_bytes as usize - CQE_BYTES + OP_OWN_OFFSET,
+        );
         // SAFETY: inside the buffer.
         unsafe { at.read_volatile() }
     }
@@ -225,26 +296,33 @@ impl VerbsCq {
         self.producer & self.parts.entries != 0
     }
 
-    /// Writes the next entry as a device would. `half` is the first half of an entry of 128 bytes. The op_own of `cqe` must be right.
+    /// Writes the next entry as a device would. `half` is the first half of an entry of 128 bytes.
+    /// The op_own of `cqe` must be right.
     pub(crate) fn write(&mut self, half: &[u8; CQE_BYTES], cqe: &[u8; CQE_BYTES]) {
         let index = self.producer & (self.parts.entries - 1);
         let cqe_at = self.parts.cqe_bytes as usize - CQE_BYTES;
         if cqe_at != 0 {
             // SAFETY: the first half of an entry.
-            unsafe { self.at(index, 0).copy_from_nonoverlapping(half.as_ptr(), CQE_BYTES) };
+            unsafe {
+                self.at(index, 0)
+                    .copy_from_nonoverlapping(half.as_ptr(), CQE_BYTES)
+            };
         }
         let at = self.at(index, cqe_at);
         // SAFETY: the entry's CQE.
         unsafe { at.copy_from_nonoverlapping(cqe.as_ptr(), OP_OWN_OFFSET) };
         // SAFETY: its last byte.
-        unsafe { &*at.add(OP_OWN_OFFSET).cast::<AtomicU8>() }.store(cqe[OP_OWN_OFFSET], Ordering::Release);
+        unsafe { &*at.add(OP_OWN_OFFSET).cast::<AtomicU8>() }
+            .store(cqe[OP_OWN_OFFSET], Ordering::Release);
         self.producer = self.producer.wrapping_add(1);
     }
 
     /// Returns the doorbell record: consumer and arm word.
     pub(crate) fn record(&self) -> [u32; 2] {
         // SAFETY: lives as long as the process.
-        unsafe { &*self.parts.record }.each_ref().map(|word| word.load(Ordering::Acquire))
+        unsafe { &*self.parts.record }
+            .each_ref()
+            .map(|word| word.load(Ordering::Acquire))
     }
 
     /// Sets the arm word, which the driver does not read.
@@ -264,7 +342,9 @@ impl VerbsCq {
     pub(crate) fn poll(&self, most: usize) -> Vec<IbvWc> {
         let mut wcs = vec![IbvWc::default(); most];
         // SAFETY: a CQ, and room for as many.
-        let n = unsafe { (self.device.functions.lv_poll)(self.parts.cq, most as c_int, wcs.as_mut_ptr()) };
+        let n = unsafe {
+            (self.device.functions.lv_poll)(self.parts.cq, most as c_int, wcs.as_mut_ptr())
+        };
         wcs.truncate(usize::try_from(n).unwrap_or_else(|_| panic!("ibv_poll_cq fails: {n}")));
         wcs
     }
@@ -281,11 +361,14 @@ impl VerbsCq {
     /// `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         // SAFETY: a CQ.
-        self.device.check(unsafe { (self.device.functions.lv_arm)(self.parts.cq, solicited_only.into()) });
+        self.device
+            .check(unsafe { (self.device.functions.lv_arm)(self.parts.cq, solicited_only.into()) });
     }
 
     /// Returns the function that `ibv_poll_cq` calls.
-    pub(crate) fn poll_function(&self) -> unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int {
+    pub(crate) fn poll_function(
+        &self,
+    ) -> unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int {
         // SAFETY: a CQ.
         let function = unsafe { (self.device.functions.lv_poll_function)(self.parts.cq) };
         // SAFETY: its type in `struct ibv_context_ops`.
@@ -305,7 +388,10 @@ impl VerbsSrq {
         let stride = self.parts.stride as usize;
         assert!(index <= self.parts.tail, "the free list starts in order");
         // SAFETY: the WQEs 0..=tail are in the buffer.
-        unsafe { std::slice::from_raw_parts(self.parts.buffer.add(index as usize * stride), stride) }.to_vec()
+        unsafe {
+            std::slice::from_raw_parts(self.parts.buffer.add(index as usize * stride), stride)
+        }
+        .to_vec()
     }
 
     /// Returns the counter in the doorbell record.
@@ -319,7 +405,9 @@ impl VerbsSrq {
         let mut sges: Vec<IbvSge> = buffers.iter().copied().map(IbvSge::from).collect();
         let (count, sges) = (sges.len() as u32, sges.as_mut_ptr());
         // SAFETY: a queue and `count` buffers.
-        self.device.check(unsafe { (self.device.functions.lv_post_receive)(null_mut(), self.parts.srq, wr_id, sges, count) });
+        self.device.check(unsafe {
+            (self.device.functions.lv_post_receive)(null_mut(), self.parts.srq, wr_id, sges, count)
+        });
     }
 }
 
@@ -333,20 +421,23 @@ impl VerbsQp {
     /// Moves it to INIT.
     pub(crate) fn to_init(&self) {
         // SAFETY: a queue pair.
-        self.device.check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
+        self.device
+            .check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
     }
 
-    /// Moves it from INIT to the state in which it sends, and its device executes: to queue pair `remote_qpn` of the same port, or for
-    /// datagrams.
+    /// Moves it from INIT to the state in which it sends, and its device executes: to queue pair
+    /// `remote_qpn` of the same port, or for datagrams.
     pub(crate) fn connect(&self, remote_qpn: u32) {
         // SAFETY: a queue pair.
-        self.device.check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
+        self.device
+            .check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
     }
 
     /// Lets the driver post sends. The device does not know it, so it executes none.
     pub(crate) fn pretend_ready(&self) {
         // SAFETY: a queue pair.
-        self.device.check(unsafe { (self.device.functions.lv_pretend_ready)(self.parts.qp) });
+        self.device
+            .check(unsafe { (self.device.functions.lv_pretend_ready)(self.parts.qp) });
     }
 
     /// Posts all of `ops`, with one doorbell.
@@ -356,7 +447,8 @@ impl VerbsQp {
             Api::Wr => self.device.functions.lv_wr,
         };
         // SAFETY: a queue pair, and operations whose buffers the caller holds.
-        self.device.check(unsafe { post(self.parts.qp, ops.as_ptr(), ops.len() as u32) });
+        self.device
+            .check(unsafe { post(self.parts.qp, ops.as_ptr(), ops.len() as u32) });
     }
 
     /// `ibv_post_recv` of one receive.
@@ -364,20 +456,30 @@ impl VerbsQp {
         let mut sges: Vec<IbvSge> = buffers.iter().copied().map(IbvSge::from).collect();
         let (count, sges) = (sges.len() as u32, sges.as_mut_ptr());
         // SAFETY: a queue pair and `count` buffers.
-        self.device.check(unsafe { (self.device.functions.lv_post_receive)(self.parts.qp, null_mut(), wr_id, sges, count) });
+        self.device.check(unsafe {
+            (self.device.functions.lv_post_receive)(self.parts.qp, null_mut(), wr_id, sges, count)
+        });
     }
 
     /// Returns the doorbell record: receives and WQEBBs posted.
     pub(crate) fn record(&self) -> [u32; 2] {
         // SAFETY: lives as long as the process.
-        unsafe { &*self.parts.record }.each_ref().map(|word| word.load(Ordering::Acquire))
+        unsafe { &*self.parts.record }
+            .each_ref()
+            .map(|word| word.load(Ordering::Acquire))
     }
 
     /// Returns the WQEBB of a counter.
     pub(crate) fn block(&self, counter: u16) -> [u8; WQEBB] {
         let index = u32::from(counter) & (self.parts.sq_blocks - 1);
         // SAFETY: the queue has `sq_blocks` of them.
-        unsafe { self.parts.sq.add(index as usize * WQEBB).cast::<[u8; WQEBB]>().read() }
+        unsafe {
+            self.parts
+                .sq
+                .add(index as usize * WQEBB)
+                .cast::<[u8; WQEBB]>()
+                .read()
+        }
     }
 
     /// Fills `count` free WQEBBs from that of a counter on.
@@ -385,7 +487,12 @@ impl VerbsQp {
         for i in 0..count {
             let index = u32::from(counter.wrapping_add(i)) & (self.parts.sq_blocks - 1);
             // SAFETY: as in `block`.
-            unsafe { self.parts.sq.add(index as usize * WQEBB).write_bytes(byte, WQEBB) };
+            unsafe {
+                self.parts
+                    .sq
+                    .add(index as usize * WQEBB)
+                    .write_bytes(byte, WQEBB)
+            };
         }
     }
 
@@ -394,7 +501,8 @@ impl VerbsQp {
         assert!(index < self.parts.rq_wqes);
         let stride = self.parts.rq_stride as usize;
         // SAFETY: inside the receive queue.
-        unsafe { std::slice::from_raw_parts(self.parts.rq.add(index as usize * stride), stride) }.to_vec()
+        unsafe { std::slice::from_raw_parts(self.parts.rq.add(index as usize * stride), stride) }
+            .to_vec()
     }
 
     /// Returns the contents of the BlueFlame register, and fills it with `fill`.
@@ -402,7 +510,8 @@ impl VerbsQp {
         assert_eq!(self.parts.bf_bytes as usize, BF_BYTES);
         let register = self.parts.bf.cast::<u8>();
         std::array::from_fn(|at| {
-            // SAFETY: the register has two halves; here it is ordinary memory that only this thread writes.
+            // SAFETY: the register has two halves; here it is ordinary memory that only this thread
+            // writes.
             unsafe {
                 let byte = register.add(at).read_volatile();
                 register.add(at).write_volatile(fill);

@@ -1,8 +1,10 @@
-//! ACK extended transport header, 4 bytes: syndrome at 0, 24-bit message sequence number (MSN) at 1.
+//! ACK extended transport header, 4 bytes: syndrome at 0, 24-bit message sequence number (MSN)
+//! at 1.
 
 use crate::be32;
 
-/// Credit count of a receiver that does not count credits (a responder with an SRQ, or of software).
+/// Credit count of a receiver that does not count credits (a responder with an SRQ, or of
+/// software).
 const NO_CREDITS: u8 = 31;
 
 /// ACK extended transport header.
@@ -74,7 +76,12 @@ impl Aeth {
     /// Makes an ACK without a credit count.
     #[must_use]
     pub const fn ack(msn: u32) -> Self {
-        Self { syndrome: Syndrome::Ack { credits: NO_CREDITS }, msn }
+        Self {
+            syndrome: Syndrome::Ack {
+                credits: NO_CREDITS,
+            },
+            msn,
+        }
     }
 
     /// Encodes the header.
@@ -86,6 +93,9 @@ impl Aeth {
     /// Decodes the header; any bytes are accepted.
     #[must_use]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { syndrome: Syndrome::from_byte(b[0]), msn: be32(b, 0) & 0xff_ffff }
+        Self {
+            syndrome: Syndrome::from_byte(b[0]),
+            msn: be32(b, 0) & 0xff_ffff,
+        }
     }
 }

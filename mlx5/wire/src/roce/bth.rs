@@ -55,7 +55,10 @@ impl Bth {
         let bit = |is_set, bit| if is_set { bit } else { 0 };
         let mut b = [0; Self::LEN];
         b[0] = self.opcode;
-        b[1] = bit(self.is_solicited, SOLICITED) | bit(self.has_migrated, MIGRATION) | (self.pad & 3) << 4 | self.version & 0xf;
+        b[1] = bit(self.is_solicited, SOLICITED)
+            | bit(self.has_migrated, MIGRATION)
+            | (self.pad & 3) << 4
+            | self.version & 0xf;
         b[2..4].copy_from_slice(&self.pkey.to_be_bytes());
         b[4..8].copy_from_slice(&(self.qpn & BITS_24).to_be_bytes());
         b[4] = bit(self.has_fecn, 0x80) | bit(self.has_becn, 0x40);

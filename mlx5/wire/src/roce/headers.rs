@@ -1,5 +1,6 @@
-//! All headers of a packet, with those that its opcode determines, in this order: DETH (UD); RETH or AtomicETH; AETH; the original value of
-//! an atomic operation; immediate or rkey to be invalidated.
+//! All headers of a packet, with those that its opcode determines, in this order: DETH (UD); RETH
+//! or AtomicETH; AETH; the original value of an atomic operation; immediate or rkey to be
+//! invalidated.
 
 use core::ops::Deref;
 
@@ -33,7 +34,8 @@ impl Reth {
     pub const LEN: usize = 16;
 }
 
-/// Atomic extended transport header, 28 bytes: address at 0, rkey at 8, value to store or add at 12, value to compare at 20.
+/// Atomic extended transport header, 28 bytes: address at 0, rkey at 8, value to store or add at
+/// 12, value to compare at 20.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtomicEth {
     /// Virtual address in the target's memory region.
@@ -79,8 +81,8 @@ pub enum PacketError {
     Version(u8),
 }
 
-/// The headers of a packet. The opcode determines which of the extended ones are emitted; [`Headers::parse`] sets the others to their
-/// defaults.
+/// The headers of a packet. The opcode determines which of the extended ones are emitted;
+/// [`Headers::parse`] sets the others to their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// The opcode, with its meaning.
@@ -124,7 +126,8 @@ impl Deref for HeaderBytes {
 }
 
 impl Headers {
-    /// Makes the headers of a packet to this QPN: the default P_Key, no flags, no pad bytes, extended headers of zeros.
+    /// Makes the headers of a packet to this QPN: the default P_Key, no flags, no pad bytes,
+    /// extended headers of zeros.
     #[must_use]
     pub const fn new(opcode: PacketOpcode, qpn: u32, psn: Psn) -> Self {
         let bth = Bth {
@@ -143,9 +146,21 @@ impl Headers {
         Self {
             opcode,
             bth,
-            deth: Deth { qkey: 0, source_qpn: 0 },
-            reth: Reth { addr: 0, rkey: 0, len: 0 },
-            atomic: AtomicEth { addr: 0, rkey: 0, swap_add: 0, compare: 0 },
+            deth: Deth {
+                qkey: 0,
+                source_qpn: 0,
+            },
+            reth: Reth {
+                addr: 0,
+                rkey: 0,
+                len: 0,
+            },
+            atomic: AtomicEth {
+                addr: 0,
+                rkey: 0,
+                swap_add: 0,
+                compare: 0,
+            },
             aeth: Aeth::ack(0),
             original: 0,
             imm: 0,
@@ -156,8 +171,17 @@ impl Headers {
     #[must_use]
     pub fn emit(&self) -> HeaderBytes {
         let PacketOpcode { transport, opcode } = self.opcode;
-        let mut b = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: 0 };
-        b.push(&Bth { opcode: self.opcode.to_byte(), ..self.bth }.emit());
+        let mut b = HeaderBytes {
+            bytes: [0; MAX_HEADER_BYTES],
+            len: 0,
+        };
+        b.push(
+            &Bth {
+                opcode: self.opcode.to_byte(),
+                ..self.bth
+            }
+            .emit(),
+        );
         if transport == Transport::Ud {
             b.push(&self.deth.qkey.to_be_bytes());
             b.push(&(self.deth.source_qpn & 0xff_ffff).to_be_bytes());
@@ -169,7 +193,12 @@ impl Headers {
             b.push(&len.to_be_bytes());
         }
         if opcode.has_atomic() {
-            let AtomicEth { addr, rkey, swap_add, compare } = self.atomic;
+            let AtomicEth {
+                addr,
+                rkey,
+                swap_add,
+                compare,
+            } = self.atomic;
             b.push(&addr.to_be_bytes());
             b.push(&rkey.to_be_bytes());
             b.push(&swap_add.to_be_bytes());
@@ -187,8 +216,8 @@ impl Headers {
         b
     }
 
-    /// Decodes the headers of a UDP payload. Returns them and the packet's payload, without pad bytes and ICRC, which it does not check
-    /// ([`Flow::check`](super::Flow::check)).
+    /// Decodes the headers of a UDP payload. Returns them and the packet's payload, without pad
+    /// bytes and ICRC, which it does not check ([`Flow::check`](super::Flow::check)).
     ///
     /// # Errors
     /// [`PacketError`].
@@ -199,7 +228,10 @@ impl Headers {
         if bth.version != 0 {
             return Err(PacketError::Version(bth.version));
         }
-        let PacketOpcode { transport, opcode: kind } = opcode;
+        let PacketOpcode {
+            transport,
+            opcode: kind,
+        } = opcode;
         let mut headers = Self::new(opcode, 0, Psn::new(0));
         headers.bth = bth;
         // Reads past the end return zeros; the length is checked before the headers are returned.
@@ -210,16 +242,28 @@ impl Headers {
         };
         if transport == Transport::Ud {
             let at = next(Deth::LEN);
-            headers.deth = Deth { qkey: be32(packet, at), source_qpn: be32(packet, at + 4) & 0xff_ffff };
+            headers.deth = Deth {
+                qkey: be32(packet, at),
+                source_qpn: be32(packet, at + 4) & 0xff_ffff,
+            };
         }
         if kind.has_reth() {
             let at = next(Reth::LEN);
-            headers.reth = Reth { addr: be64(packet, at), rkey: be32(packet, at + 8), len: be32(packet, at + 12) };
+            headers.reth = Reth {
+                addr: be64(packet, at),
+                rkey: be32(packet, at + 8),
+                len: be32(packet, at + 12),
+            };
         }
         if kind.has_atomic() {
             let at = next(AtomicEth::LEN);
             let (addr, rkey) = (be64(packet, at), be32(packet, at + 8));
-            headers.atomic = AtomicEth { addr, rkey, swap_add: be64(packet, at + 12), compare: be64(packet, at + 20) };
+            headers.atomic = AtomicEth {
+                addr,
+                rkey,
+                swap_add: be64(packet, at + 12),
+                compare: be64(packet, at + 20),
+            };
         }
         if kind.has_aeth() {
             headers.aeth = Aeth::parse(&bytes(packet, next(Aeth::LEN)));
@@ -230,7 +274,10 @@ impl Headers {
         if kind.has_imm() || kind.has_invalidate() {
             headers.imm = be32(packet, next(size_of::<u32>()));
         }
-        let end = packet.len().checked_sub(ICRC_BYTES + usize::from(bth.pad)).ok_or(short)?;
+        let end = packet
+            .len()
+            .checked_sub(ICRC_BYTES + usize::from(bth.pad))
+            .ok_or(short)?;
         let payload = packet.get(at..end).ok_or(short)?;
         Ok((headers, payload))
     }

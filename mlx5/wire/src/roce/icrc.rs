@@ -1,8 +1,9 @@
-//! Invariant CRC: a CRC-32 (the one of Ethernet), least significant byte first, of everything in a packet that routers do not change
-//! (InfiniBand Architecture Specification, annex A17, "ICRC").
+//! Invariant CRC: a CRC-32 (the one of Ethernet), least significant byte first, of everything in a
+//! packet that routers do not change (InfiniBand Architecture Specification, annex A17, "ICRC").
 //!
-//! It covers 8 bytes of ones, the IP header, the UDP header, and the packet. In the IP header, type of service, time to live and header
-//! checksum (IPv6: traffic class, flow label and hop limit) count as ones, in the UDP header the checksum, and in the BTH the byte of FECN.
+//! It covers 8 bytes of ones, the IP header, the UDP header, and the packet. In the IP header, type
+//! of service, time to live and header checksum (IPv6: traffic class, flow label and hop limit)
+//! count as ones, in the UDP header the checksum, and in the BTH the byte of FECN.
 
 use crc32fast::Hasher;
 
@@ -35,7 +36,8 @@ pub enum Flow {
         source_port: u16,
         /// UDP port of the receiver: [`UDP_PORT`](super::UDP_PORT).
         destination_port: u16,
-        /// Identification. Linux sends 0 from a socket that is not connected and has `IP_PMTUDISC_DO`.
+        /// Identification. Linux sends 0 from a socket that is not connected and has
+        /// `IP_PMTUDISC_DO`.
         identification: u16,
     },
     /// Over IPv6 without extension headers.
@@ -52,15 +54,21 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// Returns the ICRC of a packet: its headers, from the BTH on, and its payload with pad bytes. The two may be divided anywhere behind
-    /// the BTH.
+    /// Returns the ICRC of a packet: its headers, from the BTH on, and its payload with pad bytes.
+    /// The two may be divided anywhere behind the BTH.
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
         let mut crc = Hasher::new();
         crc.update(&[0xff; 8]);
         let ports = match *self {
-            Self::V4 { source, destination, source_port, destination_port, identification } => {
+            Self::V4 {
+                source,
+                destination,
+                source_port,
+                destination_port,
+                identification,
+            } => {
                 let mut ip = [0xff; IPV4_BYTES];
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_BYTES as u16).to_be_bytes());
@@ -72,7 +80,12 @@ impl Flow {
                 crc.update(&ip);
                 [source_port, destination_port]
             }
-            Self::V6 { source, destination, source_port, destination_port } => {
+            Self::V6 {
+                source,
+                destination,
+                source_port,
+                destination_port,
+            } => {
                 let mut ip = [0xff; IPV6_BYTES];
                 ip[0] = 0x6f;
                 ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
@@ -98,21 +111,24 @@ impl Flow {
         crc.finalize().to_le_bytes()
     }
 
-    /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the ICRC is right (0 over IPv6), or `None` if
-    /// it is wrong.
+    /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the
+    /// ICRC is right (0 over IPv6), or `None` if it is wrong.
     ///
-    /// A receiver on a socket does not learn the identification. A CRC is linear, so a wrong identification changes the ICRC by a value from
-    /// which the right one follows, and 16 of the 32 bits still check the rest: a damaged packet passes with probability 2^-16. A sender
-    /// that is known to send `identification` should be checked for this value first.
+    /// A receiver on a socket does not learn the identification. A CRC is linear, so a wrong
+    /// identification changes the ICRC by a value from which the right one follows, and 16 of the
+    /// 32 bits still check the rest: a damaged packet passes with probability 2^-16. A sender that
+    /// is known to send `identification` should be checked for this value first.
     #[must_use]
     pub fn check(&self, packet: &[u8]) -> Option<u16> {
         let covered = packet.len().checked_sub(ICRC_BYTES)?;
-        let difference = u32::from_le_bytes(self.icrc(&packet[..covered], &[])) ^ u32::from_le_bytes(bytes(packet, covered));
+        let difference = u32::from_le_bytes(self.icrc(&packet[..covered], &[]))
+            ^ u32::from_le_bytes(bytes(packet, covered));
         match *self {
             Self::V4 { identification, .. } if difference == 0 => Some(identification),
             Self::V4 { identification, .. } => {
                 let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
-                // The register before the bytes of the identification is the change of these bytes, if the rest is right.
+                // The register before the bytes of the identification is the change of these bytes,
+                // if the rest is right.
                 let change = divided(difference, behind + size_of::<u16>());
                 let change = u16::try_from(change).ok()?;
                 Some(identification ^ change.swap_bytes())
@@ -122,7 +138,8 @@ impl Flow {
     }
 }
 
-/// Returns the CRC register before `bytes` zero bytes that made it `register`: the quotient by x^(8 * bytes).
+/// Returns the CRC register before `bytes` zero bytes that made it `register`: the quotient by
+/// x^(8 * bytes).
 fn divided(register: u32, bytes: usize) -> u32 {
     let mut quotient = register;
     let mut power = UNSHIFT_BYTE;
@@ -142,7 +159,11 @@ const UNSHIFT_BYTE: u32 = {
     // The register 1 (x^0), with one byte of zeros taken back.
     let (mut register, mut bit) = (1_u32 << 31, 0);
     while bit < 8 {
-        register = if register & 1 << 31 != 0 { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
+        register = if register & 1 << 31 != 0 {
+            (register ^ POLYNOMIAL) << 1 | 1
+        } else {
+            register << 1
+        };
         bit += 1;
     }
     register
@@ -158,7 +179,11 @@ const fn product(a: u32, b: u32) -> u32 {
         if a & 1 << bit != 0 {
             sum ^= shifted;
         }
-        shifted = if shifted & 1 != 0 { shifted >> 1 ^ POLYNOMIAL } else { shifted >> 1 };
+        shifted = if shifted & 1 != 0 {
+            shifted >> 1 ^ POLYNOMIAL
+        } else {
+            shifted >> 1
+        };
     }
     sum
 }

@@ -1,5 +1,5 @@
-//! Packets of RoCEv2, the payload of UDP datagrams to port [`UDP_PORT`] (InfiniBand Architecture Specification, volume 1, "Transport Layer";
-//! annex A17, "RoCEv2").
+//! Packets of RoCEv2, the payload of UDP datagrams to port [`UDP_PORT`] (InfiniBand Architecture
+//! Specification, volume 1, "Transport Layer"; annex A17, "RoCEv2").
 //!
 //! | bytes | part |
 //! |---|---|

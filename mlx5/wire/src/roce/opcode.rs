@@ -13,7 +13,10 @@ pub enum Transport {
 }
 
 /// The kind of a packet.
-#[allow(missing_docs, reason = "the names are those of the specification, table \"OpCode Encoding\"")]
+#[allow(
+    missing_docs,
+    reason = "the names are those of the specification, table \"OpCode Encoding\""
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Opcode {
@@ -47,13 +50,25 @@ impl Opcode {
     #[must_use]
     pub const fn begins_message(self) -> bool {
         use Opcode::*;
-        matches!(self, SendFirst | SendOnly | SendOnlyImm | SendOnlyInvalidate | WriteFirst | WriteOnly | WriteOnlyImm)
+        matches!(
+            self,
+            SendFirst
+                | SendOnly
+                | SendOnlyImm
+                | SendOnlyInvalidate
+                | WriteFirst
+                | WriteOnly
+                | WriteOnlyImm
+        )
     }
 
     /// Returns whether the packet is the last, or the only one, of a SEND or WRITE with immediate.
     #[must_use]
     pub const fn has_imm(self) -> bool {
-        matches!(self, Self::SendLastImm | Self::SendOnlyImm | Self::WriteLastImm | Self::WriteOnlyImm)
+        matches!(
+            self,
+            Self::SendLastImm | Self::SendOnlyImm | Self::WriteLastImm | Self::WriteOnlyImm
+        )
     }
 
     /// Returns whether the packet names the rkey to be invalidated.
@@ -65,7 +80,10 @@ impl Opcode {
     /// Returns whether the packet names remote memory: the first of a WRITE, and a READ request.
     #[must_use]
     pub const fn has_reth(self) -> bool {
-        matches!(self, Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImm | Self::ReadRequest)
+        matches!(
+            self,
+            Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImm | Self::ReadRequest
+        )
     }
 
     /// Returns whether the packet asks for an atomic operation.
@@ -85,7 +103,11 @@ impl Opcode {
     pub const fn has_aeth(self) -> bool {
         matches!(
             self,
-            Self::ReadResponseFirst | Self::ReadResponseLast | Self::ReadResponseOnly | Self::Acknowledge | Self::AtomicAcknowledge
+            Self::ReadResponseFirst
+                | Self::ReadResponseLast
+                | Self::ReadResponseOnly
+                | Self::Acknowledge
+                | Self::AtomicAcknowledge
         )
     }
 }
@@ -106,15 +128,18 @@ impl PacketOpcode {
         (self.transport as u8) << 5 | self.opcode as u8
     }
 
-    /// Decodes the opcode. Returns `None` if this crate does not know it, or its transport has no such packets: UC has neither READs nor
-    /// atomics, UD only whole SENDs.
+    /// Decodes the opcode. Returns `None` if this crate does not know it, or its transport has no
+    /// such packets: UC has neither READs nor atomics, UD only whole SENDs.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         let opcode = Opcode::from_repr(byte & 31)?;
         let (transport, is_legal) = match byte >> 5 {
             0 => (Transport::Rc, true),
             1 => (Transport::Uc, opcode as u8 <= Opcode::WriteOnlyImm as u8),
-            3 => (Transport::Ud, matches!(opcode, Opcode::SendOnly | Opcode::SendOnlyImm)),
+            3 => (
+                Transport::Ud,
+                matches!(opcode, Opcode::SendOnly | Opcode::SendOnlyImm),
+            ),
             _ => return None,
         };
         is_legal.then_some(Self { transport, opcode })

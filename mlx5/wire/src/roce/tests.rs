@@ -1,6 +1,7 @@
-//! Packets that others made. `rxe.pcap` was captured by tcpdump from the Linux kernel's software RDMA (rdma_rxe 6.1): each kind of packet
-//! that it sends, and a few of another sender with ICRCs that are wrong on purpose. `rxe.txt` has what another decoder printed of each; it
-//! shares no code with this one.
+//! Packets that others made. `rxe.pcap` was captured by tcpdump from the Linux kernel's software
+//! RDMA (rdma_rxe 6.1): each kind of packet that it sends, and a few of another sender with ICRCs
+//! that are wrong on purpose. `rxe.txt` has what another decoder printed of each; it shares no code
+//! with this one.
 
 extern crate std;
 
@@ -32,31 +33,68 @@ fn captured() -> Vec<Captured> {
         rest = &rest[16 + len..];
         let header = if ip[0] == 0x45 { 20 } else { 40 };
         let udp = &ip[header..];
-        assert_eq!((be16(udp, 2), usize::from(be16(udp, 4))), (UDP_PORT, udp.len()));
+        assert_eq!(
+            (be16(udp, 2), usize::from(be16(udp, 4))),
+            (UDP_PORT, udp.len())
+        );
         let (source_port, destination_port) = (be16(udp, 0), be16(udp, 2));
         let flow = if header == 20 {
-            let (source, destination) = (ip[12..16].try_into().unwrap(), ip[16..20].try_into().unwrap());
-            Flow::V4 { source, destination, source_port, destination_port, identification: be16(ip, 4) }
+            let (source, destination) = (
+                ip[12..16].try_into().unwrap(),
+                ip[16..20].try_into().unwrap(),
+            );
+            Flow::V4 {
+                source,
+                destination,
+                source_port,
+                destination_port,
+                identification: be16(ip, 4),
+            }
         } else {
-            Flow::V6 { source: ip[8..24].try_into().unwrap(), destination: ip[24..40].try_into().unwrap(), source_port, destination_port }
+            Flow::V6 {
+                source: ip[8..24].try_into().unwrap(),
+                destination: ip[24..40].try_into().unwrap(),
+                source_port,
+                destination_port,
+            }
         };
-        packets.push(Captured { flow, packet: &udp[8..] });
+        packets.push(Captured {
+            flow,
+            packet: &udp[8..],
+        });
     }
     packets
 }
 
 fn without_identification(flow: Flow) -> (Flow, u16) {
     match flow {
-        Flow::V4 { source, destination, source_port, destination_port, identification } => {
-            (Flow::V4 { source, destination, source_port, destination_port, identification: 0 }, identification)
-        }
+        Flow::V4 {
+            source,
+            destination,
+            source_port,
+            destination_port,
+            identification,
+        } => (
+            Flow::V4 {
+                source,
+                destination,
+                source_port,
+                destination_port,
+                identification: 0,
+            },
+            identification,
+        ),
         Flow::V6 { .. } => (flow, 0),
     }
 }
 
 /// Writes what the other decoder would.
 fn text(headers: &Headers, payload: usize) -> String {
-    let Headers { opcode: PacketOpcode { transport, opcode }, bth, .. } = headers;
+    let Headers {
+        opcode: PacketOpcode { transport, opcode },
+        bth,
+        ..
+    } = headers;
     let transport = match transport {
         Transport::Rc => "RC",
         Transport::Uc => "UC",
@@ -86,7 +124,12 @@ fn text(headers: &Headers, payload: usize) -> String {
         Opcode::FetchAdd => "FETCH_ADD",
         Opcode::SendLastInvalidate | Opcode::SendOnlyInvalidate => unreachable!("not captured"),
     };
-    let mut said = format!("{transport} {kind} qpn={:#x} psn=0x{:06x} pkey={:#x}", bth.qpn, bth.psn.get(), bth.pkey);
+    let mut said = format!(
+        "{transport} {kind} qpn={:#x} psn=0x{:06x} pkey={:#x}",
+        bth.qpn,
+        bth.psn.get(),
+        bth.pkey
+    );
     let mut add = |part: String| said += &part;
     if bth.is_solicited {
         add(" SE".into());
@@ -98,15 +141,25 @@ fn text(headers: &Headers, payload: usize) -> String {
         add(" ACKREQ".into());
     }
     if headers.opcode.transport == Transport::Ud {
-        add(format!(" DETH qkey={:#x} srcqp={:#x}", headers.deth.qkey, headers.deth.source_qpn));
+        add(format!(
+            " DETH qkey={:#x} srcqp={:#x}",
+            headers.deth.qkey, headers.deth.source_qpn
+        ));
     }
     if opcode.has_reth() {
         let Reth { addr, rkey, len } = headers.reth;
         add(format!(" RETH va={addr:#x} rkey={rkey:#x} len={len}"));
     }
     if opcode.has_atomic() {
-        let AtomicEth { addr, rkey, swap_add, compare } = headers.atomic;
-        add(format!(" AtomicETH va={addr:#x} rkey={rkey:#x} swap/add={swap_add} cmp={compare}"));
+        let AtomicEth {
+            addr,
+            rkey,
+            swap_add,
+            compare,
+        } = headers.atomic;
+        add(format!(
+            " AtomicETH va={addr:#x} rkey={rkey:#x} swap/add={swap_add} cmp={compare}"
+        ));
     }
     if opcode.has_aeth() {
         let answer = match headers.aeth.syndrome {
@@ -136,9 +189,13 @@ fn every_packet_of_rxe_reads_as_another_decoder_reads_it_and_is_emitted_with_its
     assert_eq!(packets.len(), DECODED.lines().count());
     for (Captured { packet, .. }, expected) in packets.iter().zip(DECODED.lines()) {
         let (headers, payload) = Headers::parse(packet).unwrap();
-        assert_eq!(text(&headers, payload.len()), expected.trim_end_matches(" wrong ICRC"));
+        assert_eq!(
+            text(&headers, payload.len()),
+            expected.trim_end_matches(" wrong ICRC")
+        );
         let emitted = headers.emit();
-        // Reserved bits that are set in one of them are not kept: bits 0 to 6 of byte 4 and of byte 8.
+        // Reserved bits that are set in one of them are not kept: bits 0 to 6 of byte 4 and of
+        // byte 8.
         assert_eq!(emitted[..], packet[..emitted.len()], "{expected}");
         assert_eq!(&packet[emitted.len()..][..payload.len()], payload);
     }
@@ -151,9 +208,16 @@ fn every_icrc_of_rxe_is_right_also_when_the_identification_is_not_known() {
         let (unknown, identification) = without_identification(*flow);
         let is_right = !expected.ends_with("wrong ICRC");
         // Headers and payload may be in two places.
-        let [whole, divided] = [flow.icrc(covered, &[]), flow.icrc(&covered[..12], &covered[12..])];
+        let [whole, divided] = [
+            flow.icrc(covered, &[]),
+            flow.icrc(&covered[..12], &covered[12..]),
+        ];
         assert_eq!((whole == icrc, divided), (is_right, whole), "{expected}");
-        assert_eq!(unknown.check(packet) == Some(identification), is_right, "{expected}");
+        assert_eq!(
+            unknown.check(packet) == Some(identification),
+            is_right,
+            "{expected}"
+        );
     }
 }
 
@@ -180,8 +244,14 @@ fn a_damaged_packet_fails_its_check() {
 #[test]
 fn sequence_numbers_are_circular() {
     let [low, high] = [Psn::new(2), Psn::new(0xff_fffe)];
-    assert_eq!((low.since(high), high.since(low), low.since(low)), (4, -4, 0));
-    assert_eq!((high.after(4), Psn::new(0x1234_5678).get()), (low, 0x34_5678));
+    assert_eq!(
+        (low.since(high), high.since(low), low.since(low)),
+        (4, -4, 0)
+    );
+    assert_eq!(
+        (high.after(4), Psn::new(0x1234_5678).get()),
+        (low, 0x34_5678)
+    );
     assert_eq!(Psn::new(0x80_0000).since(Psn::new(0)), -0x80_0000);
 }
 
@@ -193,7 +263,11 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
         let least = packet.len() - payload.len();
         for len in 0..least {
             // Bytes that are taken for the ICRC may be less than are missing.
-            assert_eq!(Headers::parse(&packet[..len]), Err(PacketError::Short(len)), "{headers:?}");
+            assert_eq!(
+                Headers::parse(&packet[..len]),
+                Err(PacketError::Short(len)),
+                "{headers:?}"
+            );
         }
     }
     let mut packet = packets[0].packet.to_vec();
@@ -215,7 +289,13 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
 /// More bytes than a datagram has are no packet, and no panic either.
 #[test]
 fn the_icrc_of_bytes_of_any_number_is_computed() {
-    let flow = Flow::V4 { source: [1; 4], destination: [2; 4], source_port: 1, destination_port: UDP_PORT, identification: 0 };
+    let flow = Flow::V4 {
+        source: [1; 4],
+        destination: [2; 4],
+        source_port: 1,
+        destination_port: UDP_PORT,
+        identification: 0,
+    };
     for len in [0, 3, 4, 5, 65_510, 65_530, 70_000] {
         let mut bytes = std::vec![7; len];
         bytes.extend(flow.icrc(&bytes, &[]));
@@ -224,18 +304,23 @@ fn the_icrc_of_bytes_of_any_number_is_computed() {
     assert_eq!(flow.check(&[1, 2, 3]), None);
 }
 
-/// Any bytes, with any opcode: no panic, and what is a packet is emitted as it was, but for reserved bits.
+/// Any bytes, with any opcode: no panic, and what is a packet is emitted as it was, but for
+/// reserved bits.
 #[test]
 fn random_bytes_are_refused_or_read_back() {
     let mut seed = 1_u64;
     let mut random = || {
-        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        seed = seed
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
         (seed >> 56) as u8
     };
     let mut packets = 0;
     for _ in 0..100_000 {
         let len = usize::from(random()) % 64;
-        let bytes: Vec<u8> = (0..len).map(|at| if at == 1 { random() & 0xf0 } else { random() }).collect();
+        let bytes: Vec<u8> = (0..len)
+            .map(|at| if at == 1 { random() & 0xf0 } else { random() })
+            .collect();
         if let Ok((headers, payload)) = Headers::parse(&bytes) {
             let emitted = headers.emit();
             let mut expected = bytes[..emitted.len()].to_vec();
@@ -245,7 +330,10 @@ fn random_bytes_are_refused_or_read_back() {
                 expected[16] = 0;
             }
             assert_eq!(emitted[..], expected);
-            assert_eq!(emitted.len() + payload.len() + usize::from(headers.bth.pad) + ICRC_BYTES, bytes.len());
+            assert_eq!(
+                emitted.len() + payload.len() + usize::from(headers.bth.pad) + ICRC_BYTES,
+                bytes.len()
+            );
             packets += 1;
         }
     }

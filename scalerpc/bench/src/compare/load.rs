@@ -1,4 +1,5 @@
-//! The load, for every transport: each client keeps its calls unanswered, and every reply is checked. One thread runs all clients.
+//! The load, for every transport: each client keeps its calls unanswered, and every reply is
+//! checked. One thread runs all clients.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ const IDLE_ROUNDS: u32 = 4096;
 pub(crate) struct Measured {
     /// Rate of all clients together.
     pub(crate) calls_per_s: f64,
-    /// Median over blocks of calls; with one call at a time a round trip. A moment without a core does not change it.
+    /// Median over blocks of calls; with one call at a time a round trip. A moment without a core
+    /// does not change it.
     pub(crate) ns_per_call_of_blocks: f64,
     /// Minimum over maximum of the calls of a client.
     pub(crate) slowest_vs_fastest: f64,
@@ -58,12 +60,27 @@ struct Caller<'a, C> {
 impl<'a, C: Client> Caller<'a, C> {
     fn new(number: usize, client: &'a mut C, depth: usize) -> Self {
         let (tags, free) = (vec![None; depth], (0..depth as u32).rev().collect());
-        Self { client, number, tags, free, next: 0, ended: 0, bad_replies: 0, refused: 0 }
+        Self {
+            client,
+            number,
+            tags,
+            free,
+            next: 0,
+            ended: 0,
+            bad_replies: 0,
+            refused: 0,
+        }
     }
 
-    /// Calls from every free slot, unless no more calls are wanted, and takes the calls that have ended. Returns their number.
+    /// Calls from every free slot, unless no more calls are wanted, and takes the calls that have
+    /// ended. Returns their number.
     #[inline]
-    fn turn(&mut self, fault: Option<Fault>, request: &mut [u8], is_over: bool) -> Result<u64, Failure> {
+    fn turn(
+        &mut self,
+        fault: Option<Fault>,
+        request: &mut [u8],
+        is_over: bool,
+    ) -> Result<u64, Failure> {
         while let Some(&slot) = self.free.last().filter(|_| !is_over) {
             let tag = Tag::new(self.number, self.next);
             pattern::fill_request(request, tag);
@@ -77,7 +94,14 @@ impl<'a, C: Client> Caller<'a, C> {
                 *place = Some(tag);
             }
         }
-        let Self { client, tags, free, bad_replies, refused, .. } = self;
+        let Self {
+            client,
+            tags,
+            free,
+            bad_replies,
+            refused,
+            ..
+        } = self;
         let mut ended = 0;
         client.poll(|slot, reply| {
             let Some(tag) = tags.get_mut(slot as usize).and_then(Option::take) else {
@@ -87,7 +111,8 @@ impl<'a, C: Client> Caller<'a, C> {
             free.push(slot);
             match reply {
                 Some(reply) => {
-                    *bad_replies += u64::from(reply.len() != request.len() || !pattern::is_reply(reply, tag));
+                    *bad_replies +=
+                        u64::from(reply.len() != request.len() || !pattern::is_reply(reply, tag));
                     ended += 1;
                 }
                 None => *refused += 1,
@@ -120,7 +145,12 @@ impl<C: Client> Load<'_, C> {
     /// Gives one turn to each client. Returns the number of calls that have ended.
     #[inline]
     fn round(&mut self, is_over: bool) -> Result<u64, Failure> {
-        let Self { callers, fault, request, .. } = self;
+        let Self {
+            callers,
+            fault,
+            request,
+            ..
+        } = self;
         let mut ended = 0;
         for caller in callers {
             ended += caller.turn(*fault, request, is_over)?;
@@ -148,7 +178,11 @@ impl<C: Client> Load<'_, C> {
         if silence < self.pace.silence {
             return Ok(());
         }
-        Err(format!("no reply for {silence:?} with {} calls unanswered: lost, or the server is stopped", self.unanswered()).into())
+        Err(format!(
+            "no reply for {silence:?} with {} calls unanswered: lost, or the server is stopped",
+            self.unanswered()
+        )
+        .into())
     }
 
     fn unanswered(&self) -> usize {
@@ -163,11 +197,28 @@ pub(crate) fn run<C: Client>(
     pace: &Pace,
     watch: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Measured, Failure> {
-    let block = if case.clients * case.depth == 1 { BLOCK_TRIPS } else { BLOCK_CALLS };
-    let callers = clients.iter_mut().enumerate().map(|(number, client)| Caller::new(number, client, case.depth)).collect();
+    let block = if case.clients * case.depth == 1 {
+        BLOCK_TRIPS
+    } else {
+        BLOCK_CALLS
+    };
+    let callers = clients
+        .iter_mut()
+        .enumerate()
+        .map(|(number, client)| Caller::new(number, client, case.depth))
+        .collect();
     let request = vec![0; case.payload_bytes];
     let (fault, waiter) = (case.fault, pace.wait.waiter());
-    let mut load = Load { callers, fault, request, pace, waiter, idle_rounds: 0, silent_since_ns: None, watch };
+    let mut load = Load {
+        callers,
+        fault,
+        request,
+        pace,
+        waiter,
+        idle_rounds: 0,
+        silent_since_ns: None,
+        watch,
+    };
     let mut measure = Measure::new(pace.clock, pace.duration);
     loop {
         let mut ended = 0;
@@ -187,7 +238,8 @@ pub(crate) fn run<C: Client>(
     Ok(Measured {
         calls_per_s: window.rate,
         ns_per_call_of_blocks: window.block_ns,
-        slowest_vs_fastest: ended().min().unwrap_or(0) as f64 / ended().max().unwrap_or(0).max(1) as f64,
+        slowest_vs_fastest: ended().min().unwrap_or(0) as f64
+            / ended().max().unwrap_or(0).max(1) as f64,
         calls: sum(|caller| caller.ended),
         bad_replies: sum(|caller| caller.bad_replies),
         refused: sum(|caller| caller.refused),
@@ -248,7 +300,9 @@ mod tests {
                 Tenth::Spoilt => reply[0] ^= 1,
                 Tenth::Short => drop(reply.pop()),
                 Tenth::Doubled => replies.push_back((slot, Some(reply.clone()))),
-                Tenth::OfAnother => pattern::fill_reply(&mut reply, Tag::new(tag.endpoint() + 1, tag.number())),
+                Tenth::OfAnother => {
+                    pattern::fill_reply(&mut reply, Tag::new(tag.endpoint() + 1, tag.number()))
+                }
                 Tenth::Refused => {
                     replies.push_back((slot, None));
                     return Ok(true);
@@ -260,31 +314,62 @@ mod tests {
         }
 
         fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
-            self.replies.drain(..).for_each(|(slot, reply)| ended(slot, reply.as_deref()));
+            self.replies
+                .drain(..)
+                .for_each(|(slot, reply)| ended(slot, reply.as_deref()));
             Ok(())
         }
     }
 
-    fn run_with(tenth: Tenth, watch: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Measured, Failure> {
-        let case = Case { kind: Kind::RcSend, clients: 2, depth: 3, payload_bytes: 40, group_size: 1, fault: None };
+    fn run_with(
+        tenth: Tenth,
+        watch: &mut dyn FnMut() -> Result<(), Failure>,
+    ) -> Result<Measured, Failure> {
+        let case = Case {
+            kind: Kind::RcSend,
+            clients: 2,
+            depth: 3,
+            payload_bytes: 40,
+            group_size: 1,
+            fault: None,
+        };
         let time = Duration::from_millis(5);
-        let pace = Pace { clock: Clock::monotonic(), wait: WaitStrategy::Busy, duration: time, silence: time };
-        let mut clients = [(); 2].map(|()| Fake { tenth, calls: 0, replies: VecDeque::new() });
+        let pace = Pace {
+            clock: Clock::monotonic(),
+            wait: WaitStrategy::Busy,
+            duration: time,
+            silence: time,
+        };
+        let mut clients = [(); 2].map(|()| Fake {
+            tenth,
+            calls: 0,
+            replies: VecDeque::new(),
+        });
         run(&mut clients, &case, &pace, watch)
     }
 
     #[test]
     fn every_call_is_made_and_ends_and_is_checked() {
-        for (tenth, is_bad) in
-            [(Tenth::Answered, false), (Tenth::Spoilt, true), (Tenth::Short, true), (Tenth::Doubled, true), (Tenth::OfAnother, true)]
-        {
+        for (tenth, is_bad) in [
+            (Tenth::Answered, false),
+            (Tenth::Spoilt, true),
+            (Tenth::Short, true),
+            (Tenth::Doubled, true),
+            (Tenth::OfAnother, true),
+        ] {
             let measured = run_with(tenth, &mut || Ok(())).unwrap();
             assert!(measured.calls >= BLOCK_CALLS && measured.calls_per_s > 0.0);
-            assert!((0.9..=1.0).contains(&measured.slowest_vs_fastest), "{measured:?}");
+            assert!(
+                (0.9..=1.0).contains(&measured.slowest_vs_fastest),
+                "{measured:?}"
+            );
             // One in ten of each client's calls, from its first on.
             let tenths = measured.calls.div_ceil(10)..=measured.calls / 10 + 2;
             assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));
-            assert!(!is_bad || tenths.contains(&measured.bad_replies), "{measured:?}");
+            assert!(
+                !is_bad || tenths.contains(&measured.bad_replies),
+                "{measured:?}"
+            );
         }
     }
 
@@ -297,7 +382,9 @@ mod tests {
 
     #[test]
     fn calls_without_a_reply_end_the_measurement() {
-        let failure = run_with(Tenth::Lost, &mut || Ok(())).unwrap_err().to_string();
+        let failure = run_with(Tenth::Lost, &mut || Ok(()))
+            .unwrap_err()
+            .to_string();
         assert!(failure.contains("with 6 calls unanswered"), "{failure}");
     }
 

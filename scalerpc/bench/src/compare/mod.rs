@@ -1,7 +1,9 @@
-//! Round trip and rate of ScaleRPC, copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
+//! Round trip and rate of ScaleRPC, copyrpc, SEND on reliable connections and SEND on datagrams, in
+//! turn in one run.
 //!
-//! In the order a run uses the files: [`options`] (the job), [`rank`] (the order of a job), [`contestant`] (the interface),
-//! [`scale_rpc`], [`copy_rpc`] and [`send`] (its implementations), [`load`] (the one loop), [`result`] (tables and document).
+//! In the order a run uses the files: [`options`] (the job), [`rank`] (the order of a job),
+//! [`contestant`] (the interface), [`scale_rpc`], [`copy_rpc`] and [`send`] (its implementations),
+//! [`load`] (the one loop), [`result`] (tables and document).
 
 mod contestant;
 mod copy_rpc;
@@ -46,7 +48,10 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 
 fn launch(job: &Job) -> ExitCode {
     if let Some(launcher) = foreign_launcher() {
-        return PROGRAM.fail(EXIT_OPTIONS, &format!("{launcher}, but this program starts its own: start it alone"));
+        return PROGRAM.fail(
+            EXIT_OPTIONS,
+            &format!("{launcher}, but this program starts its own: start it alone"),
+        );
     }
     PROGRAM.launch(job, job.options.json.as_ref(), job.time_limit())
 }
@@ -57,7 +62,9 @@ fn rank_process(job: &Job, exchange: &mut dyn Exchange) -> Result<ExitCode, Fail
         return Ok(ExitCode::SUCCESS);
     }
     let (clock, mut outcomes) = (Clock::detect(), Outcomes::default());
-    rank::call_all(job, exchange, clock, |load, kind, outcome| outcomes.put(load, kind, outcome))?;
+    rank::call_all(job, exchange, clock, |load, kind, outcome| {
+        outcomes.put(load, kind, outcome)
+    })?;
     let result = Comparison::new(job, &outcomes, clock.source());
     PROGRAM.show(&result, job.options.json.as_ref(), result.defect())
 }

@@ -1,7 +1,8 @@
-//! One of the two processes, and the order of a job. Each measurement makes a server and its clients anew. The server's process sends the
-//! offers, the clients' process answers, and the server admits the clients. Then comes the load, and when nothing is unanswered the
-//! server's account. The server has a thread of its own, while the main thread of its process sleeps in the exchange. No exchange is
-//! inside a measured window.
+//! One of the two processes, and the order of a job. Each measurement makes a server and its
+//! clients anew. The server's process sends the offers, the clients' process answers, and the
+//! server admits the clients. Then comes the load, and when nothing is unanswered the server's
+//! account. The server has a thread of its own, while the main thread of its process sleeps in the
+//! exchange. No exchange is inside a measured window.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -56,8 +57,15 @@ pub(crate) fn call_all(
     clock: Clock,
     mut take: impl FnMut(&str, Kind, Outcome),
 ) -> Result<(), Failure> {
-    job.placement.client_core(0, 0).map_or(Ok(()), pin_current_thread)?;
-    let pace = Pace { clock, wait: job.wait, duration: job.duration(), silence: SILENCE_LIMIT };
+    job.placement
+        .client_core(0, 0)
+        .map_or(Ok(()), pin_current_thread)?;
+    let pace = Pace {
+        clock,
+        wait: job.wait,
+        duration: job.duration(),
+        silence: SILENCE_LIMIT,
+    };
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let outcome = match kind {
@@ -66,7 +74,11 @@ pub(crate) fn call_all(
             Kind::RcSend => call::<SendClient<RcPort>>(job, &case, &pace, exchange),
             Kind::UdSend => call::<SendClient<UdPort>>(job, &case, &pace, exchange),
         };
-        take(&load.name, kind, outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?);
+        take(
+            &load.name,
+            kind,
+            outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?,
+        );
     }
     Ok(())
 }
@@ -101,20 +113,36 @@ fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
     }
 }
 
-fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Exchange) -> Result<Outcome, Failure> {
+fn call<C: Client>(
+    job: &Job,
+    case: &Case,
+    pace: &Pace,
+    exchange: &mut dyn Exchange,
+) -> Result<Outcome, Failure> {
     let spec = job.options.device.spec(job.options.shm_dir.as_deref());
     let offers = swap(exchange, &[], SETUP_LIMIT, &never)?;
-    let shared = if case.kind.has_devices() { None } else { Some(Device::open(&spec)?) };
+    let shared = if case.kind.has_devices() {
+        None
+    } else {
+        Some(Device::open(&spec)?)
+    };
     let open = |(number, offer)| match &shared {
         Some(device) => C::open(case, device, number, offer),
         None => C::open(case, &Device::open(&spec)?, number, offer),
     };
-    let pending = split(&offers, case.clients)?.into_iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+    let pending = split(&offers, case.clients)?
+        .into_iter()
+        .enumerate()
+        .map(open)
+        .collect::<Result<Vec<_>, _>>()?;
     let (pending, said): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
     let _nothing = swap(exchange, &said.concat(), SETUP_LIMIT, &never)?;
     let admissions = swap(exchange, &[], SETUP_LIMIT, &never)?;
     let admissions = split(&admissions, case.clients)?.into_iter();
-    let clients = pending.into_iter().zip(admissions).map(|(pending, admission)| C::admitted(pending, admission));
+    let clients = pending
+        .into_iter()
+        .zip(admissions)
+        .map(|(pending, admission)| C::admitted(pending, admission));
     let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
 
     let mut watch = || Ok(exchange.sleep(Duration::ZERO, &never)?);
@@ -122,7 +150,10 @@ fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Excha
     // The clients live until the server has given its account.
     exchange.barrier(MEET_LIMIT, &never)?;
     let account = swap(exchange, &[], MEET_LIMIT, &never)?;
-    Ok(Outcome { measured, account: serde_json::from_slice(&account)? })
+    Ok(Outcome {
+        measured,
+        account: serde_json::from_slice(&account)?,
+    })
 }
 
 type ServerThread<'scope> = ScopedJoinHandle<'scope, Result<Account, Failure>>;
@@ -133,11 +164,15 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
         let (tell, told) = channel();
         let (mailbox, said) = channel();
         let work = move || answer::<S>(job, case, stop, &tell, &said);
-        let thread = std::thread::Builder::new().name("server".to_owned()).spawn_scoped(scope, work)?;
+        let thread = std::thread::Builder::new()
+            .name("server".to_owned())
+            .spawn_scoped(scope, work)?;
         let conducted = conduct(job, exchange, &thread, &told, &mailbox);
         stop.store(true, Ordering::Relaxed);
         drop(mailbox);
-        let account = thread.join().unwrap_or_else(|_| Err("the server's thread panicked: this is a defect, please report it".into()));
+        let account = thread.join().unwrap_or_else(|_| {
+            Err("the server's thread panicked: this is a defect, please report it".into())
+        });
         match (conducted, account) {
             (Err(why), _) if is_elsewhere(&why) => Err(why),
             (Err(_), Err(cause)) => Err(cause),
@@ -148,12 +183,15 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
     Ok(())
 }
 
-/// Returns whether the other process or the launcher failed, and not the thread that this one waits for.
+/// Returns whether the other process or the launcher failed, and not the thread that this one waits
+/// for.
 fn is_elsewhere(why: &Failure) -> bool {
-    why.downcast_ref::<ExchangeError>().is_some_and(|why| *why != ExchangeError::GivenUp)
+    why.downcast_ref::<ExchangeError>()
+        .is_some_and(|why| *why != ExchangeError::GivenUp)
 }
 
-/// Runs the main thread of the server's process: carries the records of the ends, and waits for the end of the load.
+/// Runs the main thread of the server's process: carries the records of the ends, and waits for the
+/// end of the load.
 fn conduct(
     job: &Job,
     exchange: &mut dyn Exchange,
@@ -176,8 +214,14 @@ fn answer<S: Server>(
     tell: &Sender<Vec<u8>>,
     said: &Receiver<Vec<u8>>,
 ) -> Result<Account, Failure> {
-    job.placement.client_core(1, 0).map_or(Ok(()), pin_current_thread)?;
-    let (mut server, offers) = S::open(case, &job.options.device.spec(job.options.shm_dir.as_deref()), Answers::new(case))?;
+    job.placement
+        .client_core(1, 0)
+        .map_or(Ok(()), pin_current_thread)?;
+    let (mut server, offers) = S::open(
+        case,
+        &job.options.device.spec(job.options.shm_dir.as_deref()),
+        Answers::new(case),
+    )?;
     tell.send(offers.concat())?;
     let admissions = server.admit(&split(&said.recv()?, case.clients)?)?;
     tell.send(admissions.concat())?;

@@ -16,14 +16,21 @@ const ECHO: u16 = 1;
 /// Maximum number of requests of one step.
 const BUDGET: usize = 64;
 
-/// Returns the server's configuration: slots no larger than needed, and scalerpc's defaults otherwise.
+/// Returns the server's configuration: slots no larger than needed, and scalerpc's defaults
+/// otherwise.
 pub(crate) fn config(case: &Case) -> ServerConfig {
     ServerConfig {
         max_clients: case.clients as u32,
         depth: case.depth as u32,
-        slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES).next_multiple_of(64).max(128) as u32,
+        slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES)
+            .next_multiple_of(64)
+            .max(128) as u32,
         group_size: case.group_size,
-        grouping: if case.kind == Kind::ScalerpcOff { Grouping::Off } else { Grouping::On },
+        grouping: if case.kind == Kind::ScalerpcOff {
+            Grouping::Off
+        } else {
+            Grouping::On
+        },
         ..ServerConfig::default()
     }
 }
@@ -38,7 +45,11 @@ pub(crate) struct ScaleServer {
 }
 
 impl Server for ScaleServer {
-    fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
+    fn open(
+        case: &Case,
+        device: &DeviceSpec,
+        answers: Answers,
+    ) -> Result<(Self, Vec<Vec<u8>>), Failure> {
         let server = RdmaServer::new(device, &config(case))?;
         let answers = Rc::new(answers);
         let mut handlers = Handlers::new(server.max_payload());
@@ -48,15 +59,33 @@ impl Server for ScaleServer {
             of_handler.answer(request, &mut reply[..bytes]);
             Ok(bytes)
         });
-        let pending = (0..case.clients).map(|_| server.offer()).collect::<Result<Vec<_>, _>>()?;
-        let offers = pending.iter().map(|peer| peer.record().encode().to_vec()).collect();
-        Ok((Self { server, handlers, pending, answers }, offers))
+        let pending = (0..case.clients)
+            .map(|_| server.offer())
+            .collect::<Result<Vec<_>, _>>()?;
+        let offers = pending
+            .iter()
+            .map(|peer| peer.record().encode().to_vec())
+            .collect();
+        Ok((
+            Self {
+                server,
+                handlers,
+                pending,
+                answers,
+            },
+            offers,
+        ))
     }
 
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
-        let Self { server, pending, .. } = self;
+        let Self {
+            server, pending, ..
+        } = self;
         let admit = |(peer, said): (PendingPeer, &&[u8])| -> Result<Vec<u8>, Failure> {
-            Ok(server.admit(peer, &Accept::decode(record(said)?)?)?.encode().to_vec())
+            Ok(server
+                .admit(peer, &Accept::decode(record(said)?)?)?
+                .encode()
+                .to_vec())
         };
         pending.drain(..).zip(said).map(admit).collect()
     }
@@ -71,7 +100,10 @@ impl Server for ScaleServer {
 
     fn registered_bytes(&self) -> u64 {
         let memory = self.server.core().memory();
-        [&memory.entries, &memory.pools, &memory.responses].map(|region| region.len() as u64).iter().sum()
+        [&memory.entries, &memory.pools, &memory.responses]
+            .map(|region| region.len() as u64)
+            .iter()
+            .sum()
     }
 
     fn device_info(&self) -> DeviceInfo {
@@ -80,8 +112,15 @@ impl Server for ScaleServer {
 
     fn counters(&self) -> Counters {
         let (stats, groups) = (self.server.stats(), self.server.groups() as u64);
-        let counters = [("groups", groups), ("slices", stats.slices), ("fetched", stats.reads)];
-        counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+        let counters = [
+            ("groups", groups),
+            ("slices", stats.slices),
+            ("fetched", stats.reads),
+        ];
+        counters
+            .into_iter()
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect()
     }
 }
 
@@ -95,8 +134,17 @@ pub(crate) struct ScaleClient {
 impl Client for ScaleClient {
     type Pending = PendingClient;
 
-    fn open(_: &Case, device: &Device, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
-        let pending = PendingClient::on(device, &Offer::decode(record(offer)?)?, &RdmaOptions::default())?;
+    fn open(
+        _: &Case,
+        device: &Device,
+        _: usize,
+        offer: &[u8],
+    ) -> Result<(Self::Pending, Vec<u8>), Failure> {
+        let pending = PendingClient::on(
+            device,
+            &Offer::decode(record(offer)?)?,
+            &RdmaOptions::default(),
+        )?;
         let accept = pending.record().encode().to_vec();
         Ok((pending, accept))
     }
@@ -104,7 +152,11 @@ impl Client for ScaleClient {
     fn admitted(pending: Self::Pending, admission: &[u8]) -> Result<Self, Failure> {
         let client = pending.admitted(&Admission::decode(record(admission)?)?);
         let layout = *client.core().layout();
-        Ok(Self { client, calls: Vec::with_capacity(layout.depth), reply: vec![0; layout.max_payload()] })
+        Ok(Self {
+            client,
+            calls: Vec::with_capacity(layout.depth),
+            reply: vec![0; layout.max_payload()],
+        })
     }
 
     #[inline]
@@ -121,11 +173,18 @@ impl Client for ScaleClient {
 
     #[inline]
     fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
-        let Self { client, calls, reply } = self;
+        let Self {
+            client,
+            calls,
+            reply,
+        } = self;
         client.poll();
         while let Some(completion) = client.poll_completion(reply) {
-            let found = calls.iter().position(|(token, _)| *token == completion.call);
-            let (_, slot) = calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
+            let found = calls
+                .iter()
+                .position(|(token, _)| *token == completion.call);
+            let (_, slot) =
+                calls.swap_remove(found.ok_or("a call has ended that was not under way")?);
             match completion.outcome {
                 Ok(bytes) => ended(slot, reply.get(..bytes)),
                 Err(failure) if failure.is_retryable() => ended(slot, None),

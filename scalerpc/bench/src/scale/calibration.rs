@@ -10,43 +10,72 @@ pub(crate) struct Published {
     pub(crate) missing_gbps: f64,
     /// Part of the messages whose context had to be fetched.
     pub(crate) miss_share: f64,
-    /// Bytes of a message: an assumption, since the published point does not say. 4,096 is the largest MTU, and with it the model's NIC
-    /// sends 97.0 Gbit/s.
+    /// Bytes of a message: an assumption, since the published point does not say. 4,096 is the
+    /// largest MTU, and with it the model's NIC sends 97.0 Gbit/s.
     pub(crate) message_bytes: u64,
 }
 
 /// The published point: at 49.1 % misses, 48 instead of 96.6 Gbit/s.
-pub(crate) const PUBLISHED: Published = Published { full_gbps: 96.6, missing_gbps: 48.0, miss_share: 0.491, message_bytes: 4096 };
+pub(crate) const PUBLISHED: Published = Published {
+    full_gbps: 96.6,
+    missing_gbps: 48.0,
+    miss_share: 0.491,
+    message_bytes: 4096,
+};
 
 impl Published {
-    /// Returns the cost of a miss, in ns: the extra time of a message, on average over all messages, divided by the part that misses.
+    /// Returns the cost of a miss, in ns: the extra time of a message, on average over all
+    /// messages, divided by the part that misses.
     pub(crate) fn miss_ns(&self) -> u64 {
         let message_ns = |gbps: f64| self.message_bytes as f64 * 8.0 / gbps;
-        ((message_ns(self.missing_gbps) - message_ns(self.full_gbps)) / self.miss_share).round() as u64
+        ((message_ns(self.missing_gbps) - message_ns(self.full_gbps)) / self.miss_share).round()
+            as u64
     }
 }
 
-/// Returns the NIC of the model with that many contexts, each of which costs `context_miss_ns` to fetch. Other parameters are the model's
-/// defaults.
+/// Returns the NIC of the model with that many contexts, each of which costs `context_miss_ns` to
+/// fetch. Other parameters are the model's defaults.
 pub(crate) fn nic(context_entries: usize, context_miss_ns: u64) -> NicParameters {
-    NicParameters { context_entries, context_miss_ns, ..NicParameters::default() }
+    NicParameters {
+        context_entries,
+        context_miss_ns,
+        ..NicParameters::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use mlx5::{Access, ConnectOptions, Device, QpConfig, ReceiveSource, Signal, Simulation, Write};
+    use mlx5::{
+        Access, ConnectOptions, Device, QpConfig, ReceiveSource, Signal, Simulation, Write,
+    };
 
     use super::*;
 
     #[test]
     fn a_miss_costs_what_the_published_point_says() {
-        // 4,096 B take 339.21 ns at 96.6 Gbit/s and 682.67 ns at 48. The difference of 343.46 ns is due to 49.1 % of the messages.
+        // 4,096 B take 339.21 ns at 96.6 Gbit/s and 682.67 ns at 48. The difference of 343.46 ns is
+        // due to 49.1 % of the messages.
         assert_eq!(PUBLISHED.miss_ns(), 699);
-        assert_eq!(Published { message_bytes: 1024, ..PUBLISHED }.miss_ns(), 175);
-        assert_eq!(Published { missing_gbps: 96.6, ..PUBLISHED }.miss_ns(), 0);
+        assert_eq!(
+            Published {
+                message_bytes: 1024,
+                ..PUBLISHED
+            }
+            .miss_ns(),
+            175
+        );
+        assert_eq!(
+            Published {
+                missing_gbps: 96.6,
+                ..PUBLISHED
+            }
+            .miss_ns(),
+            0
+        );
     }
 
-    /// Returns Gbit/s and the part of misses of a NIC that WRITEs messages of the point's size over `qps` queue pairs in random order.
+    /// Returns Gbit/s and the part of misses of a NIC that WRITEs messages of the point's size over
+    /// `qps` queue pairs in random order.
     fn driven(qps: usize, context_entries: usize) -> (f64, f64) {
         const MESSAGES: usize = 4_000;
         let mut simulation = Simulation::new(nic(context_entries, PUBLISHED.miss_ns()));
@@ -54,28 +83,48 @@ mod tests {
         let mut end = || {
             let device = Device::simulated(&mut simulation).unwrap();
             let pd = device.alloc_pd().unwrap();
-            let mr = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+            let mr = pd
+                .alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+                .unwrap();
             (device.create_cq(MESSAGES as u32).unwrap(), pd, mr, device)
         };
         let (mut cq, pd, source, device) = end();
         let (target_cq, target_pd, target, _target) = end();
-        let config = QpConfig { max_send_wr: 512, max_inline_data: 0, lane_slots: 16, ..QpConfig::default() };
+        let config = QpConfig {
+            max_send_wr: 512,
+            max_inline_data: 0,
+            lane_slots: 16,
+            ..QpConfig::default()
+        };
         let mut pairs: Vec<_> = (0..qps)
             .map(|_| {
-                let own = || ReceiveSource::Own { depth: 1, max_sge: 0 };
+                let own = || ReceiveSource::Own {
+                    depth: 1,
+                    max_sge: 0,
+                };
                 let mut qp = pd.create_qp(&cq, &cq, own(), &config).unwrap();
-                let mut peer = target_pd.create_qp(&target_cq, &target_cq, own(), &config).unwrap();
+                let mut peer = target_pd
+                    .create_qp(&target_cq, &target_cq, own(), &config)
+                    .unwrap();
                 let addresses = (qp.address(), peer.address());
-                qp.connect(&addresses.1, &ConnectOptions::default()).unwrap();
-                peer.connect(&addresses.0, &ConnectOptions::default()).unwrap();
+                qp.connect(&addresses.1, &ConnectOptions::default())
+                    .unwrap();
+                peer.connect(&addresses.0, &ConnectOptions::default())
+                    .unwrap();
                 (qp, peer)
             })
             .collect();
-        let write = Write { addr: target.addr(), rkey: target.rkey(), payload: source.sge(0, bytes as u32).unwrap() };
+        let write = Write {
+            addr: target.addr(),
+            rkey: target.rkey(),
+            payload: source.sge(0, bytes as u32).unwrap(),
+        };
         let mut random = 1_u64;
         for _ in 0..MESSAGES {
             // Knuth's MMIX generator; its high bits are good.
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let qp = &mut pairs[(random >> 33) as usize % qps].0;
             qp.post(&write, Signal::Always, 0).unwrap();
             qp.ring();
@@ -85,17 +134,26 @@ mod tests {
         cq.poll(MESSAGES, |cqe| good += usize::from(cqe.result().is_ok()));
         assert_eq!(good, MESSAGES);
         let uses = simulation.context_uses(&device).unwrap();
-        ((MESSAGES * bytes * 8) as f64 / simulation.now_ns() as f64, uses.send_misses as f64 / uses.sends as f64)
+        (
+            (MESSAGES * bytes * 8) as f64 / simulation.now_ns() as f64,
+            uses.send_misses as f64 / uses.sends as f64,
+        )
     }
 
-    /// Tests the model, not the formula: a cache of 64 contexts, and as many queue pairs in random order as make 49.1 % of the messages
-    /// miss theirs.
+    /// Tests the model, not the formula: a cache of 64 contexts, and as many queue pairs in random
+    /// order as make 49.1 % of the messages miss theirs.
     #[test]
     fn the_model_halves_its_throughput_where_the_published_nic_did() {
         let (full_gbps, misses) = driven(60, 64);
-        assert!((full_gbps / PUBLISHED.full_gbps - 1.0).abs() < 0.03 && misses < 0.02, "{full_gbps:.1} Gbit/s, {misses:.3}");
+        assert!(
+            (full_gbps / PUBLISHED.full_gbps - 1.0).abs() < 0.03 && misses < 0.02,
+            "{full_gbps:.1} Gbit/s, {misses:.3}"
+        );
         let (gbps, misses) = driven(124, 64);
         assert!((misses - PUBLISHED.miss_share).abs() < 0.01, "{misses:.3}");
-        assert!((gbps / PUBLISHED.missing_gbps - 1.0).abs() < 0.03, "{gbps:.1} Gbit/s at {misses:.3}");
+        assert!(
+            (gbps / PUBLISHED.missing_gbps - 1.0).abs() < 0.03,
+            "{gbps:.1} Gbit/s at {misses:.3}"
+        );
     }
 }

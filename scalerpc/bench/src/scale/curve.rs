@@ -7,7 +7,8 @@ use serde::Serialize;
 use super::calibration;
 use super::point::{Load, Measured, Point};
 
-/// Part of its peak from which on the server counts as busy: from there on throughput says something about the server.
+/// Part of its peak from which on the server counts as busy: from there on throughput says
+/// something about the server.
 const ENOUGH: f64 = 0.95;
 /// Number of rotations, of the maximum length, in which slices reach their final length.
 const ROTATIONS_TO_SETTLE: u64 = 5;
@@ -32,22 +33,60 @@ pub(crate) struct Setting {
 impl Setting {
     /// Returns the configuration of the server of a point.
     pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
-        let Self { depth, group_size, slice_ns, max_rotation_ns, load, .. } = *self;
-        let slot_bytes = (load.request_bytes.max(load.response_bytes) + MESSAGE_OVERHEAD).next_multiple_of(64).max(128) as u32;
-        ServerConfig { max_clients: clients, depth, slot_bytes, grouping, group_size, slice_ns, max_rotation_ns, ..ServerConfig::default() }
+        let Self {
+            depth,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            load,
+            ..
+        } = *self;
+        let slot_bytes = (load.request_bytes.max(load.response_bytes) + MESSAGE_OVERHEAD)
+            .next_multiple_of(64)
+            .max(128) as u32;
+        ServerConfig {
+            max_clients: clients,
+            depth,
+            slot_bytes,
+            grouping,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            ..ServerConfig::default()
+        }
     }
 
     fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, Failure> {
         let nic = calibration::nic(self.context_entries, self.context_miss_ns);
-        let nic = mlx5::NicParameters { jitter_ns: self.jitter_ns, seed: self.seed, ..nic };
+        let nic = mlx5::NicParameters {
+            jitter_ns: self.jitter_ns,
+            seed: self.seed,
+            ..nic
+        };
         let takes_turns = grouping == Grouping::On && clients > self.one_group();
-        let settle_ns = self.load.window_ns / 2 + if takes_turns { ROTATIONS_TO_SETTLE * self.max_rotation_ns } else { 0 };
-        Point { clients, server: self.server(clients, grouping), nic, load: self.load, settle_ns }.measure()
+        let settle_ns = self.load.window_ns / 2
+            + if takes_turns {
+                ROTATIONS_TO_SETTLE * self.max_rotation_ns
+            } else {
+                0
+            };
+        Point {
+            clients,
+            server: self.server(clients, grouping),
+            nic,
+            load: self.load,
+            settle_ns,
+        }
+        .measure()
     }
 
     /// Measures both modes with that many clients.
     pub(crate) fn pair(&self, clients: u32) -> Result<Pair, Failure> {
-        Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
+        Ok(Pair {
+            clients,
+            off: self.measure(clients, Grouping::Off)?,
+            on: self.measure(clients, Grouping::On)?,
+        })
     }
 
     /// Returns the maximum number of clients that are one group, and so never switch.
@@ -73,8 +112,8 @@ impl Pair {
 /// The summary of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
-    /// Minimum number of clients of the curve with which grouping off reaches 95 % of its peak. Fewer clients do not keep the server
-    /// busy.
+    /// Minimum number of clients of the curve with which grouping off reaches 95 % of its peak.
+    /// Fewer clients do not keep the server busy.
     pub(crate) enough_clients: u32,
     /// The drop of grouping off from its peak with more clients than at the peak, 0..1.
     pub(crate) grouping_off_drop: f64,
@@ -90,8 +129,12 @@ impl Verdict {
         let most = |of: fn(&Pair) -> f64| curve.iter().map(of).fold(0.0, f64::max);
         let (off_peak, on_peak) = (most(off), most(on));
         let peak_at = curve.iter().position(|pair| off(pair) >= off_peak)?;
-        let enough_at = curve.iter().position(|pair| off(pair) >= ENOUGH * off_peak)?;
-        let least = |pairs: &[Pair], of: fn(&Pair) -> f64| pairs.iter().map(of).fold(f64::INFINITY, f64::min);
+        let enough_at = curve
+            .iter()
+            .position(|pair| off(pair) >= ENOUGH * off_peak)?;
+        let least = |pairs: &[Pair], of: fn(&Pair) -> f64| {
+            pairs.iter().map(of).fold(f64::INFINITY, f64::min)
+        };
         Some(Self {
             enough_clients: curve[enough_at].clients,
             grouping_off_drop: 1.0 - least(&curve[peak_at..], off) / off_peak,
@@ -116,12 +159,22 @@ mod tests {
             fewest_of_a_client: 0,
             most_of_a_client: 0,
         };
-        Pair { clients, off: of(off), on: of(on) }
+        Pair {
+            clients,
+            off: of(off),
+            on: of(on),
+        }
     }
 
     #[test]
     fn a_verdict_counts_from_enough_load_on_and_off_from_its_peak_on() {
-        let curve = [pair(1, 10.0, 10.0), pair(10, 96.0, 96.0), pair(50, 100.0, 90.0), pair(100, 30.0, 80.0), pair(200, 40.0, 95.0)];
+        let curve = [
+            pair(1, 10.0, 10.0),
+            pair(10, 96.0, 96.0),
+            pair(50, 100.0, 90.0),
+            pair(100, 30.0, 80.0),
+            pair(200, 40.0, 95.0),
+        ];
         let verdict = Verdict::of(&curve).unwrap();
         assert_eq!(verdict.enough_clients, 10);
         assert!((verdict.grouping_off_drop - 0.7).abs() < 1e-9);

@@ -1,4 +1,5 @@
-//! Throughput against the number of clients, grouping off and on, in virtual time with the NIC model of the software HCA.
+//! Throughput against the number of clients, grouping off and on, in virtual time with the NIC
+//! model of the software HCA.
 //!
 //! [`calibration`]: the cost of a missing context; [`workload`]: files and accounts; [`point`]: a server and its clients in one thread; [`curve`]: the points and their
 //! summary; [`memory`]: the memory of a server; [`result`]: tables, JSON document and plot.
@@ -29,11 +30,13 @@ use crate::PROGRAM;
 
 /// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
-/// Descriptors of a client: its device's three memfds, the same at the server, and the server's at the client.
+/// Descriptors of a client: its device's three memfds, the same at the server, and the server's at
+/// the client.
 const FILES_PER_CLIENT: u64 = 9;
 /// Descriptors of everything else.
 const OTHER_FILES: u64 = 64;
-/// Numbers of clients of the servers whose memory is measured: those with published figures, and two more.
+/// Numbers of clients of the servers whose memory is measured: those with published figures, and
+/// two more.
 const SERVERS: [u32; 4] = [32, 128, 512, 1000];
 
 /// Throughput against the number of clients, grouping off and on, in virtual time.
@@ -68,8 +71,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     slice_us: u64,
 
-    /// Maximum length of a rotation with longer slices, in us, 0 to 1000000: slices become longer where that gets more done; 0 keeps
-    /// their length.
+    /// Maximum length of a rotation with longer slices, in us, 0 to 1000000: slices become longer
+    /// where that gets more done; 0 keeps their length.
     #[arg(long, value_name = "US", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     max_rotation_us: u64,
 
@@ -77,11 +80,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     cache: u32,
 
-    /// Cost of a context that the NIC does not hold, in ns, 0 to 1000000 [default: by calibration on a published point].
+    /// Cost of a context that the NIC does not hold, in ns, 0 to 1000000 [default: by calibration
+    /// on a published point].
     #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     miss_ns: Option<u64>,
 
-    /// CPU time of the server for a request, in ns, 1 to 1000000: 50 ns stands for 10 threads that take 500 ns each.
+    /// CPU time of the server for a request, in ns, 1 to 1000000: 50 ns stands for 10 threads that
+    /// take 500 ns each.
     #[arg(long, value_name = "NS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     server_ns: u64,
 
@@ -93,8 +98,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Virtual time that is measured at each point, in us, 100 to 10000000. Half as much passes before, and with several groups five of
-    /// the longest rotations, in which slices reach their final length.
+    /// Virtual time that is measured at each point, in us, 100 to 10000000. Half as much passes
+    /// before, and with several groups five of the longest rotations, in which slices reach their
+    /// final length.
     #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     window_us: u64,
 
@@ -102,7 +108,8 @@ pub(crate) struct Options {
     #[arg(long)]
     curve_only: bool,
 
-    /// Also write the result as one JSON document to a file, or to standard output with -; the tables then go to standard error.
+    /// Also write the result as one JSON document to a file, or to standard output with -; the
+    /// tables then go to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<JsonSink>,
 
@@ -116,7 +123,13 @@ impl Options {
     fn resolve(&self) -> Result<(Setting, u32), Failure> {
         let most = match self.clients.last() {
             Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,
-            _ => return Err(format!("--clients {:?}: legal is a rising list, such as 10,100,1000", self.clients).into()),
+            _ => {
+                return Err(format!(
+                    "--clients {:?}: legal is a rising list, such as 10,100,1000",
+                    self.clients
+                )
+                .into());
+            }
         };
         let echo = (self.request_bytes as usize, self.response_bytes as usize);
         let (request_bytes, response_bytes) = self.workload.bytes(self.depth).unwrap_or(echo);
@@ -140,9 +153,17 @@ impl Options {
             },
         };
         let server = setting.server(most, Grouping::On);
-        server.check().map_err(|error| format!("a point with {most} clients: {error}"))?;
-        self.svg.as_deref().map_or(Ok(()), file::check).map_err(|error| format!("--svg: {error}"))?;
-        self.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
+        server
+            .check()
+            .map_err(|error| format!("a point with {most} clients: {error}"))?;
+        self.svg
+            .as_deref()
+            .map_or(Ok(()), file::check)
+            .map_err(|error| format!("--svg: {error}"))?;
+        self.json
+            .as_ref()
+            .map_or(Ok(()), JsonSink::check)
+            .map_err(|error| format!("--json: {error}"))?;
         Ok((setting, most))
     }
 }
@@ -150,16 +171,25 @@ impl Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let (setting, most) = options.resolve()?;
     let servers: &[u32] = if options.curve_only { &[] } else { &SERVERS };
-    let most_clients = servers.iter().fold(most, |most, clients| most.max(*clients));
+    let most_clients = servers
+        .iter()
+        .fold(most, |most, clients| most.max(*clients));
     allow_open_files(FILES_PER_CLIENT * u64::from(most_clients) + OTHER_FILES)?;
     let mut curve: Vec<Pair> = Vec::with_capacity(options.clients.len());
     for clients in &options.clients {
         say(&format!("{clients} clients"));
         curve.push(setting.pair(*clients)?);
     }
-    let verdict = Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
-    let servers = servers.iter().map(|clients| memory::measure(*clients)).collect::<Result<_, _>>()?;
+    let verdict =
+        Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
+    let servers = servers
+        .iter()
+        .map(|clients| memory::measure(*clients))
+        .collect::<Result<_, _>>()?;
     let document = Document::new(setting, verdict, curve, servers);
-    options.svg.as_deref().map_or(Ok(()), |path| file::write(path, document.plot().as_bytes()))?;
+    options
+        .svg
+        .as_deref()
+        .map_or(Ok(()), |path| file::write(path, document.plot().as_bytes()))?;
     PROGRAM.show(&document, options.json.as_ref(), None)
 }

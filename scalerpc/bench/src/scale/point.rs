@@ -1,4 +1,5 @@
-//! One point of a curve: a server and its clients in virtual time, one thread for all of them, and its results.
+//! One point of a curve: a server and its clients in virtual time, one thread for all of them, and
+//! its results.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,7 +9,9 @@ use bench::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{CallFailure, CallToken, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use scalerpc::{
+    CallFailure, CallToken, HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig,
+};
 use serde::Serialize;
 
 use super::workload::{Lane, Store, Workload};
@@ -17,13 +20,16 @@ use super::workload::{Lane, Store, Workload};
 const REQUEST: u16 = 1;
 /// Maximum number of requests that a step of the server answers.
 const BUDGET: usize = 32;
-/// Address space of a client's device, whose memory is a few slots; and of the server's, which has the pools. In bytes.
+/// Address space of a client's device, whose memory is a few slots; and of the server's, which has
+/// the pools. In bytes.
 const CLIENT_ARENA_BYTES: usize = 64 << 20;
 const SERVER_ARENA_BYTES: usize = 16 << 30;
-/// Time after the last call within which outstanding calls end, or are lost, in ns; and the interval of the check.
+/// Time after the last call within which outstanding calls end, or are lost, in ns; and the
+/// interval of the check.
 const DRAIN_NS: u64 = 1_000_000_000;
 const DRAIN_STEP_NS: u64 = 1_000_000;
-/// Divisor of a request's CPU time for posting a READ or an event: such an operation is posted, without a copy or a check.
+/// Divisor of a request's CPU time for posting a READ or an event: such an operation is posted,
+/// without a copy or a check.
 const OPERATION_DIVISOR: u64 = 10;
 
 /// The requests of clients, and the CPU times. Each client keeps all its slots in use.
@@ -33,7 +39,8 @@ pub(crate) struct Load {
     /// Maximum payload bytes.
     pub(crate) request_bytes: usize,
     pub(crate) response_bytes: usize,
-    /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which takes n times as long.
+    /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which
+    /// takes n times as long.
     pub(crate) server_request_ns: u64,
     /// Other CPU time of a step of the server, in ns: polling of completions, entries and slots.
     pub(crate) server_step_ns: u64,
@@ -89,7 +96,13 @@ impl Point {
     }
 
     fn measured(&self, before: &Snapshot, after: &Snapshot) -> Measured {
-        let each = || after.ended.iter().zip(&before.ended).map(|(after, before)| after - before);
+        let each = || {
+            after
+                .ended
+                .iter()
+                .zip(&before.ended)
+                .map(|(after, before)| after - before)
+        };
         let responses: u64 = each().sum();
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let uses = |count: fn(&ContextUses) -> u64| count(&after.uses) - count(&before.uses);
@@ -135,8 +148,9 @@ impl World {
         let is_over = Rc::<Cell<bool>>::default();
         let mut callers = Vec::with_capacity(point.clients as usize);
         for number in 0..point.clients {
-            let client =
-                connect(simulation, &mut server).map_err(|error| format!("setting up client {number} of {}: {error}", point.clients))?;
+            let client = connect(simulation, &mut server).map_err(|error| {
+                format!("setting up client {number} of {}: {error}", point.clients)
+            })?;
             let device = client.device().clone();
             let caller = Rc::new(RefCell::new(Caller::new(client, number, point)));
             callers.push(Rc::clone(&caller));
@@ -146,23 +160,44 @@ impl World {
         let server = Rc::new(RefCell::new(Serving::new(server, point)));
         let serving = Rc::clone(&server);
         simulation.spawn(&[&device], move |_| serving.borrow_mut().step())?;
-        Ok(Self { server, device, callers, is_over })
+        Ok(Self {
+            server,
+            device,
+            callers,
+            is_over,
+        })
     }
 
     fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, Failure> {
         self.check()?;
-        let ended = self.callers.iter().map(|caller| caller.borrow().ended).collect();
+        let ended = self
+            .callers
+            .iter()
+            .map(|caller| caller.borrow().ended)
+            .collect();
         let server = &self.server.borrow().server;
-        Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats: *server.stats(), slice_ns: server.slice_ns() })
+        Ok(Snapshot {
+            ended,
+            uses: simulation.context_uses(&self.device)?,
+            stats: *server.stats(),
+            slice_ns: server.slice_ns(),
+        })
     }
 
     /// Returns the first error of the run.
     fn check(&self) -> Result<(), Failure> {
         match self.server.borrow().server.stats().garbage {
             0 => {}
-            garbage => return Err(format!("the server found {garbage} malformed requests or entries").into()),
+            garbage => {
+                return Err(
+                    format!("the server found {garbage} malformed requests or entries").into(),
+                );
+            }
         }
-        self.callers.iter().find_map(|caller| caller.borrow_mut().error.take()).map_or(Ok(()), Err)
+        self.callers
+            .iter()
+            .find_map(|caller| caller.borrow_mut().error.take())
+            .map_or(Ok(()), Err)
     }
 
     /// Lets all calls under way end.
@@ -171,10 +206,19 @@ impl World {
         let end_ns = simulation.now_ns() + DRAIN_NS;
         loop {
             self.check()?;
-            match self.callers.iter().map(|caller| caller.borrow().outstanding.len() as u64).sum() {
+            match self
+                .callers
+                .iter()
+                .map(|caller| caller.borrow().outstanding.len() as u64)
+                .sum()
+            {
                 0 => return self.check_money(),
                 lost if simulation.now_ns() >= end_ns => {
-                    return Err(format!("{lost} calls had not ended {} ms after the last one was made", DRAIN_NS / 1_000_000).into());
+                    return Err(format!(
+                        "{lost} calls had not ended {} ms after the last one was made",
+                        DRAIN_NS / 1_000_000
+                    )
+                    .into());
                 }
                 _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
             };
@@ -183,20 +227,34 @@ impl World {
 
     /// Compares the money of the accounts with that of the transactions, all of which have ended.
     fn check_money(&self) -> Result<(), Failure> {
-        let lanes_of = |caller: &Rc<RefCell<Caller>>| caller.borrow().idle.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.brought));
+        let lanes_of = |caller: &Rc<RefCell<Caller>>| {
+            caller
+                .borrow()
+                .idle
+                .iter()
+                .fold(0, |sum: u64, lane| sum.wrapping_add(lane.brought))
+        };
         let brought = self.callers.iter().map(lanes_of).fold(0, u64::wrapping_add);
         let held = self.server.borrow().store.borrow().gained();
         if held != brought {
-            return Err(format!("the accounts hold {held} more than at first, and transactions brought {brought}").into());
+            return Err(format!(
+                "the accounts hold {held} more than at first, and transactions brought {brought}"
+            )
+            .into());
         }
         Ok(())
     }
 }
 
-/// Returns a device of the simulation. It is not strict and not traced, which would take most of the run's time; the devices of the
-/// protocol's tests are.
+/// Returns a device of the simulation. It is not strict and not traced, which would take most of
+/// the run's time; the devices of the protocol's tests are.
 fn spec(simulation: &Simulation<'_>, arena_bytes: usize) -> DeviceSpec {
-    DeviceSpec::Soft(SoftOptions { arena_bytes, strict: false, trace: false, ..simulation.options() })
+    DeviceSpec::Soft(SoftOptions {
+        arena_bytes,
+        strict: false,
+        trace: false,
+        ..simulation.options()
+    })
 }
 
 fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaClient, SetupError> {
@@ -226,13 +284,24 @@ impl Serving {
         handlers.insert(REQUEST, move |request: &[u8], response: &mut [u8]| {
             count.set(count.get() + 1);
             if load.workload != Workload::Echo {
-                return files_and_accounts.borrow_mut().execute(request, response).ok_or(HandlerError);
+                return files_and_accounts
+                    .borrow_mut()
+                    .execute(request, response)
+                    .ok_or(HandlerError);
             }
-            let response = response.get_mut(..load.response_bytes).ok_or(HandlerError)?;
+            let response = response
+                .get_mut(..load.response_bytes)
+                .ok_or(HandlerError)?;
             pattern::fill_reply(response, Tag::of_request(request));
             Ok(response.len())
         });
-        Self { server, handlers, load, store, answered }
+        Self {
+            server,
+            handlers,
+            load,
+            store,
+            answered,
+        }
     }
 
     fn step(&mut self) -> Did {
@@ -242,12 +311,15 @@ impl Serving {
         let requests = self.answered.get() - before.0;
         let others = operations(self.server.stats()) - before.1;
         Did::Cost(
-            self.load.server_step_ns + self.load.server_request_ns * requests + self.load.server_request_ns * others / OPERATION_DIVISOR,
+            self.load.server_step_ns
+                + self.load.server_request_ns * requests
+                + self.load.server_request_ns * others / OPERATION_DIVISOR,
         )
     }
 }
 
-/// A client as an actor: calls in every lane that has no call outstanding, and checks every response.
+/// A client as an actor: calls in every lane that has no call outstanding, and checks every
+/// response.
 struct Caller {
     client: RdmaClient,
     number: u32,
@@ -267,8 +339,21 @@ impl Caller {
     fn new(client: RdmaClient, number: u32, point: &Point) -> Self {
         let load = point.load;
         let (request, response) = (vec![0; load.request_bytes], vec![0; load.response_bytes]);
-        let idle = (0..point.server.depth.into()).map(|lane| Lane::new(load.workload, number, lane, point.clients)).collect();
-        Self { client, number, load, made: 0, ended: 0, outstanding: Vec::new(), idle, request, response, error: None }
+        let idle = (0..point.server.depth.into())
+            .map(|lane| Lane::new(load.workload, number, lane, point.clients))
+            .collect();
+        Self {
+            client,
+            number,
+            load,
+            made: 0,
+            ended: 0,
+            outstanding: Vec::new(),
+            idle,
+            request,
+            response,
+            error: None,
+        }
     }
 
     fn step(&mut self, is_over: bool) -> Did {
@@ -282,14 +367,22 @@ impl Caller {
         }
     }
 
-    /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or made, whichever is larger.
+    /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or
+    /// made, whichever is larger.
     fn work(&mut self, is_over: bool) -> Result<u64, Failure> {
         self.client.poll();
         let (mut ended, made) = (0, self.made);
         while let Some(completion) = self.client.poll_completion(&mut self.response) {
-            let at = self.outstanding.iter().position(|(token, ..)| *token == completion.call);
+            let at = self
+                .outstanding
+                .iter()
+                .position(|(token, ..)| *token == completion.call);
             let Some((_, call, mut lane)) = at.map(|at| self.outstanding.swap_remove(at)) else {
-                return Err(format!("client {}: the end of a call that was not outstanding", self.number).into());
+                return Err(format!(
+                    "client {}: the end of a call that was not outstanding",
+                    self.number
+                )
+                .into());
             };
             self.ended += self.check(&mut lane, call, completion.outcome)?;
             self.idle.push(lane);
@@ -314,7 +407,11 @@ impl Caller {
                     self.idle.push(lane);
                     return Ok(());
                 }
-                Err(error) => return Err(format!("client {}: a call was refused: {error}", self.number).into()),
+                Err(error) => {
+                    return Err(
+                        format!("client {}: a call was refused: {error}", self.number).into(),
+                    );
+                }
             }
             self.made += 1;
         }
@@ -322,10 +419,19 @@ impl Caller {
     }
 
     /// Returns the number of operations that end with the call.
-    fn check(&self, lane: &mut Lane, call: u64, outcome: Result<usize, CallFailure>) -> Result<u64, Failure> {
+    fn check(
+        &self,
+        lane: &mut Lane,
+        call: u64,
+        outcome: Result<usize, CallFailure>,
+    ) -> Result<u64, Failure> {
         let client = self.number;
-        let bytes = outcome.map_err(|error| format!("client {client}: call {call} failed: {error}"))?;
-        let ended = self.response.get(..bytes).and_then(|response| lane.response(Tag::new(client as usize, call), response));
+        let bytes =
+            outcome.map_err(|error| format!("client {client}: call {call} failed: {error}"))?;
+        let ended = self
+            .response
+            .get(..bytes)
+            .and_then(|response| lane.response(Tag::new(client as usize, call), response));
         ended.ok_or_else(|| format!("client {client}: the response to call {call} has {bytes} bytes that are not those expected").into())
     }
 }

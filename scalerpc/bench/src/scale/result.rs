@@ -43,9 +43,19 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>, servers: Vec<ServerBytes>) -> Self {
-        let NicParameters { doorbell_ns, send_ns, byte_ps, link_ns, .. } =
-            calibration::nic(setting.context_entries, setting.context_miss_ns);
+    pub(crate) fn new(
+        setting: Setting,
+        verdict: Verdict,
+        curve: Vec<Pair>,
+        servers: Vec<ServerBytes>,
+    ) -> Self {
+        let NicParameters {
+            doorbell_ns,
+            send_ns,
+            byte_ps,
+            link_ns,
+            ..
+        } = calibration::nic(setting.context_entries, setting.context_miss_ns);
         let line = memory::line(&servers);
         Self {
             schema: "scalerpc-scale",
@@ -53,7 +63,12 @@ impl Document {
             verdict,
             calibration: PUBLISHED,
             calibrated_miss_ns: PUBLISHED.miss_ns(),
-            nic: Nic { doorbell_ns, send_ns, byte_ps, link_ns },
+            nic: Nic {
+                doorbell_ns,
+                send_ns,
+                byte_ps,
+                link_ns,
+            },
             setting,
             curve,
             server_bytes: servers,
@@ -63,9 +78,22 @@ impl Document {
     }
 
     fn curve_table(&self) -> Table {
-        let mut table = Table::new(["clients", "off", "misses", "on", "misses", "on/off", "slices", "on: a client's least..most"]);
+        let mut table = Table::new([
+            "clients",
+            "off",
+            "misses",
+            "on",
+            "misses",
+            "on/off",
+            "slices",
+            "on: a client's least..most",
+        ]);
         for pair in &self.curve {
-            let Measured { fewest_of_a_client, most_of_a_client, .. } = pair.on;
+            let Measured {
+                fewest_of_a_client,
+                most_of_a_client,
+                ..
+            } = pair.on;
             table.row([
                 pair.clients.to_string(),
                 rate(pair.off.responses_per_s),
@@ -81,16 +109,28 @@ impl Document {
     }
 
     fn memory_table(&self) -> Table {
-        let mut table = Table::new(["clients", "registered", "device", "heap", "server", "RC, published"]);
+        let mut table = Table::new([
+            "clients",
+            "registered",
+            "device",
+            "heap",
+            "server",
+            "RC, published",
+        ]);
         for server in &self.server_bytes {
-            let published = PER_CONNECTION_MB.iter().find(|(nodes, _)| *nodes == server.clients);
+            let published = PER_CONNECTION_MB
+                .iter()
+                .find(|(nodes, _)| *nodes == server.clients);
             table.row([
                 server.clients.to_string(),
                 bytes(server.registered),
                 bytes(server.device),
                 bytes(server.heap),
                 format!("{:.3} MB", server.total() as f64 / 1e6),
-                published.map_or_else(|| "-".to_owned(), |(_, megabytes)| format!("{megabytes:.3} MB")),
+                published.map_or_else(
+                    || "-".to_owned(),
+                    |(_, megabytes)| format!("{megabytes:.3} MB"),
+                ),
             ]);
         }
         table
@@ -100,12 +140,28 @@ impl Document {
     pub(crate) fn plot(&self) -> String {
         let series = |name: String, of: fn(&Pair) -> f64| Series {
             name,
-            points: self.curve.iter().map(|pair| Point::new(f64::from(pair.clients), of(pair))).collect(),
+            points: self
+                .curve
+                .iter()
+                .map(|pair| Point::new(f64::from(pair.clients), of(pair)))
+                .collect(),
         };
         let off = |pair: &Pair| pair.off.responses_per_s;
         let on = |pair: &Pair| pair.on.responses_per_s;
-        let Setting { context_entries, context_miss_ns, depth, group_size, slice_ns, load, .. } = self.setting;
-        let counts: Vec<f64> = self.curve.iter().map(|pair| f64::from(pair.clients)).collect();
+        let Setting {
+            context_entries,
+            context_miss_ns,
+            depth,
+            group_size,
+            slice_ns,
+            load,
+            ..
+        } = self.setting;
+        let counts: Vec<f64> = self
+            .curve
+            .iter()
+            .map(|pair| f64::from(pair.clients))
+            .collect();
         let most = counts.last().copied().unwrap_or(0.0);
         Lines {
             title: "One server, throughput against the number of clients".to_owned(),
@@ -129,15 +185,33 @@ impl Document {
 
 impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting { context_entries, context_miss_ns, jitter_ns, seed, depth, group_size, slice_ns, max_rotation_ns, load } =
-            self.setting;
-        let Nic { doorbell_ns, send_ns, byte_ps, link_ns } = self.nic;
+        let Setting {
+            context_entries,
+            context_miss_ns,
+            jitter_ns,
+            seed,
+            depth,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            load,
+        } = self.setting;
+        let Nic {
+            doorbell_ns,
+            send_ns,
+            byte_ps,
+            link_ns,
+        } = self.nic;
         writeln!(
             f,
             "Modelled, in virtual time: the library as it is, on a model of NICs. Misses are of the messages that the server's NIC sends.\n"
         )?;
         writeln!(f, "{}", self.curve_table())?;
-        writeln!(f, "grouping off drops by {} behind its peak", percent(self.verdict.grouping_off_drop))?;
+        writeln!(
+            f,
+            "grouping off drops by {} behind its peak",
+            percent(self.verdict.grouping_off_drop)
+        )?;
         writeln!(
             f,
             "grouping on keeps {} of its peak at worst, from {} clients on (with fewer the server is not busy)\n",
@@ -170,9 +244,16 @@ impl fmt::Display for Document {
             load.client_call_ns,
             load.window_ns as f64 / 1e6
         )?;
-        if let (Some(per_client), Some(fixed)) = (self.server_bytes_per_client, self.server_bytes_without_clients) {
+        if let (Some(per_client), Some(fixed)) = (
+            self.server_bytes_per_client,
+            self.server_bytes_without_clients,
+        ) {
             writeln!(f, "{}", self.memory_table())?;
-            writeln!(f, "a server takes {:.3} MB, and {per_client:.0} B for each client", fixed / 1e6)?;
+            writeln!(
+                f,
+                "a server takes {:.3} MB, and {per_client:.0} B for each client",
+                fixed / 1e6
+            )?;
         }
         Ok(())
     }
@@ -180,7 +261,11 @@ impl fmt::Display for Document {
 
 /// Returns the length of slices, if there were any.
 fn slices(measured: &Measured) -> String {
-    if measured.slices == 0 { "-".to_owned() } else { format!("{} us", measured.slice_ns / 1000) }
+    if measured.slices == 0 {
+        "-".to_owned()
+    } else {
+        format!("{} us", measured.slice_ns / 1000)
+    }
 }
 
 fn percent(share: f64) -> String {

@@ -1,5 +1,5 @@
-//! The requests of clients: an echo, the metadata of a file system, and the transactions of SmallBank. Server and clients keep real files and accounts,
-//! and check each other by them.
+//! The requests of clients: an echo, the metadata of a file system, and the transactions of
+//! SmallBank. Server and clients keep real files and accounts, and check each other by them.
 
 use std::collections::HashMap;
 
@@ -22,21 +22,30 @@ const CASH: u64 = u64::MAX;
 pub(crate) enum Workload {
     /// Each request is answered with a pattern of it.
     Echo,
-    /// Operations on files: each client makes a file in its directory, reads its attributes, lists the directory and removes the file, again and again.
+    /// Operations on files: each client makes a file in its directory, reads its attributes, lists
+    /// the directory and removes the file, again and again.
     Metadata,
-    /// Transactions on accounts of all clients, in SmallBank's mix: one to three calls, of which the first ones lock and read an account each, and the
-    /// last one commits.
+    /// Transactions on accounts of all clients, in SmallBank's mix: one to three calls, of which
+    /// the first ones lock and read an account each, and the last one commits.
     Smallbank,
 }
 
 impl Workload {
-    /// Returns the maximum payload bytes of a request and of a response, if the workload determines them.
+    /// Returns the maximum payload bytes of a request and of a response, if the workload determines
+    /// them.
     pub(crate) const fn bytes(self, depth: u32) -> Option<(usize, usize)> {
         match self {
             Self::Echo => None,
             Self::Metadata => {
                 let listed = 16 + 8 * (OTHER_FILES as usize + depth as usize);
-                Some((64, if listed > STAT_BYTES { listed } else { STAT_BYTES }))
+                Some((
+                    64,
+                    if listed > STAT_BYTES {
+                        listed
+                    } else {
+                        STAT_BYTES
+                    },
+                ))
             }
             Self::Smallbank => Some((40, 24)),
         }
@@ -57,7 +66,10 @@ enum Verb {
 
 /// Reads word `at` of a message; 0 beyond its end.
 fn word(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(8 * at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+    bytes
+        .get(8 * at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
 /// Returns the word of a tag.
@@ -67,7 +79,10 @@ const fn name(tag: Tag) -> u64 {
 
 /// Writes words from the start of a message.
 fn put(bytes: &mut [u8], words: impl IntoIterator<Item = u64>) {
-    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    bytes
+        .chunks_exact_mut(8)
+        .zip(words)
+        .for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
 }
 
 /// The state of the server.
@@ -81,13 +96,22 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(workload: Workload, clients: u32) -> Self {
-        let accounts = if workload == Workload::Smallbank { u64::from(clients) * ACCOUNTS } else { 0 };
-        Self { files: HashMap::new(), accounts: vec![(FIRST_BALANCE, false); accounts as usize] }
+        let accounts = if workload == Workload::Smallbank {
+            u64::from(clients) * ACCOUNTS
+        } else {
+            0
+        };
+        Self {
+            files: HashMap::new(),
+            accounts: vec![(FIRST_BALANCE, false); accounts as usize],
+        }
     }
 
     /// Returns how much more money there is than at first.
     pub(crate) fn gained(&self) -> u64 {
-        self.accounts.iter().fold(0, |sum: u64, (balance, _)| sum.wrapping_add(*balance).wrapping_sub(FIRST_BALANCE))
+        self.accounts.iter().fold(0, |sum: u64, (balance, _)| {
+            sum.wrapping_add(*balance).wrapping_sub(FIRST_BALANCE)
+        })
     }
 
     /// Executes a request. Returns the bytes of its response; `None` if it is none.
@@ -100,7 +124,15 @@ impl Store {
                 files.or_insert_with(directory).push(b);
                 (1, 24)
             }
-            verb if verb == Verb::Stat as u64 => (files.or_default().iter().find(|file| **file == b).copied().unwrap_or(0), STAT_BYTES),
+            verb if verb == Verb::Stat as u64 => (
+                files
+                    .or_default()
+                    .iter()
+                    .find(|file| **file == b)
+                    .copied()
+                    .unwrap_or(0),
+                STAT_BYTES,
+            ),
             verb if verb == Verb::List as u64 => {
                 let files = files.or_default();
                 put(response.get_mut(16..)?, files.iter().copied());
@@ -120,7 +152,10 @@ impl Store {
             verb if verb == Verb::Commit as u64 => {
                 for (account, change) in [(a, amount), (b, amount.wrapping_neg())] {
                     if account != CASH {
-                        let (balance, is_locked) = self.accounts.get_mut(account as usize).filter(|(_, is_locked)| *is_locked)?;
+                        let (balance, is_locked) = self
+                            .accounts
+                            .get_mut(account as usize)
+                            .filter(|(_, is_locked)| *is_locked)?;
                         (*balance, *is_locked) = (balance.wrapping_add(change), false);
                     }
                 }
@@ -143,7 +178,8 @@ pub(crate) struct Lane {
     finished: u64,
     /// Calls of the sequence that have ended.
     step: usize,
-    /// Accounts of the transaction, in the order of their locks, and the money that goes from the second to the first.
+    /// Accounts of the transaction, in the order of their locks, and the money that goes from the
+    /// second to the first.
     accounts: [u64; 2],
     amount: u64,
     is_read_only: bool,
@@ -158,8 +194,19 @@ impl Lane {
         let (client, all_accounts) = (u64::from(client), u64::from(clients) * ACCOUNTS);
         let random = (client << 8 | number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let (accounts, is_read_only) = ([0, CASH], true);
-        let mut lane =
-            Self { workload, client, number, finished: 0, step: 0, accounts, amount: 0, is_read_only, brought: 0, random, all_accounts };
+        let mut lane = Self {
+            workload,
+            client,
+            number,
+            finished: 0,
+            step: 0,
+            accounts,
+            amount: 0,
+            is_read_only,
+            brought: 0,
+            random,
+            all_accounts,
+        };
         lane.begin();
         lane
     }
@@ -172,14 +219,19 @@ impl Lane {
         self.random % limit
     }
 
-    /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two (amalgamate, send payment).
+    /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two
+    /// (amalgamate, send payment).
     fn begin(&mut self) {
         let kind = self.below(100);
         let a = self.below(self.all_accounts);
         let b = self.below(self.all_accounts);
         (self.is_read_only, self.amount, self.step) = (kind < 15, 1 + kind, 0);
         // Two transactions that lock in the same order do not wait for each other.
-        self.accounts = if kind < 60 || a == b { [a, CASH] } else { [a.min(b), a.max(b)] };
+        self.accounts = if kind < 60 || a == b {
+            [a, CASH]
+        } else {
+            [a.min(b), a.max(b)]
+        };
     }
 
     fn file(&self) -> u64 {
@@ -192,7 +244,11 @@ impl Lane {
         let locks = 1 + usize::from(b != CASH);
         let (verb, a, b) = match self.workload {
             Workload::Echo => return pattern::fill_request(request, tag),
-            Workload::Metadata => ([Verb::Make, Verb::Stat, Verb::List, Verb::Remove][self.step], self.client, self.file()),
+            Workload::Metadata => (
+                [Verb::Make, Verb::Stat, Verb::List, Verb::Remove][self.step],
+                self.client,
+                self.file(),
+            ),
             Workload::Smallbank if self.is_read_only => (Verb::Read, a, 0),
             Workload::Smallbank if self.step < locks => (Verb::Lock, self.accounts[self.step], 0),
             Workload::Smallbank => (Verb::Commit, a, b),
@@ -212,7 +268,10 @@ impl Lane {
         if self.workload == Workload::Metadata {
             let is_right = match self.step {
                 1 => result == self.file() && response.len() == STAT_BYTES,
-                2 => response.chunks_exact(8).skip(2).any(|file| word(file, 0) == self.file()),
+                2 => response
+                    .chunks_exact(8)
+                    .skip(2)
+                    .any(|file| word(file, 0) == self.file()),
                 _ => result == 1,
             };
             self.step = (self.step + 1) % 4;

@@ -5,7 +5,8 @@ use crate::protocol::bits;
 use crate::protocol::error::{CallFailure, CloseReason, ProtocolError};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{
-    EVENT_SLOT_BYTES, EVENT_SLOTS, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid,
+    EVENT_SLOT_BYTES, EVENT_SLOTS, Event, HEADER_BYTES, ReqId, ResponseHeader, Status,
+    TRAILER_BYTES, Trailer, ZoneId, valid,
 };
 
 /// The newest events that one poll found.
@@ -24,7 +25,9 @@ impl Events {
     /// Records an event if its slice is later than the last closed one (S11).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
-            Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => self.activate = Some((epoch, zone)),
+            Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => {
+                self.activate = Some((epoch, zone))
+            }
             Some(Event::Switch { epoch }) if epoch > closed_epoch => self.switch = Some(epoch),
             Some(Event::Close) => self.is_closed = true,
             _ => {}
@@ -33,16 +36,23 @@ impl Events {
 }
 
 impl<M: Memory> Client<M> {
-    /// Takes responses and events. Responses come first, so that an announcement offers only unanswered requests. The slot of activations
-    /// comes last: an activation is posted before everything else of its slice, so when that is seen, the activation is there and is
-    /// cleared (S12).
+    /// Takes responses and events. Responses come first, so that an announcement offers only
+    /// unanswered requests. The slot of activations comes last: an activation is posted before
+    /// everything else of its slice, so when that is seen, the activation is there and is cleared
+    /// (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
         let unposted = if out.is_empty() { 0 } else { fresh };
         self.take_responses(self.pending & !unposted, &mut events)?;
         let trailers = [self.layout.activate_slot() + EVENT_SLOT_BYTES - TRAILER_BYTES];
-        if self.memory.responses.find(&trailers, EVENT_SLOT_BYTES, EVENT_SLOTS).is_none() && !events.are_any() {
+        if self
+            .memory
+            .responses
+            .find(&trailers, EVENT_SLOT_BYTES, EVENT_SLOTS)
+            .is_none()
+            && !events.are_any()
+        {
             return Ok(());
         }
         self.take_events(events, out)
@@ -64,12 +74,21 @@ impl<M: Memory> Client<M> {
 
     /// Takes bare events. Processes them, and the events that responses carried.
     #[cold]
-    fn take_events(&mut self, mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
-        for start in [self.layout.switch_slot(), self.layout.activate_slot(), self.layout.close_slot()] {
+    fn take_events(
+        &mut self,
+        mut events: Events,
+        out: &mut Vec<ClientOp>,
+    ) -> Result<(), ProtocolError> {
+        for start in [
+            self.layout.switch_slot(),
+            self.layout.activate_slot(),
+            self.layout.close_slot(),
+        ] {
             self.take_bare_event(start, &mut events)?;
         }
         if events.is_closed {
-            // S27: all responses that will ever come are here, also those that came since the slots were read.
+            // S27: all responses that will ever come are here, also those that came since the slots
+            // were read.
             self.take_responses(self.pending, &mut events)?;
             self.close(CloseReason::ServerStopped);
             return Ok(());
@@ -81,7 +100,8 @@ impl<M: Memory> Client<M> {
             if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            // If the slice is over, the zone may have been taken back (S26): nothing is written into it.
+            // If the slice is over, the zone may have been taken back (S26): nothing is written
+            // into it.
             if events.switch != Some(epoch) {
                 self.activate(epoch, ZoneId::of(epoch, zone), out);
             }
@@ -102,15 +122,26 @@ impl<M: Memory> Client<M> {
 
     /// Takes the response of a slot whose trailer has arrived.
     #[inline(always)]
-    fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
-        let id = ReqId { slot: slot as u8, sequence: self.calls[slot].sequence };
+    fn take_response(
+        &mut self,
+        slot: usize,
+        trailer_at: usize,
+        trailer: Trailer,
+        events: &mut Events,
+    ) -> Result<(), ProtocolError> {
+        let id = ReqId {
+            slot: slot as u8,
+            sequence: self.calls[slot].sequence,
+        };
         let len = trailer.len as usize;
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return Err(ProtocolError::Length(trailer.len));
         }
         let (at, payload_len) = (trailer_at - len, len - HEADER_BYTES);
         let bytes = self.memory.responses.header(at);
-        if bytes.is_some_and(|bytes| ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32)) {
+        if bytes
+            .is_some_and(|bytes| ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32))
+        {
             self.end_call(slot, Ok(payload_len));
             return Ok(());
         }
@@ -119,8 +150,17 @@ impl<M: Memory> Client<M> {
 
     /// Takes a response that is not plain, whose header is at `at`.
     #[cold]
-    fn take_header(&mut self, slot: usize, at: usize, id: ReqId, len: usize, events: &mut Events) -> Result<(), ProtocolError> {
-        let Some(bytes) = self.memory.responses.header(at) else { return Err(ProtocolError::Length(len as u32)) };
+    fn take_header(
+        &mut self,
+        slot: usize,
+        at: usize,
+        id: ReqId,
+        len: usize,
+        events: &mut Events,
+    ) -> Result<(), ProtocolError> {
+        let Some(bytes) = self.memory.responses.header(at) else {
+            return Err(ProtocolError::Length(len as u32));
+        };
         let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
         if header.req_id != id.to_wire() {
             return Err(ProtocolError::ReqId(header.req_id));
@@ -152,7 +192,9 @@ impl<M: Memory> Client<M> {
             return Err(ProtocolError::Length(trailer.len));
         }
         let mut bytes = [0; HEADER_BYTES];
-        self.memory.responses.read(trailer_at - HEADER_BYTES, &mut bytes);
+        self.memory
+            .responses
+            .read(trailer_at - HEADER_BYTES, &mut bytes);
         let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
         let epoch = match header.event {
             Some(Event::Activate { epoch, .. } | Event::Switch { epoch }) => epoch,

@@ -31,30 +31,49 @@ pub(super) struct Call {
 }
 
 impl<M: Memory> Client<M> {
-    /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it waits in its slot until the server
-    /// fetches it. The call ends in [`poll_completion`](Self::poll_completion), at the timeout at latest if the client is polled.
+    /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it
+    /// waits in its slot until the server fetches it. The call ends in
+    /// [`poll_completion`](Self::poll_completion), at the timeout at latest if the client is
+    /// polled.
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
     #[inline]
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallToken, CallError> {
+    pub fn call(
+        &mut self,
+        rpc_type: u16,
+        payload: &[u8],
+        now_ns: u64,
+        out: &mut Vec<ClientOp>,
+    ) -> Result<CallToken, CallError> {
         if let State::Closed(reason) = self.state {
             return Err(CallError::Closed(reason));
         }
         let max = self.layout.max_payload();
         if payload.len() > max {
-            return Err(CallError::PayloadTooLarge { len: payload.len(), max });
+            return Err(CallError::PayloadTooLarge {
+                len: payload.len(),
+                max,
+            });
         }
         // The slot is 64 if none is free.
         let slot = self.free.trailing_zeros() as usize;
         let call = self.calls.get_mut(slot).ok_or(CallError::NoSlot)?;
         self.free &= self.free - 1;
         let sequence = call.sequence.wrapping_add(1);
-        let id = ReqId { slot: slot as u8, sequence };
+        let id = ReqId {
+            slot: slot as u8,
+            sequence,
+        };
         let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
         let deadline_ns = now_ns.saturating_add(self.timeout_ns);
         let is_offered = matches!(self.state, State::Process { .. });
-        *call = Call { sequence, len, is_offered, deadline_ns };
+        *call = Call {
+            sequence,
+            len,
+            is_offered,
+            deadline_ns,
+        };
         let start = self.layout.client_slot(slot);
         let header = RequestHeader {
             rpc_type,
@@ -63,8 +82,16 @@ impl<M: Memory> Client<M> {
             client_slot_rkey: self.responses_rkey,
             payload_len: payload.len() as u32,
         };
-        let trailer = Trailer { len: len - TRAILER_BYTES as u32, valid: valid(sequence) };
-        self.memory.requests.put_message(start + self.layout.trailer_at(), &header.encode(), payload, trailer.to_word());
+        let trailer = Trailer {
+            len: len - TRAILER_BYTES as u32,
+            valid: valid(sequence),
+        };
+        self.memory.requests.put_message(
+            start + self.layout.trailer_at(),
+            &header.encode(),
+            payload,
+            trailer.to_word(),
+        );
         self.pending |= 1 << slot;
         self.fresh |= 1 << slot;
         self.expire_ns = self.expire_ns.min(deadline_ns);
@@ -75,7 +102,8 @@ impl<M: Memory> Client<M> {
         Ok(CallToken(id))
     }
 
-    /// Takes the next call that has ended. Copies as much of its response's payload as fits to `into` (the paper's PollCompletion).
+    /// Takes the next call that has ended. Copies as much of its response's payload as fits to
+    /// `into` (the paper's PollCompletion).
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         let completion = self.ended.pop_front()?;
@@ -92,35 +120,53 @@ impl<M: Memory> Client<M> {
         Some(completion)
     }
 
-    /// Takes the response of a slot, which arrived in the slot of that number (S13). `outcome` is that of its call, which may have ended.
+    /// Takes the response of a slot, which arrived in the slot of that number (S13). `outcome` is
+    /// that of its call, which may have ended.
     #[inline(always)]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
-        if self.quarantined >> slot & 1 == 0 { self.push_ended(slot, outcome) } else { self.end_quarantine(slot) }
+        if self.quarantined >> slot & 1 == 0 {
+            self.push_ended(slot, outcome)
+        } else {
+            self.end_quarantine(slot)
+        }
     }
 
     /// Takes the response to a call that has ended.
     #[cold]
     fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
-        // The slot is not free before the end of its call is taken: `poll_completion` frees it then.
-        if self.ended.iter().all(|completion| usize::from(completion.call.0.slot) != slot) {
+        // The slot is not free before the end of its call is taken: `poll_completion` frees it
+        // then.
+        if self
+            .ended
+            .iter()
+            .all(|completion| usize::from(completion.call.0.slot) != slot)
+        {
             self.free_slot(slot);
         }
     }
 
     #[inline(always)]
     fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
-        let call = CallToken(ReqId { slot: slot as u8, sequence: self.calls[slot].sequence });
+        let call = CallToken(ReqId {
+            slot: slot as u8,
+            sequence: self.calls[slot].sequence,
+        });
         self.ended.push_back(Completion { call, outcome });
     }
 
-    /// Ends the calls whose time is over. Their slots wait for the response (S14), unless the request was never offered.
+    /// Ends the calls whose time is over. Their slots wait for the response (S14), unless the
+    /// request was never offered.
     #[cold]
     pub(super) fn expire(&mut self, now_ns: u64) {
         self.expire_ns = u64::MAX;
         for slot in bits(self.pending & !self.quarantined) {
-            let Call { deadline_ns, is_offered, .. } = self.calls[slot];
+            let Call {
+                deadline_ns,
+                is_offered,
+                ..
+            } = self.calls[slot];
             if deadline_ns > now_ns {
                 self.expire_ns = self.expire_ns.min(deadline_ns);
                 continue;
@@ -141,26 +187,39 @@ impl<M: Memory> Client<M> {
         for slot in bits(std::mem::take(&mut self.pending) & !self.quarantined) {
             // A server that stops has answered every request that a handler got (S27).
             let may_have_run = self.calls[slot].is_offered && reason != CloseReason::ServerStopped;
-            let failure = if may_have_run { CallFailure::Closed(reason) } else { CallFailure::NotSent };
+            let failure = if may_have_run {
+                CallFailure::Closed(reason)
+            } else {
+                CallFailure::NotSent
+            };
             self.push_ended(slot, Err(failure));
         }
     }
 
-    /// Frees a slot, which holds no call and no response. It can be used again once it is not lent any more (S6).
+    /// Frees a slot, which holds no call and no response. It can be used again once it is not lent
+    /// any more (S6).
     fn free_slot(&mut self, slot: usize) {
-        let freed = if self.lent >> slot & 1 != 0 { &mut self.lent_free } else { &mut self.free };
+        let freed = if self.lent >> slot & 1 != 0 {
+            &mut self.lent_free
+        } else {
+            &mut self.free
+        };
         *freed |= 1 << slot;
     }
 
-    /// Takes the lent slots back: the announcement is closed, and the server READs no slot any more.
+    /// Takes the lent slots back: the announcement is closed, and the server READs no slot any
+    /// more.
     pub(super) fn take_back_slots(&mut self) {
         self.lent = 0;
         self.free |= std::mem::take(&mut self.lent_free);
     }
 
-    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival.
+    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
+    /// arrival.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns).min()
+        bits(self.pending & !self.quarantined)
+            .map(|slot| self.calls[slot].deadline_ns)
+            .min()
     }
 }

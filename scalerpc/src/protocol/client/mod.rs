@@ -1,7 +1,9 @@
-//! The client as a state machine. Inputs: responses and events in its memory, completions, and the time. Output: operations.
+//! The client as a state machine. Inputs: responses and events in its memory, completions, and the
+//! time. Output: operations.
 //!
-//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `rest`
-//! lets the server reclaim the zone of an idle client without a handshake.
+//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to
+//! WARMUP to PROCESS and back, `rest` lets the server reclaim the zone of an idle client without a
+//! handshake.
 
 mod arrivals;
 mod calls;
@@ -22,7 +24,8 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
-/// The regions of a client. Their sizes: [`Layout::requests_bytes`], [`Layout::client_responses_bytes`].
+/// The regions of a client. Their sizes: [`Layout::requests_bytes`],
+/// [`Layout::client_responses_bytes`].
 #[derive(Clone, Debug)]
 pub struct ClientMemory<M> {
     /// Staging slots; the server READs.
@@ -87,7 +90,8 @@ pub enum State {
         /// The client's zone in the slice.
         zone: ZoneId,
     },
-    /// No call is outstanding, and the server may take the zone back without an answer of this client (S26). The next poll ends the rest.
+    /// No call is outstanding, and the server may take the zone back without an answer of this
+    /// client (S26). The next poll ends the rest.
     Resting,
     /// The connection has ended.
     Closed(CloseReason),
@@ -132,7 +136,8 @@ pub struct Client<M> {
     pending: u64,
     /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
-    /// Slots of calls made since the last poll. As long as their operations were not taken, no response can be there.
+    /// Slots of calls made since the last poll. As long as their operations were not taken, no
+    /// response can be there.
     fresh: u64,
     /// Earliest deadline of a call, in ns.
     expire_ns: u64,
@@ -146,8 +151,9 @@ pub struct Client<M> {
 }
 
 impl<M: Memory> Client<M> {
-    /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros, and as large as `layout` says: smaller
-    /// ones lose messages. `requests_addr`, `responses_addr` and `responses_rkey` are those of the client's record.
+    /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros,
+    /// and as large as `layout` says: smaller ones lose messages. `requests_addr`, `responses_addr`
+    /// and `responses_rkey` are those of the client's record.
     #[must_use]
     pub fn new(
         layout: Layout,
@@ -189,8 +195,8 @@ impl<M: Memory> Client<M> {
         self.timeout_ns = timeout_ns;
     }
 
-    /// One bounded step: takes responses and events, ends calls whose time is over, announces waiting requests. Appends operations to
-    /// `out`.
+    /// One bounded step: takes responses and events, ends calls whose time is over, announces
+    /// waiting requests. Appends operations to `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         if matches!(self.state, State::Closed(_) | State::Resting) && !self.wake(out) {
             return;
@@ -212,7 +218,8 @@ impl<M: Memory> Client<M> {
         matches!(self.state, State::Idle | State::Resting) && self.pending != 0
     }
 
-    /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the regions are dropped.
+    /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the
+    /// regions are dropped.
     pub fn close(&mut self, reason: CloseReason) {
         if !matches!(self.state, State::Closed(_)) {
             self.state = State::Closed(reason);
@@ -238,14 +245,16 @@ impl<M: Memory> Client<M> {
         !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
-    /// Returns the number of calls that ran out of time and whose responses are missing: each keeps its slot until then (S14).
+    /// Returns the number of calls that ran out of time and whose responses are missing: each keeps
+    /// its slot until then (S14).
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.quarantined.count_ones() as usize
     }
 
-    /// Returns whether a slot becomes free only by a message of the server: it waits for a response, also one to a call that ran out of
-    /// time, or for the end of an announcement (S6). The owner of a client that waits for its server probes it (S20).
+    /// Returns whether a slot becomes free only by a message of the server: it waits for a
+    /// response, also one to a call that ran out of time, or for the end of an announcement (S6).
+    /// The owner of a client that waits for its server probes it (S20).
     pub(crate) const fn awaits_server(&self) -> bool {
         self.pending | self.lent != 0
     }

@@ -1,4 +1,5 @@
-//! IDLE, WARMUP, PROCESS: the writes of the client to the server. The table is in `docs/scalerpc.md`.
+//! IDLE, WARMUP, PROCESS: the writes of the client to the server. The table is in
+//! `docs/scalerpc.md`.
 
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
@@ -6,18 +7,27 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 
 impl<M: Memory> Client<M> {
-    /// WRITEs a request of `len` bytes from the slot that begins at `start` into the slot of the same number of the client's zone.
+    /// WRITEs a request of `len` bytes from the slot that begins at `start` into the slot of the
+    /// same number of the client's zone.
     #[inline]
     pub(super) fn write_request(&mut self, start: usize, len: u32) -> ClientOp {
         let from = start + self.layout.slot_bytes - len as usize;
         self.stats.direct += 1;
-        ClientOp::WriteRequest { addr: self.zone_addr.wrapping_add(from as u64), rkey: self.server.pools_rkey, from, len }
+        ClientOp::WriteRequest {
+            addr: self.zone_addr.wrapping_add(from as u64),
+            rkey: self.server.pools_rkey,
+            from,
+            len,
+        }
     }
 
     /// Begins PROCESS. Announced requests were READ; the other requests are written now.
     pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut Vec<ClientOp>) {
         self.state = State::Process { epoch, zone };
-        self.zone_addr = self.server.pools_addr.wrapping_add(self.layout.pool_slot(zone, 0) as u64);
+        self.zone_addr = self
+            .server
+            .pools_addr
+            .wrapping_add(self.layout.pool_slot(zone, 0) as u64);
         self.stats.activations += 1;
         let unread = self.pending & !self.lent;
         self.take_back_slots();
@@ -27,15 +37,23 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Ends the slice. Releases the zone, and announces all unanswered requests, so that none is lost (S5).
+    /// Ends the slice. Releases the zone, and announces all unanswered requests, so that none is
+    /// lost (S5).
     pub(super) fn switch(&mut self, epoch: u64, out: &mut Vec<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;
         self.take_back_slots();
-        self.announce(Some(Release { client: u32::from(self.server.client.0), epoch: epoch as u32 }), out);
+        self.announce(
+            Some(Release {
+                client: u32::from(self.server.client.0),
+                epoch: epoch as u32,
+            }),
+            out,
+        );
     }
 
-    /// Writes the entry: a release, an announcement of everything unanswered if there is anything, or both.
+    /// Writes the entry: a release, an announcement of everything unanswered if there is anything,
+    /// or both.
     pub(super) fn announce(&mut self, release: Option<Release>, out: &mut Vec<ClientOp>) {
         let mut bytes = [0; Release::BYTES + Announcement::BYTES];
         let (mut start, mut end) = (Release::BYTES, Release::BYTES);
@@ -50,7 +68,10 @@ impl<M: Memory> Client<M> {
                 slots: self.pending,
                 client: u32::from(self.server.client.0),
                 number: self.announcements,
-                longest: bits(self.pending).map(|slot| self.calls[slot].len).max().unwrap_or(0),
+                longest: bits(self.pending)
+                    .map(|slot| self.calls[slot].len)
+                    .max()
+                    .unwrap_or(0),
             };
             bytes[Announcement::AT..].copy_from_slice(&announcement.encode());
             end = bytes.len();
@@ -61,6 +82,11 @@ impl<M: Memory> Client<M> {
         }
         bytes.copy_within(start..end, 0);
         let addr = self.server.entry_addr.wrapping_add(start as u64);
-        out.push(ClientOp::WriteEntry { addr, rkey: self.server.entry_rkey, bytes, len: (end - start) as u8 });
+        out.push(ClientOp::WriteEntry {
+            addr,
+            rkey: self.server.entry_rkey,
+            bytes,
+            len: (end - start) as u8,
+        });
     }
 }

@@ -3,7 +3,9 @@
 use super::{SWEEP, Server};
 use crate::protocol::memory::Memory;
 use crate::protocol::request::ClientId;
-use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::wire::{
+    Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid,
+};
 
 impl<M: Memory> Server<M> {
     /// Checks the entries of the current and the next group, and a number of others (S19).
@@ -13,9 +15,15 @@ impl<M: Memory> Server<M> {
         }
         // With fewer clients, the sweep checks all of them.
         if self.clients.len() > SWEEP {
-            for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
+            for group in [Some(self.scheduler.current()), self.scheduler.next()]
+                .into_iter()
+                .flatten()
+            {
                 let mut first = 0;
-                while let Some(nth) = self.groups.clients(group)[first..].iter().position(|client| self.is_written(*client)) {
+                while let Some(nth) = self.groups.clients(group)[first..]
+                    .iter()
+                    .position(|client| self.is_written(*client))
+                {
                     self.take_entry(self.groups.clients(group)[first + nth]);
                     first += nth + 1;
                 }
@@ -25,7 +33,11 @@ impl<M: Memory> Server<M> {
         let trailers = [Release::TRAILER_AT, Announcement::TRAILER_AT];
         let halves = trailers.map(|trailer_at| self.sweep * ENTRY_BYTES + trailer_at);
         let mut first = 0;
-        while let Some((nth, written)) = self.memory.entries.find(&halves[first..], ENTRY_BYTES, end - self.sweep) {
+        while let Some((nth, written)) =
+            self.memory
+                .entries
+                .find(&halves[first..], ENTRY_BYTES, end - self.sweep)
+        {
             for client in (self.sweep + written..end).map(|client| ClientId(client as u16)) {
                 if self.is_written(client) {
                     self.take_entry(client);
@@ -36,15 +48,17 @@ impl<M: Memory> Server<M> {
         self.sweep = if end == self.clients.len() { 0 } else { end };
     }
 
-    /// Returns whether the last poll was the last one of a round in which all entries were checked, or no entry needs a check. A caller
-    /// that sleeps between polls does so after such a poll: after any other poll it may sleep while the entry of a waiting client stays
-    /// unchecked for many polls.
+    /// Returns whether the last poll was the last one of a round in which all entries were checked,
+    /// or no entry needs a check. A caller that sleeps between polls does so after such a poll:
+    /// after any other poll it may sleep while the entry of a waiting client stays unchecked for
+    /// many polls.
     #[must_use]
     pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()
     }
 
-    /// Returns whether the zones of all clients are active. Such a client writes nothing into its entry.
+    /// Returns whether the zones of all clients are active. Such a client writes nothing into its
+    /// entry.
     fn have_all_zones(&self) -> bool {
         self.active.len() + self.free_ids.len() == self.clients.len()
     }
@@ -52,14 +66,18 @@ impl<M: Memory> Server<M> {
     pub(super) fn clear_entry(&mut self, client: ClientId) {
         let entry = client.index() * ENTRY_BYTES;
         self.memory.entries.store(entry + Release::TRAILER_AT, 0);
-        self.memory.entries.store(entry + Announcement::TRAILER_AT, 0);
+        self.memory
+            .entries
+            .store(entry + Announcement::TRAILER_AT, 0);
     }
 
     /// Returns whether either half of an entry is written.
     #[inline]
     fn is_written(&self, client: ClientId) -> bool {
         let entry = client.index() * ENTRY_BYTES;
-        self.memory.entries.load(entry + Release::TRAILER_AT) | self.memory.entries.load(entry + Announcement::TRAILER_AT) != 0
+        self.memory.entries.load(entry + Release::TRAILER_AT)
+            | self.memory.entries.load(entry + Announcement::TRAILER_AT)
+            != 0
     }
 
     pub(super) fn take_entry(&mut self, client: ClientId) {
@@ -81,15 +99,24 @@ impl<M: Memory> Server<M> {
         let (at, word) = (announced_at, announced);
         if word != 0 {
             let mut body = [0; Announcement::BODY_BYTES];
-            self.memory.entries.read(entry + Announcement::AT, &mut body);
+            self.memory
+                .entries
+                .read(entry + Announcement::AT, &mut body);
             self.memory.entries.exchange(at, word, 0);
-            self.on_announcement(client, Announcement::decode(&body), Trailer::from_word(word));
+            self.on_announcement(
+                client,
+                Announcement::decode(&body),
+                Trailer::from_word(word),
+            );
         }
     }
 
     fn on_release(&mut self, client: ClientId, release: Release, trailer: Trailer) {
-        let zone = self.zone_of(client).filter(|zone| self.zone(*zone).awaits_release(release.epoch));
-        let is_good = trailer == Release::trailer(release.epoch) && release.client == u32::from(client.0);
+        let zone = self
+            .zone_of(client)
+            .filter(|zone| self.zone(*zone).awaits_release(release.epoch));
+        let is_good =
+            trailer == Release::trailer(release.epoch) && release.client == u32::from(client.0);
         match zone {
             Some(zone) if is_good => self.release_zone(zone),
             None if is_good && self.on_late_release(client, release.epoch) => {}
@@ -97,16 +124,28 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    fn on_announcement(&mut self, client: ClientId, announcement: Option<Announcement>, trailer: Trailer) {
+    fn on_announcement(
+        &mut self,
+        client: ClientId,
+        announcement: Option<Announcement>,
+        trailer: Trailer,
+    ) {
         let (depth, slot_bytes) = (self.layout.depth, self.layout.slot_bytes);
-        let Some(record) = self.clients[client.index()].as_mut() else { return };
+        let Some(record) = self.clients[client.index()].as_mut() else {
+            return;
+        };
         let is_good = |announcement: &Announcement| {
-            trailer == Trailer { len: Announcement::BODY_BYTES as u32, valid: valid(announcement.number) }
+            trailer
+                == Trailer {
+                    len: Announcement::BODY_BYTES as u32,
+                    valid: valid(announcement.number),
+                }
                 && announcement.client == u32::from(client.0)
                 && announcement.req_addr == record.regions.requests_addr
                 && announcement.slots != 0
                 && announcement.slots.checked_shr(depth as u32).unwrap_or(0) == 0
-                && (HEADER_BYTES + TRAILER_BYTES..=slot_bytes).contains(&(announcement.longest as usize))
+                && (HEADER_BYTES + TRAILER_BYTES..=slot_bytes)
+                    .contains(&(announcement.longest as usize))
         };
         match announcement.filter(is_good) {
             // If an announcement is taken and not closed, no correct client sends another (S7).

@@ -20,10 +20,18 @@ impl<M: Memory> Server<M> {
     /// Accepts the requests that arrived in the zones of the slice.
     #[inline(always)]
     pub(super) fn accept_active(&mut self) {
-        let Layout { depth, slot_bytes, .. } = self.layout;
+        let Layout {
+            depth, slot_bytes, ..
+        } = self.layout;
         let mut first = 0;
         while first < self.active_at.len() {
-            let Some((nth, slot)) = self.memory.pools.find(&self.active_at[first..], slot_bytes, depth) else { return };
+            let Some((nth, slot)) =
+                self.memory
+                    .pools
+                    .find(&self.active_at[first..], slot_bytes, depth)
+            else {
+                return;
+            };
             self.accept_zone(first + nth, slot);
             first += nth + 1;
         }
@@ -32,49 +40,95 @@ impl<M: Memory> Server<M> {
     /// Accepts the requests that arrived in an active zone, whose slots before `first` are empty.
     #[inline(never)]
     pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
-        let Layout { depth, slot_bytes, .. } = self.layout;
+        let Layout {
+            depth, slot_bytes, ..
+        } = self.layout;
         let (ActiveZone { zone, client }, start) = (self.active[nth], self.active_at[nth]);
-        let Self { memory, clients, accepted, dispatch, layout, stats, .. } = self;
-        let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        let Self {
+            memory,
+            clients,
+            accepted,
+            dispatch,
+            layout,
+            stats,
+            ..
+        } = self;
+        let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else {
+            return;
+        };
         let accepted = &mut accepted[client.index() * depth..][..depth];
         let (mut count, mut bytes) = (0, 0);
-        memory.pools.each(start, slot_bytes, first, depth, |slot, word| {
-            let trailer_at = start + slot * slot_bytes;
-            let Some(last) = accepted.get_mut(slot) else { return };
-            let (trailer, id) = (Trailer::from_word(word), ReqId { slot: slot as u8, sequence: last.wrapping_add(1) });
-            let Some(rpc_type) = check(&memory.pools, layout, &record.regions, trailer_at, id, trailer) else {
-                remove(&memory.pools, stats, trailer_at, word, *last);
-                return;
-            };
-            // Clear before the reply, after which the client may write here again (S3). Until then the client does not, so nothing else
-            // is removed.
-            memory.pools.store(trailer_at, 0);
-            *last = id.sequence;
-            let len = trailer.len - HEADER_BYTES as u32;
-            let request = Request { client, generation: record.generation, id, rpc_type, len, buffer: None };
-            dispatch.push_back(Queued { request, zone, trailer_at });
-            count += 1;
-            bytes += u64::from(trailer.len);
-        });
+        memory
+            .pools
+            .each(start, slot_bytes, first, depth, |slot, word| {
+                let trailer_at = start + slot * slot_bytes;
+                let Some(last) = accepted.get_mut(slot) else {
+                    return;
+                };
+                let (trailer, id) = (
+                    Trailer::from_word(word),
+                    ReqId {
+                        slot: slot as u8,
+                        sequence: last.wrapping_add(1),
+                    },
+                );
+                let Some(rpc_type) = check(
+                    &memory.pools,
+                    layout,
+                    &record.regions,
+                    trailer_at,
+                    id,
+                    trailer,
+                ) else {
+                    remove(&memory.pools, stats, trailer_at, word, *last);
+                    return;
+                };
+                // Clear before the reply, after which the client may write here again (S3). Until
+                // then the client does not, so nothing else is removed.
+                memory.pools.store(trailer_at, 0);
+                *last = id.sequence;
+                let len = trailer.len - HEADER_BYTES as u32;
+                let request = Request {
+                    client,
+                    generation: record.generation,
+                    id,
+                    rpc_type,
+                    len,
+                    buffer: None,
+                };
+                dispatch.push_back(Queued {
+                    request,
+                    zone,
+                    trailer_at,
+                });
+                count += 1;
+                bytes += u64::from(trailer.len);
+            });
         record.requests += u64::from(count);
         record.bytes += bytes;
         stats.accepted += u64::from(count);
         self.zone_mut(zone).queued += count;
     }
 
-    /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which should have
-    /// [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no request, or no buffer for its response: a
-    /// response that is written frees one.
+    /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which
+    /// should have [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no
+    /// request, or no buffer for its response: a response that is written frees one.
     #[inline(always)]
     pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
         if self.dispatch.is_empty() {
             return None;
         }
         let buffer = Some(self.buffers.allocate()?);
-        let Queued { request, zone, trailer_at } = self.dispatch.pop_front()?;
+        let Queued {
+            request,
+            zone,
+            trailer_at,
+        } = self.dispatch.pop_front()?;
         let request = Request { buffer, ..request };
         let (payload, len) = (request.len as usize, into.len().min(request.len as usize));
-        self.memory.pools.read(trailer_at - payload, &mut into[..len]);
+        self.memory
+            .pools
+            .read(trailer_at - payload, &mut into[..len]);
         self.unpin(zone);
         Some(request)
     }
@@ -86,9 +140,17 @@ impl<M: Memory> Server<M> {
     }
 }
 
-/// Checks a message (S1, S2). Returns the request's type if everything about the message is correct.
+/// Checks a message (S1, S2). Returns the request's type if everything about the message is
+/// correct.
 #[inline(always)]
-fn check(pools: &impl Memory, layout: &Layout, regions: &ClientRegions, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<u16> {
+fn check(
+    pools: &impl Memory,
+    layout: &Layout,
+    regions: &ClientRegions,
+    trailer_at: usize,
+    id: ReqId,
+    trailer: Trailer,
+) -> Option<u16> {
     let len = trailer.len as usize;
     if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=layout.trailer_at()).contains(&len) {
         return None;
@@ -96,19 +158,26 @@ fn check(pools: &impl Memory, layout: &Layout, regions: &ClientRegions, trailer_
     let expected = RequestHeader {
         rpc_type: 0,
         req_id: id.to_wire(),
-        client_slot_addr: regions.responses_addr.wrapping_add(layout.client_slot(usize::from(id.slot)) as u64),
+        client_slot_addr: regions
+            .responses_addr
+            .wrapping_add(layout.client_slot(usize::from(id.slot)) as u64),
         client_slot_rkey: regions.responses_rkey,
         payload_len: (len - HEADER_BYTES) as u32,
     };
     expected.type_if_equal(&pools.header(trailer_at - len)?)
 }
 
-/// Removes a message that is not a request, or was accepted before (S4). `last` is the number accepted last. Removes by an exchange, so
-/// that a good message that lands meanwhile is not removed (S2).
+/// Removes a message that is not a request, or was accepted before (S4). `last` is the number
+/// accepted last. Removes by an exchange, so that a good message that lands meanwhile is not
+/// removed (S2).
 #[cold]
 fn remove(pools: &impl Memory, stats: &mut ServerStats, trailer_at: usize, word: u64, last: u32) {
     pools.exchange(trailer_at, word, 0);
     let is_duplicate = Trailer::from_word(word).valid == valid(last);
-    let counter = if is_duplicate { &mut stats.duplicates } else { &mut stats.garbage };
+    let counter = if is_duplicate {
+        &mut stats.duplicates
+    } else {
+        &mut stats.garbage
+    };
     *counter += 1;
 }

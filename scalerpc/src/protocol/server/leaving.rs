@@ -1,4 +1,5 @@
-//! The end of a server: it answers the requests that it has, and then tells each client that no other one runs (S27).
+//! The end of a server: it answers the requests that it has, and then tells each client that no
+//! other one runs (S27).
 
 use super::zones::ZoneState;
 use super::{Server, ServerOp};
@@ -7,8 +8,8 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::Event;
 
 impl<M: Memory> Server<M> {
-    /// Accepts the requests that have arrived in active zones, and none from now on. The owner calls [`dismiss`](Self::dismiss) in place of
-    /// [`poll`](Self::poll) then.
+    /// Accepts the requests that have arrived in active zones, and none from now on. The owner
+    /// calls [`dismiss`](Self::dismiss) in place of [`poll`](Self::poll) then.
     pub fn close(&mut self) {
         self.accept_active();
         for nth in 0..self.busy.len() {
@@ -20,15 +21,25 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Tells the clients that the server goes, each once all of its accepted requests are answered: a worker took them, and `has_kept` none.
+    /// Tells the clients that the server goes, each once all of its accepted requests are answered:
+    /// a worker took them, and `has_kept` none.
     pub fn dismiss(&mut self, has_kept: impl Fn(ClientId) -> bool, out: &mut Vec<ServerOp>) {
         for client in (0..self.clients.len()).map(|nth| ClientId(nth as u16)) {
-            let is_queued = || self.dispatch.iter().any(|queued| queued.request.client == client);
-            let Some(record) = self.client(client).filter(|record| !record.is_dismissed && !is_queued() && !has_kept(client)) else {
+            let is_queued = || {
+                self.dispatch
+                    .iter()
+                    .any(|queued| queued.request.client == client)
+            };
+            let Some(record) = self
+                .client(client)
+                .filter(|record| !record.is_dismissed && !is_queued() && !has_kept(client))
+            else {
                 continue;
             };
             out.push(self.bare_event(client, record.regions, Event::Close));
-            self.clients[client.index()].iter_mut().for_each(|record| record.is_dismissed = true);
+            self.clients[client.index()]
+                .iter_mut()
+                .for_each(|record| record.is_dismissed = true);
         }
     }
 
@@ -39,6 +50,9 @@ impl<M: Memory> Server<M> {
 
     /// Returns whether all clients were told that the server goes.
     pub(crate) fn has_dismissed_all(&self) -> bool {
-        self.clients.iter().flatten().all(|record| record.is_dismissed)
+        self.clients
+            .iter()
+            .flatten()
+            .all(|record| record.is_dismissed)
     }
 }

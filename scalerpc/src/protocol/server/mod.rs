@@ -1,8 +1,10 @@
-//! The server as a state machine. Inputs: entries and messages in its memory, completions, and the time. Output: operations.
+//! The server as a state machine. Inputs: entries and messages in its memory, completions, and the
+//! time. Output: operations.
 //!
-//! [`Server::poll`] does everything except the requests: `entries` takes releases and announcements, `zones` warms, activates, ends and
-//! frees, `rests` takes the zones of clients that rest back, `intake` accepts requests from active zones. [`Server::take`] and
-//! [`Server::reply`] are the worker's side. `leaving` ends the server.
+//! [`Server::poll`] does everything except the requests: `entries` takes releases and
+//! announcements, `zones` warms, activates, ends and frees, `rests` takes the zones of clients that
+//! rest back, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`]
+//! are the worker's side. `leaving` ends the server.
 
 mod entries;
 mod intake;
@@ -31,7 +33,8 @@ use zones::{ActiveZone, Zone, ZoneState};
 /// Number of entries of other groups that a poll checks (S19).
 const SWEEP: usize = 64;
 
-/// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`], [`ServerConfig::responses_bytes`].
+/// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`],
+/// [`ServerConfig::responses_bytes`].
 #[derive(Clone, Debug)]
 pub struct ServerMemory<M> {
     /// Endpoint entries; clients WRITE.
@@ -42,10 +45,12 @@ pub struct ServerMemory<M> {
     pub responses: M,
 }
 
-/// An operation for the queue pair of `client`. The operations of one client are executed in the order given.
+/// An operation for the queue pair of `client`. The operations of one client are executed in the
+/// order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerOp {
-    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if it is the last one, [`Server::on_reads_done`].
+    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if it is the last one,
+    /// [`Server::on_reads_done`].
     Read {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -60,7 +65,8 @@ pub enum ServerOp {
         /// No other READ of the same announcement follows.
         is_last: bool,
     },
-    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then [`Server::on_responses_done`].
+    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then
+    /// [`Server::on_responses_done`].
     WriteResponse {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -84,7 +90,8 @@ pub enum ServerOp {
         /// The bytes of the event.
         bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
     },
-    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then [`Server::on_rest_word`].
+    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then
+    /// [`Server::on_rest_word`].
     ReadRestWord {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -153,7 +160,8 @@ struct ClientRecord {
     bytes: u64,
     /// The buffers of its responses under way.
     responses: Chain,
-    /// Epoch of the zone that was taken back while the client rests. The client still releases it, when it wakes.
+    /// Epoch of the zone that was taken back while the client rests. The client still releases it,
+    /// when it wakes.
     taken_back: Option<u64>,
     /// The client was told that the server goes.
     is_dismissed: bool,
@@ -169,7 +177,8 @@ impl ClientRecord {
 
     /// Returns the priority P = T/S: requests over their mean size, in thousandths.
     fn priority(&self) -> u64 {
-        let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
+        let priority = u128::from(self.requests) * u128::from(self.requests) * 1000
+            / u128::from(self.bytes.max(1));
         u64::try_from(priority).unwrap_or(u64::MAX)
     }
 }
@@ -181,7 +190,8 @@ pub struct Server<M> {
     layout: Layout,
     slice_ns: u64,
     drain_ns: u64,
-    /// Numbers that no client has. The number freed last is given out first: its entry is in the cache.
+    /// Numbers that no client has. The number freed last is given out first: its entry is in the
+    /// cache.
     free_ids: Vec<u16>,
     clients: Vec<Option<ClientRecord>>,
     /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
@@ -206,7 +216,8 @@ pub struct Server<M> {
     active_at: Vec<usize>,
     /// Number of busy zones that owe their clients an event. At 0, no search for them is needed.
     owed: usize,
-    /// Earliest time at which a client that did not release its zone is asked whether it rests, or evicted, in ns.
+    /// Earliest time at which a client that did not release its zone is asked whether it rests, or
+    /// evicted, in ns.
     remind_ns: u64,
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
@@ -217,7 +228,8 @@ pub struct Server<M> {
 }
 
 impl<M: Memory> Server<M> {
-    /// Makes a server without clients. The regions must be all zeros, and as large as [`ServerMemory`] says: smaller ones lose messages.
+    /// Makes a server without clients. The regions must be all zeros, and as large as
+    /// [`ServerMemory`] says: smaller ones lose messages.
     ///
     /// # Errors
     /// [`ConfigError`]: a number is outside its range.
@@ -253,8 +265,8 @@ impl<M: Memory> Server<M> {
         })
     }
 
-    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an earlier client may have left. Returns
-    /// `None` if there are as many clients as entries.
+    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an
+    /// earlier client may have left. Returns `None` if there are as many clients as entries.
     pub fn join(&mut self, regions: ClientRegions) -> Option<ClientId> {
         let client = ClientId(self.free_ids.pop()?);
         self.clear_entry(client);
@@ -275,26 +287,39 @@ impl<M: Memory> Server<M> {
         };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
-        // A split moves clients out of a group, and does not move groups, so numbers stay as they are.
+        // A split moves clients out of a group, and does not move groups, so numbers stay as they
+        // are.
         Some(client)
     }
 
-    /// Removes a client whose queue pair is gone: none of its operations is under way, and it can write nothing any more. A worker may
-    /// still answer requests of it that it has; the answers are dropped.
+    /// Removes a client whose queue pair is gone: none of its operations is under way, and it can
+    /// write nothing any more. A worker may still answer requests of it that it has; the answers
+    /// are dropped.
     pub fn leave(&mut self, client: ClientId) {
-        let Some(mut record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
+        let Some(mut record) = self.clients.get_mut(client.index()).and_then(Option::take) else {
+            return;
+        };
         self.buffers.release_oldest(&mut record.responses, u16::MAX);
         self.waiters -= usize::from(record.waiting.is_some());
         // The zone is freed, so requests that wait in it do not run.
-        self.dispatch.retain(|queued| queued.request.client != client);
+        self.dispatch
+            .retain(|queued| queued.request.client != client);
         if let Some(zone) = record.zone {
             self.free_zone(zone);
         }
         let current = self.groups.leave(client, self.scheduler.current());
-        // A client that was warmed for the next slice gets that slice, in any group that it is in now.
+        // A client that was warmed for the next slice gets that slice, in any group that it is in
+        // now.
         let epoch = self.scheduler.epoch() + 1;
-        let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.zone(*zone).client);
-        self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
+        let warmed = self
+            .busy
+            .iter()
+            .find(|zone| self.zone(**zone).is_of(epoch))
+            .and_then(|zone| self.zone(*zone).client);
+        self.scheduler.renumber(
+            current,
+            warmed.and_then(|client| self.groups.group_of(client)),
+        );
         self.free_ids.push(client.0);
         self.left += 1;
     }
@@ -318,7 +343,8 @@ impl<M: Memory> Server<M> {
 
     /// Returns whether the client of a request is connected.
     pub(crate) fn is_here(&self, request: &Request) -> bool {
-        self.client(request.client).is_some_and(|record| record.generation == request.generation)
+        self.client(request.client)
+            .is_some_and(|record| record.generation == request.generation)
     }
 
     /// One bounded step (S19). Appends operations to `out`.
@@ -336,13 +362,20 @@ impl<M: Memory> Server<M> {
     fn schedule(&mut self, now_ns: u64) {
         let epoch = self.scheduler.epoch();
         let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
-        let Self { scheduler, groups, clients, .. } = self;
+        let Self {
+            scheduler,
+            groups,
+            clients,
+            ..
+        } = self;
         let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
         let waits = |client: ClientId| record(client).is_some_and(ClientRecord::waits);
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
         let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
-        // Other clients may have the zones, if this group was split off theirs: the group comes next itself, if that helps.
-        let [current, next] = [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].len());
+        // Other clients may have the zones, if this group was split off theirs: the group comes
+        // next itself, if that helps.
+        let [current, next] =
+            [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].len());
         if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
             scheduler.repeat(groups, waits);
         }
@@ -351,18 +384,27 @@ impl<M: Memory> Server<M> {
         }
         if self.scheduler.take_regrouped() {
             // The measurements from here on decide the next regrouping.
-            self.clients.iter_mut().flatten().for_each(|record| (record.requests, record.bytes) = (0, 0));
-            self.slices.on_rotation(now_ns, self.stats.accepted, self.groups.count());
+            self.clients
+                .iter_mut()
+                .flatten()
+                .for_each(|record| (record.requests, record.bytes) = (0, 0));
+            self.slices
+                .on_rotation(now_ns, self.stats.accepted, self.groups.count());
             self.scheduler.set_length(self.slices.ns());
         }
     }
 
-    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival. A poll is bounded, so it may leave
-    /// work for the next one: before the caller sleeps, it must have polled until there was nothing to do.
+    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
+    /// arrival. A poll is bounded, so it may leave work for the next one: before the caller sleeps,
+    /// it must have polled until there was nothing to do.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
-        self.busy.iter().filter_map(|zone| self.zone(*zone).deadline_ns()).chain(slice_end).min()
+        self.busy
+            .iter()
+            .filter_map(|zone| self.zone(*zone).deadline_ns())
+            .chain(slice_end)
+            .min()
     }
 
     /// Makes slices end at multiples of their length in global time; `None` ends that.
@@ -415,7 +457,10 @@ impl<M: Memory> Server<M> {
     /// Returns the number of zones in quarantine.
     #[must_use]
     pub fn quarantined(&self) -> usize {
-        self.zones.iter().filter(|zone| zone.state == ZoneState::Quarantined).count()
+        self.zones
+            .iter()
+            .filter(|zone| zone.state == ZoneState::Quarantined)
+            .count()
     }
 
     /// Returns the counters.

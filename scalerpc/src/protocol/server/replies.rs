@@ -4,22 +4,34 @@ use super::{Server, ServerOp};
 use crate::protocol::buffers::place;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions, Request};
-use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::wire::{
+    Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid,
+};
 
 impl<M: Memory> Server<M> {
-    /// Answers a request that is not [held](Self::hold): with a payload, or with a status other than `Ok`. A payload that is larger than a
-    /// slot becomes [`Status::ReplyTooLong`]. Returns `false` if the client has left.
-    pub fn reply(&mut self, request: &Request, outcome: Result<&[u8], Status>, now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+    /// Answers a request that is not [held](Self::hold): with a payload, or with a status other
+    /// than `Ok`. A payload that is larger than a slot becomes [`Status::ReplyTooLong`]. Returns
+    /// `false` if the client has left.
+    pub fn reply(
+        &mut self,
+        request: &Request,
+        outcome: Result<&[u8], Status>,
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
+    ) -> bool {
         let (status, payload) = match outcome {
-            Ok(payload) if payload.len() > self.layout.max_payload() => (Status::ReplyTooLong, &[][..]),
+            Ok(payload) if payload.len() > self.layout.max_payload() => {
+                (Status::ReplyTooLong, &[][..])
+            }
             Ok(payload) => (Status::Ok, payload),
             Err(status) => (status, &[][..]),
         };
         self.answer(request, status, payload, || now_ns, out)
     }
 
-    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock`
-    /// returns the time, in ns, which is needed only if clients are owed an event.
+    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns
+    /// `false` if the client has left. `clock` returns the time, in ns, which is needed only if
+    /// clients are owed an event.
     #[inline(always)]
     pub(crate) fn answer(
         &mut self,
@@ -37,8 +49,21 @@ impl<M: Memory> Server<M> {
 
     /// Like [`answer`](Self::answer), when clients are owed an event.
     #[cold]
-    fn answer_with_event(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
-        self.answer_with(request, status, payload, |server| server.event_for(request.client, now_ns), out)
+    fn answer_with_event(
+        &mut self,
+        request: &Request,
+        status: Status,
+        payload: &[u8],
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
+    ) -> bool {
+        self.answer_with(
+            request,
+            status,
+            payload,
+            |server| server.event_for(request.client, now_ns),
+            out,
+        )
     }
 
     /// Ends a request. The response to a client that is connected carries the result of `event`.
@@ -51,38 +76,64 @@ impl<M: Memory> Server<M> {
         event: impl FnOnce(&mut Self) -> Option<Event>,
         out: &mut Vec<ServerOp>,
     ) -> bool {
-        let Request { client, id, buffer, .. } = *request;
+        let Request {
+            client, id, buffer, ..
+        } = *request;
         // A request that is held has none.
         let Some(buffer) = buffer else { return false };
-        let record = self.clients.get_mut(client.index()).and_then(Option::as_mut);
+        let record = self
+            .clients
+            .get_mut(client.index())
+            .and_then(Option::as_mut);
         let Some(record) = record.filter(|record| record.generation == request.generation) else {
             self.buffers.release(buffer);
             return false;
         };
         self.buffers.append(&mut record.responses, buffer);
-        let ClientRegions { responses_addr, responses_rkey: rkey, .. } = record.regions;
+        let ClientRegions {
+            responses_addr,
+            responses_rkey: rkey,
+            ..
+        } = record.regions;
         let event = event(self);
-        let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
+        let header = ResponseHeader {
+            status,
+            req_id: id.to_wire(),
+            payload_len: payload.len() as u32,
+            event,
+        };
         let trailer_at = place(buffer) * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
-        let trailer = Trailer { len: len as u32, valid: valid(id.sequence) };
-        self.memory.responses.put_message(trailer_at, &header.encode(), payload, trailer.to_word());
+        let trailer = Trailer {
+            len: len as u32,
+            valid: valid(id.sequence),
+        };
+        self.memory
+            .responses
+            .put_message(trailer_at, &header.encode(), payload, trailer.to_word());
         let at = self.layout.client_slot(usize::from(id.slot)) + self.layout.trailer_at() - len;
         let addr = responses_addr.wrapping_add(at as u64);
-        out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: (len + TRAILER_BYTES) as u32 });
+        out.push(ServerOp::WriteResponse {
+            client,
+            addr,
+            rkey,
+            from: trailer_at - len,
+            len: (len + TRAILER_BYTES) as u32,
+        });
         true
     }
 
-    /// Frees the response buffer of a request that is answered much later, so that the request does not block others. The request must be
-    /// [resumed](Self::resume) before it is [answered](Self::reply).
+    /// Frees the response buffer of a request that is answered much later, so that the request does
+    /// not block others. The request must be [resumed](Self::resume) before it is
+    /// [answered](Self::reply).
     pub fn hold(&mut self, request: &mut Request) {
         if let Some(buffer) = request.buffer.take() {
             self.buffers.release(buffer);
         }
     }
 
-    /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no buffer is free; a response that is
-    /// written frees one.
+    /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no
+    /// buffer is free; a response that is written frees one.
     #[must_use]
     pub fn resume(&mut self, request: &mut Request) -> bool {
         if request.buffer.is_none() {
@@ -92,10 +143,15 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Frees the buffers of the `count` oldest responses to a client whose WRITEs were under way: they have ended.
+    /// Frees the buffers of the `count` oldest responses to a client whose WRITEs were under way:
+    /// they have ended.
     #[inline]
     pub fn on_responses_done(&mut self, client: ClientId, count: u16) {
-        if let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) {
+        if let Some(record) = self
+            .clients
+            .get_mut(client.index())
+            .and_then(Option::as_mut)
+        {
             self.buffers.release_oldest(&mut record.responses, count);
         }
     }

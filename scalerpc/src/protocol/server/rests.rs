@@ -7,27 +7,53 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::{ENTRY_BYTES, REST_ANSWER_AT, RESTS, ZoneId};
 
 impl<M: Memory> Server<M> {
-    /// Asks a client that was sent *switch*, and has not released its zone, whether it rests. One question suffices: a client that is awake
-    /// when its word is READ finds *switch* before it rests.
-    pub(super) fn ask(&mut self, client: ClientId, id: ZoneId, now_ns: u64, out: &mut Vec<ServerOp>) {
-        let Some(regions) = self.client(client).map(|record| record.regions) else { return };
+    /// Asks a client that was sent *switch*, and has not released its zone, whether it rests. One
+    /// question suffices: a client that is awake when its word is READ finds *switch* before it
+    /// rests.
+    pub(super) fn ask(
+        &mut self,
+        client: ClientId,
+        id: ZoneId,
+        now_ns: u64,
+        out: &mut Vec<ServerOp>,
+    ) {
+        let Some(regions) = self.client(client).map(|record| record.regions) else {
+            return;
+        };
         // However late the question is, half of the time is left for the answer.
         let answer_by_ns = now_ns.saturating_add(self.drain_ns / 2);
         if let ZoneState::Draining { ask_ns, evict_ns } = &mut self.zone_mut(id).state {
             *ask_ns = u64::MAX;
             *evict_ns = answer_by_ns.max(*evict_ns);
         }
-        let addr = regions.requests_addr.wrapping_add(self.layout.rest_word() as u64);
+        let addr = regions
+            .requests_addr
+            .wrapping_add(self.layout.rest_word() as u64);
         let into = client.index() * ENTRY_BYTES + REST_ANSWER_AT;
-        out.push(ServerOp::ReadRestWord { client, addr, rkey: regions.requests_rkey, into });
+        out.push(ServerOp::ReadRestWord {
+            client,
+            addr,
+            rkey: regions.requests_rkey,
+            into,
+        });
     }
 
-    /// Takes the successful completion of the READ of a client's rest word. Takes the zone back if the client rests.
+    /// Takes the successful completion of the READ of a client's rest word. Takes the zone back if
+    /// the client rests.
     ///
-    /// The zone, if it awaits an answer, is that of the question: a later zone becomes active when READs behind this one have completed.
+    /// The zone, if it awaits an answer, is that of the question: a later zone becomes active when
+    /// READs behind this one have completed.
     pub fn on_rest_word(&mut self, client: ClientId) {
-        let answer = self.memory.entries.load(client.index() * ENTRY_BYTES + REST_ANSWER_AT);
-        let Some(zone) = self.zone_of(client).filter(|zone| answer == RESTS && self.zone(*zone).awaits_answer()) else { return };
+        let answer = self
+            .memory
+            .entries
+            .load(client.index() * ENTRY_BYTES + REST_ANSWER_AT);
+        let Some(zone) = self
+            .zone_of(client)
+            .filter(|zone| answer == RESTS && self.zone(*zone).awaits_answer())
+        else {
+            return;
+        };
         let epoch = self.zone(zone).epoch;
         if let Some(record) = self.clients[client.index()].as_mut() {
             record.taken_back = Some(epoch);
@@ -36,9 +62,15 @@ impl<M: Memory> Server<M> {
         self.release_zone(zone);
     }
 
-    /// Takes the release of a zone that was taken back: the client has awoken. Returns whether it is one.
+    /// Takes the release of a zone that was taken back: the client has awoken. Returns whether it
+    /// is one.
     pub(super) fn on_late_release(&mut self, client: ClientId, epoch: u32) -> bool {
-        let Some(record) = self.clients[client.index()].as_mut() else { return false };
-        record.taken_back.take_if(|taken_back| *taken_back as u32 == epoch).is_some()
+        let Some(record) = self.clients[client.index()].as_mut() else {
+            return false;
+        };
+        record
+            .taken_back
+            .take_if(|taken_back| *taken_back as u32 == epoch)
+            .is_some()
     }
 }

@@ -4,17 +4,21 @@ use super::{Server, ServerOp};
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions};
-use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
+use crate::protocol::wire::{
+    EVENT_SLOT_BYTES, Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId,
+    valid,
+};
 
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
 const EVENT_DIVISOR: u64 = 10;
 
-/// Fraction of a slice after which a client that was sent *switch* and has not answered is asked whether it rests: a half.
+/// Fraction of a slice after which a client that was sent *switch* and has not answered is asked
+/// whether it rests: a half.
 const ASK_DIVISOR: u64 = 2;
 
-/// Maximum number of clients of the next group that a poll warms. Fetching a context holds up everything that the NIC sends after it. So
-/// the READs of a group go out among the responses of many polls, and do not hold up those responses as one burst. The current group does
-/// not wait.
+/// Maximum number of clients of the next group that a poll warms. Fetching a context holds up
+/// everything that the NIC sends after it. So the READs of a group go out among the responses of
+/// many polls, and do not hold up those responses as one burst. The current group does not wait.
 const WARM_PER_POLL: usize = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -26,12 +30,13 @@ pub(super) enum ZoneState {
     /// Its slice has not begun.
     Ready,
     Active,
-    /// Its slice is over. The client was not sent *switch* yet; it is sent at `event_by_ns` at latest.
+    /// Its slice is over. The client was not sent *switch* yet; it is sent at `event_by_ns` at
+    /// latest.
     Ended {
         event_by_ns: u64,
     },
-    /// The client was sent *switch*; it is asked at `ask_ns` whether it rests, if it was not asked (then `u64::MAX`), and evicted at
-    /// `evict_ns`.
+    /// The client was sent *switch*; it is asked at `ask_ns` whether it rests, if it was not asked
+    /// (then `u64::MAX`), and evicted at `evict_ns`.
     Draining {
         ask_ns: u64,
         evict_ns: u64,
@@ -64,17 +69,32 @@ pub(super) struct Zone {
 impl Zone {
     /// Returns whether the zone is used in this slice.
     pub(super) const fn is_of(&self, epoch: u64) -> bool {
-        self.epoch == epoch && matches!(self.state, ZoneState::Warming | ZoneState::Ready | ZoneState::Active)
+        self.epoch == epoch
+            && matches!(
+                self.state,
+                ZoneState::Warming | ZoneState::Ready | ZoneState::Active
+            )
     }
 
     /// Returns whether the zone awaits the release of an epoch. `epoch` has its low 32 bits.
     pub(super) const fn awaits_release(&self, epoch: u32) -> bool {
-        self.epoch as u32 == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
+        self.epoch as u32 == epoch
+            && !self.is_released
+            && matches!(
+                self.state,
+                ZoneState::Draining { .. } | ZoneState::Quarantined
+            )
     }
 
     /// Returns whether the client was asked whether it rests, and has not answered by a release.
     pub(super) const fn awaits_answer(&self) -> bool {
-        matches!(self.state, ZoneState::Draining { ask_ns: u64::MAX, .. }) && !self.is_released
+        matches!(
+            self.state,
+            ZoneState::Draining {
+                ask_ns: u64::MAX,
+                ..
+            }
+        ) && !self.is_released
     }
 
     /// Returns whether an event is due that the client was not sent.
@@ -91,15 +111,20 @@ impl Zone {
         match self.state {
             ZoneState::Active => !self.knows_activation && self.queued == 0,
             ZoneState::Ended { event_by_ns } => self.queued == 0 || now_ns >= event_by_ns,
-            ZoneState::Draining { .. } => matches!(self.remind_ns(), Some(remind_ns) if now_ns >= remind_ns),
+            ZoneState::Draining { .. } => {
+                matches!(self.remind_ns(), Some(remind_ns) if now_ns >= remind_ns)
+            }
             _ => false,
         }
     }
 
-    /// Returns the time at which the client is asked or evicted, in ns, unless its release is taken before.
+    /// Returns the time at which the client is asked or evicted, in ns, unless its release is taken
+    /// before.
     pub(super) const fn remind_ns(&self) -> Option<u64> {
         match self.state {
-            ZoneState::Draining { ask_ns, evict_ns } if !self.is_released => Some(if ask_ns < evict_ns { ask_ns } else { evict_ns }),
+            ZoneState::Draining { ask_ns, evict_ns } if !self.is_released => {
+                Some(if ask_ns < evict_ns { ask_ns } else { evict_ns })
+            }
             _ => None,
         }
     }
@@ -113,19 +138,27 @@ impl Zone {
 }
 
 impl<M: Memory> Server<M> {
-    /// Gives zones to waiting clients, of the current group for this slice, of the next group for the next slice, and READs the announced
-    /// requests.
+    /// Gives zones to waiting clients, of the current group for this slice, of the next group for
+    /// the next slice, and READs the announced requests.
     pub(super) fn warm(&mut self, out: &mut Vec<ServerOp>) {
         let epoch = self.scheduler.epoch();
         if epoch == 0 || self.waiters == 0 {
             return;
         }
         let next = self.scheduler.next().map(|group| (group, epoch + 1));
-        for (group, epoch) in [Some((self.scheduler.current(), epoch)), next].into_iter().flatten() {
+        for (group, epoch) in [Some((self.scheduler.current(), epoch)), next]
+            .into_iter()
+            .flatten()
+        {
             let len = self.groups.clients(group).len();
-            let mut left = if epoch == self.scheduler.epoch() { len } else { WARM_PER_POLL };
+            let mut left = if epoch == self.scheduler.epoch() {
+                len
+            } else {
+                WARM_PER_POLL
+            };
             for nth in 0..len {
-                // Begin with another client in each slice: if zones are short, it is not always the same clients that get none.
+                // Begin with another client in each slice: if zones are short, it is not always the
+                // same clients that get none.
                 let client = self.groups.clients(group)[(nth + epoch as usize) % len];
                 left -= usize::from(self.warm_client(client, epoch, out));
                 if left == 0 {
@@ -137,22 +170,42 @@ impl<M: Memory> Server<M> {
 
     /// Gives a zone to a client that waits. Returns whether it did.
     fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut Vec<ServerOp>) -> bool {
-        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
-        let Some(announcement) = record.waiting.filter(|_| record.zone.is_none()) else { return false };
-        let Some(place) = self.pools[(epoch % 2) as usize].pop() else { return false };
+        let Some(record) = self
+            .clients
+            .get_mut(client.index())
+            .and_then(Option::as_mut)
+        else {
+            return false;
+        };
+        let Some(announcement) = record.waiting.filter(|_| record.zone.is_none()) else {
+            return false;
+        };
+        let Some(place) = self.pools[(epoch % 2) as usize].pop() else {
+            return false;
+        };
         let (regions, zone) = (record.regions, ZoneId::of(epoch, place));
         (record.waiting, record.zone) = (None, Some(zone));
         self.waiters -= 1;
         self.busy.push(zone);
-        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, client: Some(client), epoch, ..Zone::default() };
+        *self.zone_mut(zone) = Zone {
+            state: ZoneState::Warming,
+            client: Some(client),
+            epoch,
+            ..Zone::default()
+        };
         for slot in 0..self.layout.depth {
-            self.memory.pools.store(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), 0);
+            self.memory.pools.store(
+                self.layout.pool_slot(zone, slot) + self.layout.trailer_at(),
+                0,
+            );
             if announcement.slots >> slot & 1 != 0 {
                 let skipped = self.layout.slot_bytes - announcement.longest as usize;
                 self.stats.reads += 1;
                 out.push(ServerOp::Read {
                     client,
-                    addr: regions.requests_addr.wrapping_add((self.layout.client_slot(slot) + skipped) as u64),
+                    addr: regions
+                        .requests_addr
+                        .wrapping_add((self.layout.client_slot(slot) + skipped) as u64),
                     rkey: regions.requests_rkey,
                     into: self.layout.pool_slot(zone, slot) + skipped,
                     len: announcement.longest,
@@ -163,10 +216,12 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Takes the successful completion of the last READ for a client's announcement, which completes all before it. A failed READ ends
-    /// the client: its queue pair is in error.
+    /// Takes the successful completion of the last READ for a client's announcement, which
+    /// completes all before it. A failed READ ends the client: its queue pair is in error.
     pub fn on_reads_done(&mut self, client: ClientId, now_ns: u64) {
-        let Some(id) = self.zone_of(client) else { return };
+        let Some(id) = self.zone_of(client) else {
+            return;
+        };
         let epoch = self.scheduler.epoch();
         let zone = self.zone_mut(id);
         if zone.state != ZoneState::Warming {
@@ -186,14 +241,23 @@ impl<M: Memory> Server<M> {
 
     /// Makes a zone active whose READs are complete, and accepts the requests that they returned.
     fn begin_zone(&mut self, zone: ZoneId) {
-        let Some(client) = self.zone(zone).client else { return };
+        let Some(client) = self.zone(zone).client else {
+            return;
+        };
         self.zone_mut(zone).state = ZoneState::Active;
         self.owed += 1;
         self.active.push(ActiveZone { zone, client });
-        self.active_at.push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
-        let Layout { depth, slot_bytes, .. } = self.layout;
+        self.active_at
+            .push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
+        let Layout {
+            depth, slot_bytes, ..
+        } = self.layout;
         let nth = self.active.len() - 1;
-        if let Some((_, slot)) = self.memory.pools.find(&self.active_at[nth..], slot_bytes, depth) {
+        if let Some((_, slot)) = self
+            .memory
+            .pools
+            .find(&self.active_at[nth..], slot_bytes, depth)
+        {
             self.accept_zone(nth, slot);
         }
     }
@@ -205,8 +269,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Does the context switch: the scheduler has begun a slice. Does not wait for clients that have not answered, nor for requests that
-    /// were not READ (S18).
+    /// Does the context switch: the scheduler has begun a slice. Does not wait for clients that
+    /// have not answered, nor for requests that were not READ (S18).
     pub(super) fn switch(&mut self, now_ns: u64) {
         self.stats.slices += 1;
         let epoch = self.scheduler.epoch();
@@ -230,7 +294,8 @@ impl<M: Memory> Server<M> {
         self.owed += usize::from(!owed);
     }
 
-    /// Returns the event that a response to the client carries, if one is due, and counts it as sent.
+    /// Returns the event that a response to the client carries, if one is due, and counts it as
+    /// sent.
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
         let id = self.zone_of(client)?;
         let ask_ns = now_ns.saturating_add((self.slice_ns / ASK_DIVISOR).min(self.drain_ns / 2));
@@ -241,7 +306,10 @@ impl<M: Memory> Server<M> {
             ZoneState::Active if !zone.knows_activation => {
                 zone.knows_activation = true;
                 self.owed -= 1;
-                Some(Event::Activate { epoch, zone: id.zone })
+                Some(Event::Activate {
+                    epoch,
+                    zone: id.zone,
+                })
             }
             ZoneState::Ended { .. } => {
                 zone.state = ZoneState::Draining { ask_ns, evict_ns };
@@ -253,21 +321,27 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Sends the events that no response will carry in time. Asks clients that do not answer whether they rest, and evicts those that are
-    /// awake and do not answer: only the end of its queue pair frees such a client's zone (S10).
+    /// Sends the events that no response will carry in time. Asks clients that do not answer
+    /// whether they rest, and evicts those that are awake and do not answer: only the end of its
+    /// queue pair frees such a client's zone (S10).
     pub(super) fn send_events(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_reminded = now_ns >= self.remind_ns;
         if self.owed == 0 && !is_any_reminded {
             return;
         }
         let mut first = 0;
-        while let Some(nth) = self.busy[first..].iter().position(|zone| self.zone(*zone).is_due(now_ns)) {
+        while let Some(nth) = self.busy[first..]
+            .iter()
+            .position(|zone| self.zone(*zone).is_due(now_ns))
+        {
             let id = self.busy[first + nth];
             first += nth + 1;
-            let Some(client) = self.zone(id).client else { continue };
+            let Some(client) = self.zone(id).client else {
+                continue;
+            };
             if let ZoneState::Draining { ask_ns, .. } = self.zone(id).state {
-                // Its release may have come and not been found: a poll checks a number of entries only (S19), and a server that was
-                // absent has not polled for long.
+                // Its release may have come and not been found: a poll checks a number of entries
+                // only (S19), and a server that was absent has not polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {
                     // The place of a freed zone now holds the next one.
@@ -286,31 +360,60 @@ impl<M: Memory> Server<M> {
             }
         }
         if is_any_reminded {
-            self.remind_ns = self.busy.iter().filter_map(|zone| self.zone(*zone).remind_ns()).min().unwrap_or(u64::MAX);
+            self.remind_ns = self
+                .busy
+                .iter()
+                .filter_map(|zone| self.zone(*zone).remind_ns())
+                .min()
+                .unwrap_or(u64::MAX);
         }
     }
 
     fn write_event(&mut self, client: ClientId, now_ns: u64, out: &mut Vec<ServerOp>) {
-        let Some(event) = self.event_for(client, now_ns) else { return };
-        let Some(regions) = self.client(client).map(|record| record.regions) else { return };
+        let Some(event) = self.event_for(client, now_ns) else {
+            return;
+        };
+        let Some(regions) = self.client(client).map(|record| record.regions) else {
+            return;
+        };
         self.stats.bare_events += 1;
         out.push(self.bare_event(client, regions, event));
     }
 
     /// Returns the WRITE of an event into the client's slot for it.
-    pub(super) fn bare_event(&self, client: ClientId, regions: ClientRegions, event: Event) -> ServerOp {
+    pub(super) fn bare_event(
+        &self,
+        client: ClientId,
+        regions: ClientRegions,
+        event: Event,
+    ) -> ServerOp {
         let (slot, epoch) = match event {
             Event::Activate { epoch, .. } => (self.layout.activate_slot(), epoch),
             Event::Switch { epoch } => (self.layout.switch_slot(), epoch),
             Event::Close => (self.layout.close_slot(), 0),
         };
-        let header = ResponseHeader { status: Status::Ok, req_id: 0, payload_len: 0, event: Some(event) };
+        let header = ResponseHeader {
+            status: Status::Ok,
+            req_id: 0,
+            payload_len: 0,
+            event: Some(event),
+        };
         let mut bytes = [0; HEADER_BYTES + TRAILER_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
-        let trailer = Trailer { len: HEADER_BYTES as u32, valid: valid(epoch as u32) };
+        let trailer = Trailer {
+            len: HEADER_BYTES as u32,
+            valid: valid(epoch as u32),
+        };
         bytes[HEADER_BYTES..].copy_from_slice(&trailer.to_word().to_le_bytes());
-        let addr = regions.responses_addr.wrapping_add((slot + EVENT_SLOT_BYTES - bytes.len()) as u64);
-        ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes }
+        let addr = regions
+            .responses_addr
+            .wrapping_add((slot + EVENT_SLOT_BYTES - bytes.len()) as u64);
+        ServerOp::WriteEvent {
+            client,
+            addr,
+            rkey: regions.responses_rkey,
+            bytes,
+        }
     }
 
     /// Takes a release: the client writes nothing more into the zone.
@@ -333,7 +436,11 @@ impl<M: Memory> Server<M> {
 
     /// Frees a zone that no client writes into (S8).
     pub(super) fn free_zone(&mut self, id: ZoneId) {
-        if let Some(record) = self.zone(id).client.and_then(|client| self.clients[client.index()].as_mut()) {
+        if let Some(record) = self
+            .zone(id)
+            .client
+            .and_then(|client| self.clients[client.index()].as_mut())
+        {
             record.zone = None;
         }
         self.owed -= usize::from(self.zone(id).owes_event());

@@ -44,10 +44,17 @@ impl Memory for Counting {
 
 /// Returns the number of words that one poll of an idle server reads.
 fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
-    let config = ServerConfig { max_clients: clients, group_size, ..small() };
+    let config = ServerConfig {
+        max_clients: clients,
+        group_size,
+        ..small()
+    };
     let layout = config.layout().unwrap();
     let loads = Rc::<Cell<usize>>::default();
-    let region = |bytes| Counting { memory: HeapMemory::new(bytes), loads: Rc::clone(&loads) };
+    let region = |bytes| Counting {
+        memory: HeapMemory::new(bytes),
+        loads: Rc::clone(&loads),
+    };
     let memory = ServerMemory {
         entries: region(config.entries_bytes()),
         pools: region(layout.pools_bytes()),
@@ -55,7 +62,12 @@ fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
     };
     let mut server = Server::new(&config, memory).unwrap();
     for client in 0..u64::from(clients) {
-        let regions = ClientRegions { requests_addr: client, requests_rkey: 1, responses_addr: client, responses_rkey: 2 };
+        let regions = ClientRegions {
+            requests_addr: client,
+            requests_rkey: 1,
+            responses_addr: client,
+            responses_rkey: 2,
+        };
         server.join(regions).unwrap();
     }
     loads.set(0);
@@ -63,12 +75,16 @@ fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
     loads.get()
 }
 
-/// Two words of each entry of the current group, and of 64 others: there is no next group while no client waits.
+/// Two words of each entry of the current group, and of 64 others: there is no next group while no
+/// client waits.
 #[test]
 fn an_idle_poll_costs_the_same_with_any_number_of_clients() {
     let (group_size, largest_group) = (40, 60);
     for clients in [200, 2_000, 20_000] {
         let loads = loads_of_a_poll(clients, group_size);
-        assert!((2 * 64..=2 * (64 + largest_group)).contains(&loads), "{loads} with {clients} clients");
+        assert!(
+            (2 * 64..=2 * (64 + largest_group)).contains(&loads),
+            "{loads} with {clients} clients"
+        );
     }
 }

@@ -24,9 +24,28 @@ impl Client<HeapMemory> {
             ended,
             ..
         } = self;
-        (state, rested, closed_epoch, announcements, free, pending, quarantined, fresh, lent, lent_free, ended).hash(hasher);
-        calls.iter().for_each(|call| (call.sequence, call.len, call.is_offered).hash(hasher));
-        memory.requests.words().chain(memory.responses.words()).for_each(|word| word.hash(hasher));
+        (
+            state,
+            rested,
+            closed_epoch,
+            announcements,
+            free,
+            pending,
+            quarantined,
+            fresh,
+            lent,
+            lent_free,
+            ended,
+        )
+            .hash(hasher);
+        calls
+            .iter()
+            .for_each(|call| (call.sequence, call.len, call.is_offered).hash(hasher));
+        memory
+            .requests
+            .words()
+            .chain(memory.responses.words())
+            .for_each(|word| word.hash(hasher));
     }
 
     /// Returns whether the server may READ a slot.
@@ -34,16 +53,21 @@ impl Client<HeapMemory> {
         self.lent >> slot & 1 != 0
     }
 
-    /// Sets the counters as if the client had been connected for long, and idle since the slice `closed_epoch`.
+    /// Sets the counters as if the client had been connected for long, and idle since the slice
+    /// `closed_epoch`.
     pub(crate) fn count_from(&mut self, closed_epoch: u64, sequence: u32, announcements: u32) {
         self.closed_epoch = closed_epoch;
         self.announcements = announcements;
-        self.calls.iter_mut().for_each(|call| call.sequence = sequence);
+        self.calls
+            .iter_mut()
+            .for_each(|call| call.sequence = sequence);
     }
 
     /// Makes `now_ns` the time 0, and all earlier times too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
-        self.calls.iter_mut().for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
+        self.calls
+            .iter_mut()
+            .for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
         self.expire_ns = self.expire_ns.saturating_sub(now_ns);
     }
 

@@ -1,9 +1,11 @@
-//! Every state that a real server and three real clients in two groups can reach with few calls, in every order of the operations. Each
-//! operation may be held for as long as others like, a client may die at any point, and the time of its calls may be over at any point.
+//! Every state that a real server and three real clients in two groups can reach with few calls, in
+//! every order of the operations. Each operation may be held for as long as others like, a client
+//! may die at any point, and the time of its calls may be over at any point.
 //!
-//! In each state, nothing is executed or ended twice, no end writes where it must not (S6, S7, S8, S12), and no client waits for more
-//! than two rotations (S17). In each state, every client that calls learns that the server has died (S20). From each state, all calls end
-//! in a bounded number of fair rounds, after which every slot works.
+//! In each state, nothing is executed or ended twice, no end writes where it must not (S6, S7, S8,
+//! S12), and no client waits for more than two rotations (S17). In each state, every client that
+//! calls learns that the server has died (S20). From each state, all calls end in a bounded number
+//! of fair rounds, after which every slot works.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -12,8 +14,9 @@ use std::rc::Rc;
 use super::world::{Counters, World, small};
 use crate::protocol::ServerConfig;
 
-/// A possible event. A client looks at its memory after each operation that reached it, or after all that wait. A client that does not
-/// look for a while is equivalent to operations that are held.
+/// A possible event. A client looks at its memory after each operation that reached it, or after
+/// all that wait. A client that does not look for a while is equivalent to operations that are
+/// held.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Call(usize),
@@ -43,11 +46,13 @@ struct Setup {
     mortal: Option<usize>,
     /// The client whose calls may run out of time.
     impatient: Option<usize>,
-    /// The client that may rest while it has no call: it does not look at its memory, until it makes a call or looks without one.
+    /// The client that may rest while it has no call: it does not look at its memory, until it
+    /// makes a call or looks without one.
     rests: Option<usize>,
     /// Maximum number of slices: while a request is kept, groups may take turns without end.
     slices: u64,
-    /// A worker may keep a request while other things happen; else each poll is followed by all answers.
+    /// A worker may keep a request while other things happen; else each poll is followed by all
+    /// answers.
     keeps_requests: bool,
 }
 
@@ -73,7 +78,11 @@ fn actions(world: &World, setup: Setup) -> Vec<Action> {
             all.push(Action::TimeOut(nth));
         }
         if setup.rests == Some(nth) {
-            all.push(if world.is_resting(nth) { Action::Wake(nth) } else { Action::Rest(nth) });
+            all.push(if world.is_resting(nth) {
+                Action::Wake(nth)
+            } else {
+                Action::Rest(nth)
+            });
         }
         all.extend([Action::ToServer(nth), Action::ToClient(nth)]);
         if side.to_client.len() > 1 {
@@ -153,8 +162,15 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     world.server.check_consistency();
     let groups = world.server.groups().count();
     let longest = world.waited.iter().max().copied().unwrap_or(0);
-    assert!(longest <= 2 * groups, "S17: waited for {longest} switches of {groups} groups: {path:?}");
-    assert_eq!(world.server.stats().garbage, 0, "a correct client's message is garbage: {path:?}");
+    assert!(
+        longest <= 2 * groups,
+        "S17: waited for {longest} switches of {groups} groups: {path:?}"
+    );
+    assert_eq!(
+        world.server.stats().garbage,
+        0,
+        "a correct client's message is garbage: {path:?}"
+    );
     if !is_fair_checked {
         return;
     }
@@ -162,30 +178,61 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     let mut fair = world.clone();
     // The server does not need a client that rests.
     let rounds = fair.run_beside_rests(MOST_ROUNDS);
-    assert!(rounds < MOST_ROUNDS, "calls wait for a client that rests: {path:?}\n{:?}", fair.server);
+    assert!(
+        rounds < MOST_ROUNDS,
+        "calls wait for a client that rests: {path:?}\n{:?}",
+        fair.server
+    );
     let rounds = fair.settle(MOST_ROUNDS);
-    assert!(rounds < MOST_ROUNDS, "calls do not end, or their slots are lost: {path:?}\n{:?}", fair.server);
-    for (nth, side) in fair.sides.iter().enumerate().filter(|(_, side)| side.is_alive) {
+    assert!(
+        rounds < MOST_ROUNDS,
+        "calls do not end, or their slots are lost: {path:?}\n{:?}",
+        fair.server
+    );
+    for (nth, side) in fair
+        .sides
+        .iter()
+        .enumerate()
+        .filter(|(_, side)| side.is_alive)
+    {
         let is_patient = setup.impatient != Some(nth);
-        assert!(!is_patient || side.executed.iter().chain(&side.ended).all(|count| *count == 1), "lost: {path:?}");
+        assert!(
+            !is_patient
+                || side
+                    .executed
+                    .iter()
+                    .chain(&side.ended)
+                    .all(|count| *count == 1),
+            "lost: {path:?}"
+        );
     }
-    let Some(nth) = setup.impatient.filter(|nth| fair.sides[*nth].is_alive) else { return };
+    let Some(nth) = setup.impatient.filter(|nth| fair.sides[*nth].is_alive) else {
+        return;
+    };
     let before = fair.sides[nth].made;
     while fair.call(nth).is_some() {}
     let rounds = fair.settle(MOST_ROUNDS);
-    assert!(rounds < MOST_ROUNDS && fair.sides[nth].ended[before..].iter().all(|count| *count == 1), "a slot is lost: {path:?}");
+    assert!(
+        rounds < MOST_ROUNDS
+            && fair.sides[nth].ended[before..]
+                .iter()
+                .all(|count| *count == 1),
+        "a slot is lost: {path:?}"
+    );
     assert_eq!(fair.server.stats().garbage, 0, "{path:?}");
 }
 
 /// Maximum number of rounds of a fair run, each of 100 ns; a slice is 1,000 ns.
 const MOST_ROUNDS: usize = 100;
-/// The fair run is made from one in this many states: it costs as much as some hundred transitions, and the states on its way are among
-/// those explored.
+/// The fair run is made from one in this many states: it costs as much as some hundred transitions,
+/// and the states on its way are among those explored.
 const FAIR_RUN_OF: usize = 8;
 
 /// The actions that led to a state.
 #[derive(Clone, Debug)]
-struct Path(#[expect(dead_code, reason = "for the message of a failure")] Option<Rc<(Action, Path)>>);
+struct Path(
+    #[expect(dead_code, reason = "for the message of a failure")] Option<Rc<(Action, Path)>>,
+);
 
 fn explore(name: &str, config: &ServerConfig, setup: Setup) {
     explore_from(name, config, setup, Counters::default());
@@ -216,22 +263,39 @@ fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Count
         }
     }
     // Not `println`, which a passing test does not show.
-    std::io::stderr().write_all(format!("explored {name}: {} states, {transitions} transitions\n", seen.len()).as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(
+            format!(
+                "explored {name}: {} states, {transitions} transitions\n",
+                seen.len()
+            )
+            .as_bytes(),
+        )
+        .unwrap();
 }
 
 /// Returns whether to explore longer forms: `COPYRPC_TEST_SCALE` is above 1.
 fn is_long() -> bool {
-    std::env::var("COPYRPC_TEST_SCALE").is_ok_and(|scale| scale.parse().is_ok_and(|scale: u32| scale > 1))
+    std::env::var("COPYRPC_TEST_SCALE")
+        .is_ok_and(|scale| scale.parse().is_ok_and(|scale: u32| scale > 1))
 }
 
-/// The long form has no bound that these calls reach (millions of states). In the short form each group has one slice.
+/// The long form has no bound that these calls reach (millions of states). In the short form each
+/// group has one slice.
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
     let slices = if is_long() { u64::MAX } else { 2 };
     explore(
         "one call each",
         &small(),
-        Setup { calls: [1, 1, 1], mortal: None, impatient: None, rests: None, slices, keeps_requests: false },
+        Setup {
+            calls: [1, 1, 1],
+            mortal: None,
+            impatient: None,
+            rests: None,
+            slices,
+            keeps_requests: false,
+        },
     );
 }
 
@@ -240,7 +304,14 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
     explore(
         "one call of each group",
         &small(),
-        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 6, keeps_requests: false },
+        Setup {
+            calls: [1, 0, 1],
+            mortal: None,
+            impatient: None,
+            rests: None,
+            slices: 6,
+            keeps_requests: false,
+        },
     );
 }
 
@@ -248,26 +319,68 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
 #[test]
 fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
     let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
-    explore("a second call", &small(), Setup { calls, mortal: None, impatient: None, rests: None, slices: 4, keeps_requests: false });
+    explore(
+        "a second call",
+        &small(),
+        Setup {
+            calls,
+            mortal: None,
+            impatient: None,
+            rests: None,
+            slices: 4,
+            keeps_requests: false,
+        },
+    );
 }
 
 #[test]
 fn the_others_go_on_when_a_client_dies_in_whatever_state() {
     let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
-    explore("a client dies", &small(), Setup { calls, mortal: Some(0), impatient: None, rests: None, slices: 4, keeps_requests: false });
+    explore(
+        "a client dies",
+        &small(),
+        Setup {
+            calls,
+            mortal: Some(0),
+            impatient: None,
+            rests: None,
+            slices: 4,
+            keeps_requests: false,
+        },
+    );
 }
 
-/// A client with a zone, or with one that is on its way to it, rests for any time, and wakes at any point.
+/// A client with a zone, or with one that is on its way to it, rests for any time, and wakes at any
+/// point.
 #[test]
 fn a_client_that_rests_in_whatever_state_loses_its_zone_and_nothing_else() {
     let (calls, slices) = ([2, 0, 1], if is_long() { 6 } else { 4 });
-    explore("a client rests", &small(), Setup { calls, mortal: None, impatient: None, rests: Some(0), slices, keeps_requests: false });
+    explore(
+        "a client rests",
+        &small(),
+        Setup {
+            calls,
+            mortal: None,
+            impatient: None,
+            rests: Some(0),
+            slices,
+            keeps_requests: false,
+        },
+    );
 }
 
-/// A response that comes long after its slice finds the client in WARMUP, where it rests with an announcement that the server takes later.
+/// A response that comes long after its slice finds the client in WARMUP, where it rests with an
+/// announcement that the server takes later.
 #[test]
 fn a_client_that_rests_while_it_is_warmed_loses_its_zone_and_nothing_else() {
-    let setup = Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: Some(0), slices: 3, keeps_requests: true };
+    let setup = Setup {
+        calls: [1, 0, 1],
+        mortal: None,
+        impatient: None,
+        rests: Some(0),
+        slices: 3,
+        keeps_requests: true,
+    };
     explore("a client rests in WARMUP", &small(), setup);
 }
 
@@ -276,37 +389,74 @@ fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
     explore(
         "a worker keeps requests",
         &small(),
-        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 3, keeps_requests: true },
+        Setup {
+            calls: [1, 0, 1],
+            mortal: None,
+            impatient: None,
+            rests: None,
+            slices: 3,
+            keeps_requests: true,
+        },
     );
 }
 
-/// A call that was never offered leaves its slot unchanged; the response to any other call frees its slot, at any later time.
+/// A call that was never offered leaves its slot unchanged; the response to any other call frees
+/// its slot, at any later time.
 #[test]
 fn a_slot_works_again_after_a_call_that_ran_out_of_time_in_whatever_state() {
     let calls = if is_long() { [3, 0, 1] } else { [2, 0, 1] };
     explore(
         "calls out of time",
         &small(),
-        Setup { calls, mortal: None, impatient: Some(0), rests: None, slices: 3, keeps_requests: false },
+        Setup {
+            calls,
+            mortal: None,
+            impatient: Some(0),
+            rests: None,
+            slices: 3,
+            keeps_requests: false,
+        },
     );
 }
 
 /// With a second slot, a call that is made in WARMUP is not offered before PROCESS.
 #[test]
 fn two_slots_work_again_after_calls_that_ran_out_of_time_in_whatever_state() {
-    let config = ServerConfig { depth: 2, ..small() };
+    let config = ServerConfig {
+        depth: 2,
+        ..small()
+    };
     let slices = if is_long() { 4 } else { 2 };
     explore(
         "calls of two slots out of time",
         &config,
-        Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), rests: None, slices, keeps_requests: false },
+        Setup {
+            calls: [2, 0, 1],
+            mortal: None,
+            impatient: Some(0),
+            rests: None,
+            slices,
+            keeps_requests: false,
+        },
     );
 }
 
 #[test]
 fn counters_that_wrap_change_nothing_in_whatever_state() {
-    let setup = Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), rests: None, slices: 3, keeps_requests: false };
+    let setup = Setup {
+        calls: [2, 0, 1],
+        mortal: None,
+        impatient: Some(0),
+        rests: None,
+        slices: 3,
+        keeps_requests: false,
+    };
     for (bits, left) in [(31, 0), (32, 0), (32, 1)] {
-        explore_from("counters that wrap", &small(), setup, Counters::before_wrap(bits, left));
+        explore_from(
+            "counters that wrap",
+            &small(),
+            setup,
+            Counters::before_wrap(bits, left),
+        );
     }
 }

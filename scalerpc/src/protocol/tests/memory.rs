@@ -37,7 +37,8 @@ impl Memory for HeapMemory {
     }
 
     fn load(&self, offset: usize) -> u64 {
-        self.word(offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
+        self.word(offset)
+            .map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
     fn store(&self, offset: usize, word: u64) {
@@ -47,13 +48,29 @@ impl Memory for HeapMemory {
     }
 
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool {
-        let exchange = |place: &AtomicU64| place.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let exchange = |place: &AtomicU64| {
+            place
+                .compare_exchange(
+                    old.to_le(),
+                    new.to_le(),
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                )
+                .is_ok()
+        };
         self.word(offset).is_some_and(exchange)
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        for (at, byte) in into.iter_mut().enumerate().map(|(i, byte)| (offset + i, byte)) {
-            let word = self.0.get(at / 8).map_or(0, |word| word.load(Ordering::Relaxed));
+        for (at, byte) in into
+            .iter_mut()
+            .enumerate()
+            .map(|(i, byte)| (offset + i, byte))
+        {
+            let word = self
+                .0
+                .get(at / 8)
+                .map_or(0, |word| word.load(Ordering::Relaxed));
             *byte = word.to_ne_bytes()[at % 8];
         }
     }

@@ -1,4 +1,5 @@
-//! Real servers and real clients in a world of plain memory, in which the test decides when every operation is executed.
+//! Real servers and real clients in a world of plain memory, in which the test decides when every
+//! operation is executed.
 
 mod bounds;
 mod defects;

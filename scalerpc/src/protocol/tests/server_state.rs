@@ -1,4 +1,5 @@
-//! A server as the exploration of all states needs it: times that are relative, and a hash of everything that affects a decision.
+//! A server as the exploration of all states needs it: times that are relative, and a hash of
+//! everything that affects a decision.
 
 use std::hash::{Hash, Hasher};
 
@@ -14,7 +15,11 @@ impl Zone {
             ZoneState::Ended { event_by_ns } => *event_by_ns = event_by_ns.saturating_sub(now_ns),
             ZoneState::Draining { ask_ns, evict_ns } => {
                 // `u64::MAX` is no time: the client was asked.
-                *ask_ns = if *ask_ns == u64::MAX { u64::MAX } else { ask_ns.saturating_sub(now_ns) };
+                *ask_ns = if *ask_ns == u64::MAX {
+                    u64::MAX
+                } else {
+                    ask_ns.saturating_sub(now_ns)
+                };
                 *evict_ns = evict_ns.saturating_sub(now_ns);
             }
             _ => {}
@@ -53,10 +58,31 @@ impl Server<HeapMemory> {
     }
 
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
-        let Self { memory, clients, generation, accepted, groups, scheduler, pools, zones, busy, dispatch, buffers, .. } = self;
-        (clients, generation, accepted, groups, scheduler, pools, busy, dispatch, buffers).hash(hasher);
+        let Self {
+            memory,
+            clients,
+            generation,
+            accepted,
+            groups,
+            scheduler,
+            pools,
+            zones,
+            busy,
+            dispatch,
+            buffers,
+            ..
+        } = self;
+        (
+            clients, generation, accepted, groups, scheduler, pools, busy, dispatch, buffers,
+        )
+            .hash(hasher);
         zones.iter().for_each(|zone| zone.hash_state(hasher));
-        memory.entries.words().chain(memory.pools.words()).chain(memory.responses.words()).for_each(|word| word.hash(hasher));
+        memory
+            .entries
+            .words()
+            .chain(memory.pools.words())
+            .chain(memory.responses.words())
+            .for_each(|word| word.hash(hasher));
     }
 
     /// Returns whether a client has announced, and has no zone.
@@ -66,27 +92,67 @@ impl Server<HeapMemory> {
 
     /// Asserts the invariant of every state: places, bindings and lists agree.
     pub(crate) fn check_consistency(&self) {
-        assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
-        assert_eq!(self.owed, self.zones.iter().filter(|zone| zone.owes_event()).count());
-        assert!(self.zones.iter().filter_map(Zone::remind_ns).all(|remind_ns| remind_ns >= self.remind_ns));
+        assert_eq!(
+            self.waiters,
+            self.clients
+                .iter()
+                .flatten()
+                .filter(|record| record.waiting.is_some())
+                .count()
+        );
+        assert_eq!(
+            self.owed,
+            self.zones.iter().filter(|zone| zone.owes_event()).count()
+        );
+        assert!(
+            self.zones
+                .iter()
+                .filter_map(Zone::remind_ns)
+                .all(|remind_ns| remind_ns >= self.remind_ns)
+        );
         let mut queued = vec![0; 2 * self.layout.zones];
-        self.dispatch.iter().for_each(|entry| queued[self.layout.zone_place(entry.zone)] += 1);
+        self.dispatch
+            .iter()
+            .for_each(|entry| queued[self.layout.zone_place(entry.zone)] += 1);
         for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {
             for (zone, state) in zones.iter().enumerate() {
-                let id = ZoneId { pool: pool as u8, zone: zone as u16 };
+                let id = ZoneId {
+                    pool: pool as u8,
+                    zone: zone as u16,
+                };
                 let is_free = state.state == ZoneState::Free;
                 assert_eq!(state.client.is_none(), is_free, "{id:?}");
-                assert!(state.client.is_none_or(|client| self.zone_of(client) == Some(id)), "{id:?}");
-                assert_eq!(self.busy.iter().filter(|busy| **busy == id).count(), usize::from(!is_free), "{id:?}");
+                assert!(
+                    state
+                        .client
+                        .is_none_or(|client| self.zone_of(client) == Some(id)),
+                    "{id:?}"
+                );
+                assert_eq!(
+                    self.busy.iter().filter(|busy| **busy == id).count(),
+                    usize::from(!is_free),
+                    "{id:?}"
+                );
                 let at = self.layout.pool_slot(id, 0) + self.layout.trailer_at();
                 let is_it = |(active, active_at): (&ActiveZone, &usize)| {
                     active.zone == id && *active_at == at && state.client == Some(active.client)
                 };
-                let active = self.active.iter().zip(&self.active_at).filter(|active| is_it(*active));
-                assert_eq!(active.count(), usize::from(state.state == ZoneState::Active), "{id:?}");
+                let active = self
+                    .active
+                    .iter()
+                    .zip(&self.active_at)
+                    .filter(|active| is_it(*active));
+                assert_eq!(
+                    active.count(),
+                    usize::from(state.state == ZoneState::Active),
+                    "{id:?}"
+                );
                 assert_eq!(state.queued, queued[self.layout.zone_place(id)], "{id:?}");
             }
-            let used = zones.iter().filter(|zone| zone.state != ZoneState::Free).count();
+            let used = zones
+                .iter()
+                .filter(|zone| zone.state != ZoneState::Free)
+                .count();
             assert_eq!(self.pools[pool].len() + used, zones.len());
         }
     }

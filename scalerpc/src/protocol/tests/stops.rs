@@ -6,12 +6,22 @@ use crate::protocol::{CloseReason, ServerConfig, State};
 
 const CLIENTS: usize = 6;
 
-/// Makes a world in which a server stops after `steps`, in an order that a seed gives. Every call ends once: with the response of its
-/// only run, or not sent and never run.
+/// Makes a world in which a server stops after `steps`, in an order that a seed gives. Every call
+/// ends once: with the response of its only run, or not sent and never run.
 fn stop(seed: u64, steps: usize) -> [usize; 2] {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let config = ServerConfig { max_clients: CLIENTS as u32, depth: rng.u32(1..4), group_size: 2, response_buffers: 3, ..small() };
-    let counters = if rng.bool() { Counters::before_wrap(32, rng.u32(..8)) } else { Counters::default() };
+    let config = ServerConfig {
+        max_clients: CLIENTS as u32,
+        depth: rng.u32(1..4),
+        group_size: 2,
+        response_buffers: 3,
+        ..small()
+    };
+    let counters = if rng.bool() {
+        Counters::before_wrap(32, rng.u32(..8))
+    } else {
+        Counters::default()
+    };
     let mut world = World::counting_from(&config, CLIENTS, counters);
     for step in 0..2 * steps {
         if step == steps {
@@ -47,8 +57,15 @@ fn stop(seed: u64, steps: usize) -> [usize; 2] {
         world.call(nth);
         world.poll_client(nth);
         let side = &world.sides[nth];
-        assert_eq!(side.client.state(), State::Closed(CloseReason::ServerStopped), "seed {seed}");
-        assert!(side.open.is_empty(), "seed {seed}: a call of client {nth} does not end");
+        assert_eq!(
+            side.client.state(),
+            State::Closed(CloseReason::ServerStopped),
+            "seed {seed}"
+        );
+        assert!(
+            side.open.is_empty(),
+            "seed {seed}: a call of client {nth} does not end"
+        );
         let answered = side.ended.iter().filter(|ended| **ended == 1).count();
         counts[0] += answered;
         counts[1] += side.made - answered;
@@ -65,5 +82,8 @@ fn each_call_is_answered_or_not_sent_when_a_server_stops_in_whatever_state() {
         let counts = stop(seed, 50 + seed as usize % 1_500);
         sums = [sums[0] + counts[0], sums[1] + counts[1]];
     }
-    assert!(sums.iter().all(|sum| *sum > 1_000), "{sums:?} calls were answered, and not sent");
+    assert!(
+        sums.iter().all(|sum| *sum > 1_000),
+        "{sums:?} calls were answered, and not sent"
+    );
 }

@@ -1,4 +1,5 @@
-//! One server, several clients, and the queue pairs between them: one queue of operations in each direction, executed in order (RC).
+//! One server, several clients, and the queue pairs between them: one queue of operations in each
+//! direction, executed in order (RC).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -9,8 +10,8 @@ use crate::protocol::request::ClientId;
 use crate::protocol::tests::memory::HeapMemory;
 use crate::protocol::wire::Status;
 use crate::protocol::{
-    CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
-    ServerConfig, ServerMemory, ServerOp, ServerRegions, State,
+    CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion,
+    Handlers, Request, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, State,
 };
 
 const POOLS: u64 = 0x1_0000_0000;
@@ -41,7 +42,8 @@ pub(super) fn small() -> ServerConfig {
     }
 }
 
-/// The counters in the core and on the wire at the beginning of a world. All zeros: the state of new programs.
+/// The counters in the core and on the wire at the beginning of a world. All zeros: the state of
+/// new programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     /// Number of slices served.
@@ -57,10 +59,17 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Returns counters that are all `left` steps before a counter of that many bits wraps. Counters of fewer bits have wrapped before.
+    /// Returns counters that are all `left` steps before a counter of that many bits wraps.
+    /// Counters of fewer bits have wrapped before.
     pub(super) const fn before_wrap(bits: u32, left: u32) -> Self {
         let wide = (u64::MAX >> (64 - bits)) - left as u64;
-        Self { epoch: wide, idle: wide, sequence: wide as u32, announcements: wide as u32, generation: wide as u32 }
+        Self {
+            epoch: wide,
+            idle: wide,
+            sequence: wide as u32,
+            announcements: wide as u32,
+            generation: wide as u32,
+        }
     }
 }
 
@@ -94,7 +103,8 @@ pub(super) struct World {
     pub(super) now_ns: u64,
     /// Number of switches since each client began to wait with a free zone in reach.
     pub(super) waited: Vec<usize>,
-    /// No client ever rests, so the READ of a rest word finds the same at any time. It is executed at once, which makes fewer states.
+    /// No client ever rests, so the READ of a rest word finds the same at any time. It is executed
+    /// at once, which makes fewer states.
     pub(super) nobody_rests: bool,
     ops: Vec<ServerOp>,
     counters: Counters,
@@ -119,7 +129,16 @@ impl World {
         let working = VecDeque::new();
         let waited = Vec::new();
         let ops = Vec::new();
-        let mut world = Self { server, sides, working, now_ns: 0, waited, nobody_rests: false, ops, counters };
+        let mut world = Self {
+            server,
+            sides,
+            working,
+            now_ns: 0,
+            waited,
+            nobody_rests: false,
+            ops,
+            counters,
+        };
         (0..clients).for_each(|_| world.join());
         world
     }
@@ -132,14 +151,26 @@ impl World {
         world.sides.pop();
         world.waited.pop();
         let groups = world.server.groups();
-        assert_eq!((groups.count(), groups.clients(0).len(), groups.clients(1).len()), (2, 2, 1));
+        assert_eq!(
+            (
+                groups.count(),
+                groups.clients(0).len(),
+                groups.clients(1).len()
+            ),
+            (2, 2, 1)
+        );
         world
     }
 
     pub(super) fn join(&mut self) {
         let nth = self.sides.len();
         let (requests_addr, responses_addr) = (requests_addr(nth), responses_addr(nth));
-        let regions = ClientRegions { requests_addr, requests_rkey: 100 + nth as u32, responses_addr, responses_rkey: 200 + nth as u32 };
+        let regions = ClientRegions {
+            requests_addr,
+            requests_rkey: 100 + nth as u32,
+            responses_addr,
+            responses_rkey: 200 + nth as u32,
+        };
         let id = self.server.join(regions).unwrap();
         let layout = *self.server.layout();
         let server = ServerRegions {
@@ -153,8 +184,21 @@ impl World {
             requests: HeapMemory::new(layout.requests_bytes()),
             responses: HeapMemory::new(layout.client_responses_bytes()),
         };
-        let mut client = Client::new(layout, memory, server, requests_addr, responses_addr, regions.responses_rkey);
-        let Counters { epoch, idle, sequence, announcements, .. } = self.counters;
+        let mut client = Client::new(
+            layout,
+            memory,
+            server,
+            requests_addr,
+            responses_addr,
+            regions.responses_rkey,
+        );
+        let Counters {
+            epoch,
+            idle,
+            sequence,
+            announcements,
+            ..
+        } = self.counters;
         client.count_from(epoch - idle, sequence, announcements);
         if sequence != 0 {
             self.server.accepted_until(id, sequence);
@@ -184,10 +228,19 @@ impl World {
     pub(super) fn call_type(&mut self, nth: usize, rpc_type: u16) -> Option<CallToken> {
         let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
         let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
-        let token = side.client.call(rpc_type, &payload, now_ns, &mut side.to_server).ok()?;
-        assert!(side.open.iter().all(|(open, _)| *open != token), "a token names two calls");
+        let token = side
+            .client
+            .call(rpc_type, &payload, now_ns, &mut side.to_server)
+            .ok()?;
+        assert!(
+            side.open.iter().all(|(open, _)| *open != token),
+            "a token names two calls"
+        );
         side.open.push((token, side.made));
-        assert!(side.open.len() <= side.client.layout().depth, "S14: a slot is used again before the end of its call was taken");
+        assert!(
+            side.open.len() <= side.client.layout().depth,
+            "S14: a slot is used again before the end of its call was taken"
+        );
         side.made += 1;
         side.executed.push(0);
         side.ended.push(0);
@@ -203,28 +256,48 @@ impl World {
 
     pub(super) fn poll_server(&mut self) {
         let epoch = self.server.scheduler().epoch();
-        let waits: Vec<_> = self.sides.iter().map(|side| self.server.waits(side.id)).collect();
+        let waits: Vec<_> = self
+            .sides
+            .iter()
+            .map(|side| self.server.waits(side.id))
+            .collect();
         for side in &mut self.sides {
             if std::mem::take(&mut side.is_rest_read) {
                 self.server.on_rest_word(side.id);
             }
         }
         self.server.poll(self.now_ns, &mut self.ops);
-        for op in self.ops.iter().filter(|op| matches!(op, ServerOp::Evict { .. })) {
+        for op in self
+            .ops
+            .iter()
+            .filter(|op| matches!(op, ServerOp::Evict { .. }))
+        {
             let release_at = usize::from(op.client().0) * 64 + 8;
-            assert_eq!(self.server.memory().entries.load(release_at), 0, "S10: evicted, although its release is there");
+            assert_eq!(
+                self.server.memory().entries.load(release_at),
+                0,
+                "S10: evicted, although its release is there"
+            );
         }
         self.distribute();
         if self.server.scheduler().epoch() != epoch {
             for (nth, waited) in waits.into_iter().enumerate() {
-                self.waited[nth] = if waited && self.server.waits(self.sides[nth].id) { self.waited[nth] + 1 } else { 0 };
+                self.waited[nth] = if waited && self.server.waits(self.sides[nth].id) {
+                    self.waited[nth] + 1
+                } else {
+                    0
+                };
             }
         }
     }
 
     fn distribute(&mut self) {
         for op in std::mem::take(&mut self.ops) {
-            let side = self.sides.iter_mut().find(|side| side.id == op.client() && !side.has_left).unwrap();
+            let side = self
+                .sides
+                .iter_mut()
+                .find(|side| side.id == op.client() && !side.has_left)
+                .unwrap();
             if self.nobody_rests && matches!(op, ServerOp::ReadRestWord { .. }) {
                 self.server.on_rest_word(op.client());
                 continue;
@@ -235,16 +308,29 @@ impl World {
 
     /// Lets a server that stops tell the clients of which no worker has a request.
     pub(super) fn dismiss(&mut self) {
-        self.server.dismiss(|client| self.working.iter().any(|(request, _)| request.client == client), &mut self.ops);
+        self.server.dismiss(
+            |client| {
+                self.working
+                    .iter()
+                    .any(|(request, _)| request.client == client)
+            },
+            &mut self.ops,
+        );
         self.distribute();
     }
 
     /// Lets a worker take a request and run its handler. Returns whether there was a request.
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];
-        let Some(request) = self.server.take(&mut payload) else { return false };
+        let Some(request) = self.server.take(&mut payload) else {
+            return false;
+        };
         let bytes = self.count_run(&payload[..request.len as usize]);
-        assert_eq!(self.sides[usize::from(bytes[0])].id, request.client, "served as whose it is");
+        assert_eq!(
+            self.sides[usize::from(bytes[0])].id,
+            request.client,
+            "served as whose it is"
+        );
         self.working.push_back((request, bytes));
         self.distribute();
         true
@@ -252,7 +338,9 @@ impl World {
 
     /// Counts a run of the handler with this payload, which it returns.
     fn count_run(&mut self, payload: &[u8]) -> [u8; 4] {
-        let &[nth, call, 0x5a, 0xa5] = payload else { panic!("the payload did not come whole: {payload:?}") };
+        let &[nth, call, 0x5a, 0xa5] = payload else {
+            panic!("the payload did not come whole: {payload:?}")
+        };
         let side = &mut self.sides[usize::from(nth)];
         assert!(!side.has_left, "a request of a client that has left runs");
         let executed = &mut side.executed[usize::from(call)];
@@ -261,8 +349,14 @@ impl World {
         [nth, call, 0x5a, 0xa5]
     }
 
-    /// Lets handlers answer at most `budget` requests. `ran` has the payloads of their runs. Returns the number of answers.
-    pub(super) fn step_handlers(&mut self, handlers: &mut Handlers, budget: usize, ran: &RefCell<Vec<Vec<u8>>>) -> usize {
+    /// Lets handlers answer at most `budget` requests. `ran` has the payloads of their runs.
+    /// Returns the number of answers.
+    pub(super) fn step_handlers(
+        &mut self,
+        handlers: &mut Handlers,
+        budget: usize,
+        ran: &RefCell<Vec<Vec<u8>>>,
+    ) -> usize {
         let now_ns = self.now_ns;
         let answered = handlers.step(&mut self.server, budget, now_ns, || now_ns, &mut self.ops);
         for payload in ran.take() {
@@ -280,7 +374,8 @@ impl World {
         }
     }
 
-    /// Answers a request. Returns whether it was answered: a request that was held may have no buffer for its response.
+    /// Answers a request. Returns whether it was answered: a request that was held may have no
+    /// buffer for its response.
     pub(super) fn reply(&mut self) -> bool {
         self.answer(true)
     }
@@ -291,13 +386,20 @@ impl World {
     }
 
     fn answer(&mut self, is_well: bool) -> bool {
-        let Some((mut request, bytes)) = self.working.pop_front() else { return false };
+        let Some((mut request, bytes)) = self.working.pop_front() else {
+            return false;
+        };
         if !self.server.resume(&mut request) {
             self.working.push_front((request, bytes));
             return false;
         }
-        let outcome = if is_well { Ok(&bytes[..]) } else { Err(Status::Refused) };
-        self.server.reply(&request, outcome, self.now_ns, &mut self.ops);
+        let outcome = if is_well {
+            Ok(&bytes[..])
+        } else {
+            Err(Status::Refused)
+        };
+        self.server
+            .reply(&request, outcome, self.now_ns, &mut self.ops);
         self.distribute();
         true
     }
@@ -307,7 +409,8 @@ impl World {
         while self.take_completion(nth).is_some() {}
     }
 
-    /// Lets a client rest until it is polled, if no call of it is outstanding. Returns whether it rests.
+    /// Lets a client rest until it is polled, if no call of it is outstanding. Returns whether it
+    /// rests.
     pub(super) fn rest(&mut self, nth: usize) -> bool {
         while !self.sides[nth].client.rest() {
             self.poll_client(nth);
@@ -323,7 +426,12 @@ impl World {
     pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
-        assert!(side.client.next_event_ns().is_none_or(|at_ns| at_ns > self.now_ns), "S14: a call did not end at its deadline");
+        assert!(
+            side.client
+                .next_event_ns()
+                .is_none_or(|at_ns| at_ns > self.now_ns),
+            "S14: a call did not end at its deadline"
+        );
     }
 
     /// Lets a client look at its clock when the time of all its calls is over.
@@ -339,11 +447,19 @@ impl World {
         let side = &mut self.sides[nth];
         let mut payload = [0; 4];
         let completion = side.client.poll_completion(&mut payload)?;
-        let at = side.open.iter().position(|(open, _)| *open == completion.call).expect("ended twice");
+        let at = side
+            .open
+            .iter()
+            .position(|(open, _)| *open == completion.call)
+            .expect("ended twice");
         let (_, call) = side.open.swap_remove(at);
         match completion.outcome {
             Ok(len) => {
-                assert_eq!((len, payload), (4, [nth as u8, call as u8, 0x5a, 0xa5]), "the response of another call");
+                assert_eq!(
+                    (len, payload),
+                    (4, [nth as u8, call as u8, 0x5a, 0xa5]),
+                    "the response of another call"
+                );
                 side.ended[call] += 1;
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }
@@ -352,12 +468,18 @@ impl World {
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }
             Err(CallFailure::NotSent) => {
-                assert_eq!(side.executed[call], 0, "a call that was not sent is executed");
+                assert_eq!(
+                    side.executed[call], 0,
+                    "a call that was not sent is executed"
+                );
                 // A run from here on is one too many.
                 side.executed[call] = 1;
             }
             Err(CallFailure::TimedOut) => {}
-            Err(failure) => assert!(!side.is_alive && matches!(failure, CallFailure::Closed(_)), "{failure}"),
+            Err(failure) => assert!(
+                !side.is_alive && matches!(failure, CallFailure::Closed(_)),
+                "{failure}"
+            ),
         }
         Some(completion)
     }
@@ -365,17 +487,42 @@ impl World {
     /// Executes the next operation of a client. Returns whether there was one.
     pub(super) fn deliver_to_server(&mut self, nth: usize) -> bool {
         let side = &mut self.sides[nth];
-        let Some(op) = next_of(&mut side.to_server) else { return false };
+        let Some(op) = next_of(&mut side.to_server) else {
+            return false;
+        };
         match op {
-            ClientOp::WriteRequest { addr, rkey, from, len } => {
+            ClientOp::WriteRequest {
+                addr,
+                rkey,
+                from,
+                len,
+            } => {
                 assert_eq!(rkey, POOLS_RKEY);
                 let at = (addr - POOLS) as usize;
                 let layout = self.server.layout();
-                let zone = self.server.zone_of(side.id).expect("S8: a write into a zone that is not the client's any more");
-                assert_eq!(at / layout.zone_bytes(), layout.pool_slot(zone, 0) / layout.zone_bytes(), "S8: a write into another's zone");
-                copy(&side.client.memory().requests, from, &self.server.memory().pools, at, len as usize);
+                let zone = self
+                    .server
+                    .zone_of(side.id)
+                    .expect("S8: a write into a zone that is not the client's any more");
+                assert_eq!(
+                    at / layout.zone_bytes(),
+                    layout.pool_slot(zone, 0) / layout.zone_bytes(),
+                    "S8: a write into another's zone"
+                );
+                copy(
+                    &side.client.memory().requests,
+                    from,
+                    &self.server.memory().pools,
+                    at,
+                    len as usize,
+                );
             }
-            ClientOp::WriteEntry { addr, rkey, bytes, len } => {
+            ClientOp::WriteEntry {
+                addr,
+                rkey,
+                bytes,
+                len,
+            } => {
                 assert_eq!(rkey, ENTRIES_RKEY);
                 let at = (addr - ENTRIES) as usize;
                 assert_eq!(at / 64, usize::from(side.id.0), "its own entry");
@@ -383,10 +530,17 @@ impl World {
                     let start = at % 64;
                     if (start..start + usize::from(len)).contains(&trailer) {
                         let entry = usize::from(side.id.0) * 64;
-                        assert_eq!(self.server.memory().entries.load(entry + trailer), 0, "S7: an entry is overwritten unread");
+                        assert_eq!(
+                            self.server.memory().entries.load(entry + trailer),
+                            0,
+                            "S7: an entry is overwritten unread"
+                        );
                     }
                 }
-                self.server.memory().entries.write(at, &bytes[..usize::from(len)]);
+                self.server
+                    .memory()
+                    .entries
+                    .write(at, &bytes[..usize::from(len)]);
             }
         }
         true
@@ -395,31 +549,71 @@ impl World {
     /// Executes the next operation of the server towards a client. Returns whether there was one.
     pub(super) fn deliver_to_client(&mut self, nth: usize) -> bool {
         let side = &mut self.sides[nth];
-        let Some(op) = side.to_client.pop_front() else { return false };
+        let Some(op) = side.to_client.pop_front() else {
+            return false;
+        };
         match op {
-            ServerOp::Read { client, addr, into, len, is_last, .. } => {
+            ServerOp::Read {
+                client,
+                addr,
+                into,
+                len,
+                is_last,
+                ..
+            } => {
                 let from = (addr - requests_addr(nth)) as usize;
-                assert!(side.client.is_lent(from / side.client.layout().slot_bytes), "S6: READ of a slot that is not lent");
-                copy(&side.client.memory().requests, from, &self.server.memory().pools, into, len as usize);
+                assert!(
+                    side.client.is_lent(from / side.client.layout().slot_bytes),
+                    "S6: READ of a slot that is not lent"
+                );
+                copy(
+                    &side.client.memory().requests,
+                    from,
+                    &self.server.memory().pools,
+                    into,
+                    len as usize,
+                );
                 if is_last {
                     self.server.on_reads_done(client, self.now_ns);
                 }
             }
-            ServerOp::WriteResponse { client, addr, from, len, .. } => {
+            ServerOp::WriteResponse {
+                client,
+                addr,
+                from,
+                len,
+                ..
+            } => {
                 let to = (addr - responses_addr(nth)) as usize;
-                copy(&self.server.memory().responses, from, &side.client.memory().responses, to, len as usize);
+                copy(
+                    &self.server.memory().responses,
+                    from,
+                    &side.client.memory().responses,
+                    to,
+                    len as usize,
+                );
                 self.server.on_responses_done(client, 1);
             }
             ServerOp::WriteEvent { addr, bytes, .. } => {
                 let to = (addr - responses_addr(nth)) as usize;
                 let trailer = to + bytes.len() - 8;
-                assert_eq!(side.client.memory().responses.load(trailer), 0, "S12: an event is overwritten unread");
+                assert_eq!(
+                    side.client.memory().responses.load(trailer),
+                    0,
+                    "S12: an event is overwritten unread"
+                );
                 side.client.memory().responses.write(to, &bytes);
             }
             ServerOp::ReadRestWord { addr, into, .. } => {
                 let from = (addr - requests_addr(nth)) as usize;
                 assert_eq!(into / 64, usize::from(side.id.0), "its own entry");
-                copy(&side.client.memory().requests, from, &self.server.memory().entries, into, 8);
+                copy(
+                    &side.client.memory().requests,
+                    from,
+                    &self.server.memory().entries,
+                    into,
+                    8,
+                );
                 side.is_rest_read = true;
             }
             ServerOp::Evict { .. } => {
@@ -431,7 +625,8 @@ impl World {
         true
     }
 
-    /// Ends the process of a client. Operations that its queue pair has not executed are not executed any more.
+    /// Ends the process of a client. Operations that its queue pair has not executed are not
+    /// executed any more.
     pub(super) fn vanish(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.is_alive = false;
@@ -448,21 +643,29 @@ impl World {
         self.server.leave(side.id);
     }
 
-    /// Lets the server die when the time of all calls is over, and every client call. S20: each client posts something, or probes, so that
-    /// its device reports the death.
+    /// Lets the server die when the time of all calls is over, and every client call. S20: each
+    /// client posts something, or probes, so that its device reports the death.
     pub(super) fn lose_server(&mut self) {
-        for nth in (0..self.sides.len()).filter(|nth| self.sides[*nth].is_alive).collect::<Vec<_>>() {
+        for nth in (0..self.sides.len())
+            .filter(|nth| self.sides[*nth].is_alive)
+            .collect::<Vec<_>>()
+        {
             self.time_out(nth);
             self.sides[nth].to_server.clear();
             self.call(nth);
             self.look(nth);
             let side = &self.sides[nth];
             let learns = side.client.awaits_server() || !side.to_server.is_empty();
-            assert!(learns, "S20: client {nth} does not learn that its server has died: {:?}", side.client);
+            assert!(
+                learns,
+                "S20: client {nth} does not learn that its server has died: {:?}",
+                side.client
+            );
         }
     }
 
-    /// Advances the time to the server's next event. Returns whether there is one that is not only an eviction.
+    /// Advances the time to the server's next event. Returns whether there is one that is not only
+    /// an eviction.
     pub(super) fn tick(&mut self) -> bool {
         match self.server.next_event_ns() {
             Some(at_ns) if at_ns > self.now_ns && at_ns - self.now_ns < 1 << 30 => {
@@ -473,7 +676,8 @@ impl World {
         }
     }
 
-    /// Lets everything happen in turn, for that many rounds or until no call is outstanding. Returns the number of rounds.
+    /// Lets everything happen in turn, for that many rounds or until no call is outstanding.
+    /// Returns the number of rounds.
     pub(super) fn run(&mut self, rounds: usize) -> usize {
         self.run_until(rounds, false, Self::is_done)
     }
@@ -488,7 +692,12 @@ impl World {
         self.run_until(rounds, false, Self::is_settled)
     }
 
-    fn run_until(&mut self, rounds: usize, may_rest: bool, is_done: impl Fn(&Self) -> bool) -> usize {
+    fn run_until(
+        &mut self,
+        rounds: usize,
+        may_rest: bool,
+        is_done: impl Fn(&Self) -> bool,
+    ) -> usize {
         for round in 0..rounds {
             if is_done(self) {
                 return round;
@@ -496,7 +705,10 @@ impl World {
             self.now_ns += 100;
             for nth in 0..self.sides.len() {
                 if self.sides[nth].is_alive {
-                    if !may_rest || !self.is_resting(nth) || self.sides[nth].client.outstanding() > 0 {
+                    if !may_rest
+                        || !self.is_resting(nth)
+                        || self.sides[nth].client.outstanding() > 0
+                    {
                         self.poll_client(nth);
                     }
                     while self.deliver_to_server(nth) {}
@@ -516,18 +728,26 @@ impl World {
 
     /// Returns whether no call of a living client is outstanding, or its end not taken.
     pub(super) fn is_done(&self) -> bool {
-        self.sides.iter().all(|side| !side.is_alive || side.client.outstanding() == 0)
+        self.sides
+            .iter()
+            .all(|side| !side.is_alive || side.client.outstanding() == 0)
     }
 
     fn is_settled(&self) -> bool {
-        let is_idle = |side: &Side| side.open.is_empty() && side.client.free_slots() == side.client.layout().depth;
-        self.sides.iter().all(|side| !side.is_alive || is_idle(side))
+        let is_idle = |side: &Side| {
+            side.open.is_empty() && side.client.free_slots() == side.client.layout().depth
+        };
+        self.sides
+            .iter()
+            .all(|side| !side.is_alive || is_idle(side))
     }
 
     /// Makes now the time 0.
     pub(super) fn rebase(&mut self) {
         self.server.rebase(self.now_ns);
-        self.sides.iter_mut().for_each(|side| side.client.rebase(self.now_ns));
+        self.sides
+            .iter_mut()
+            .for_each(|side| side.client.rebase(self.now_ns));
         self.now_ns = 0;
     }
 
@@ -537,15 +757,36 @@ impl World {
         self.server.hash_state(&mut hasher);
         for side in &self.sides {
             side.client.hash_state(&mut hasher);
-            let Side { to_server, to_client, is_rest_read, is_alive, has_left, made, executed, ended, .. } = side;
-            (to_server, to_client, is_rest_read, is_alive, has_left, made, executed, ended).hash(&mut hasher);
+            let Side {
+                to_server,
+                to_client,
+                is_rest_read,
+                is_alive,
+                has_left,
+                made,
+                executed,
+                ended,
+                ..
+            } = side;
+            (
+                to_server,
+                to_client,
+                is_rest_read,
+                is_alive,
+                has_left,
+                made,
+                executed,
+                ended,
+            )
+                .hash(&mut hasher);
         }
         (&self.working, &self.waited).hash(&mut hasher);
         hasher.0
     }
 }
 
-/// A hash of 128 bits, so that among some millions of states no two collide. It takes a few multiplications a word.
+/// A hash of 128 bits, so that among some millions of states no two collide. It takes a few
+/// multiplications a word.
 #[derive(Default)]
 struct Wide(u128);
 
@@ -563,7 +804,8 @@ impl Hasher for Wide {
     }
 
     fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(47) ^ u128::from(word).wrapping_add(1)).wrapping_mul(0x2d99_787a_f3b4_61c5_9e37_79b9_7f4a_7c15);
+        self.0 = (self.0.rotate_left(47) ^ u128::from(word).wrapping_add(1))
+            .wrapping_mul(0x2d99_787a_f3b4_61c5_9e37_79b9_7f4a_7c15);
     }
 
     fn write_u8(&mut self, byte: u8) {
@@ -580,7 +822,10 @@ impl Hasher for Wide {
 }
 
 fn copy(from: &HeapMemory, at: usize, to: &HeapMemory, into: usize, len: usize) {
-    assert!(at + len <= from.len() && into + len <= to.len(), "outside of a region");
+    assert!(
+        at + len <= from.len() && into + len <= to.len(),
+        "outside of a region"
+    );
     let mut bytes = vec![0; len];
     from.read(at, &mut bytes);
     to.write(into, &bytes);
@@ -588,5 +833,9 @@ fn copy(from: &HeapMemory, at: usize, to: &HeapMemory, into: usize, len: usize) 
 
 /// Takes the operation that a client's queue pair executes next.
 pub(super) fn next_of(ops: &mut Vec<ClientOp>) -> Option<ClientOp> {
-    if ops.is_empty() { None } else { Some(ops.remove(0)) }
+    if ops.is_empty() {
+        None
+    } else {
+        Some(ops.remove(0))
+    }
 }

@@ -30,29 +30,66 @@ impl Job {
         let dir = Scratch::new();
         let job = testing::job(topology(Backend::Delegation, Carrier::Copyrpc, ranks, 1, 1));
         let open = |rank: usize| {
-            let policies = if rank == 0 { testing::policies(policies) } else { PolicyOptions::default() };
-            let backend = Composed::new(&crate::job::Job { policies, ..job.clone() }, dir.site(rank)).unwrap();
+            let policies = if rank == 0 {
+                testing::policies(policies)
+            } else {
+                PolicyOptions::default()
+            };
+            let backend = Composed::new(
+                &crate::job::Job {
+                    policies,
+                    ..job.clone()
+                },
+                dir.site(rank),
+            )
+            .unwrap();
             let daemon = backend.open_daemon(0).unwrap();
             (daemon, backend.open_client_on(0, None).unwrap())
         };
         let mut ends: Vec<(KvDaemon, ClientPaths)> = (0..ranks).map(open).collect();
-        let records: Vec<Records> = ends.iter_mut().map(|(daemon, _)| daemon.records()).collect();
+        let records: Vec<Records> = ends
+            .iter_mut()
+            .map(|(daemon, _)| daemon.records())
+            .collect();
         for (rank, (daemon, _)) in ends.iter_mut().enumerate() {
             let of_peer = |from: usize| {
-                let (_, bytes) = records[from].iter().find(|(to, _)| to.rank == rank).unwrap();
-                (Peer { rank: from, worker: Worker::Daemon(0) }, bytes.clone())
+                let (_, bytes) = records[from]
+                    .iter()
+                    .find(|(to, _)| to.rank == rank)
+                    .unwrap();
+                (
+                    Peer {
+                        rank: from,
+                        worker: Worker::Daemon(0),
+                    },
+                    bytes.clone(),
+                )
             };
-            let mine: Records = (0..ranks).filter(|from| *from != rank).map(of_peer).collect();
+            let mine: Records = (0..ranks)
+                .filter(|from| *from != rank)
+                .map(of_peer)
+                .collect();
             daemon.connect(&mine).unwrap();
         }
         let mut ends = ends.into_iter();
         let (asking, client) = ends.next().unwrap();
         let (answering, others) = ends.unzip();
-        Self { asking, answering, client, others, now_ns: Cell::new(1_000_000), _dir: dir }
+        Self {
+            asking,
+            answering,
+            client,
+            others,
+            now_ns: Cell::new(1_000_000),
+            _dir: dir,
+        }
     }
 
     fn ask(&mut self, rank: u32, token: u32) {
-        self.client.issue(Request::get(rank, u64::from(token)), || Operation::numbered(token)).unwrap();
+        self.client
+            .issue(Request::get(rank, u64::from(token)), || {
+                Operation::numbered(token)
+            })
+            .unwrap();
     }
 
     /// Does a round, with the polls that are added to it.
@@ -73,7 +110,9 @@ impl Job {
     fn let_answer(&mut self) {
         for _ in 0..10 {
             for daemon in &mut self.answering {
-                daemon.step(|| unreachable!("no policy asks for the time")).unwrap();
+                daemon
+                    .step(|| unreachable!("no policy asks for the time"))
+                    .unwrap();
             }
         }
     }
@@ -108,7 +147,10 @@ fn without_a_policy_an_answer_goes_on_in_the_step_that_finds_it_and_no_clock_is_
     assert_eq!((round.moved, round.outstanding), (1, 1));
     job.let_answer();
     let round = job.asking.step(|| unreachable!("nobody asks")).unwrap();
-    assert_eq!((round.moved, round.cqes > 0, round.outstanding), (1, true, 0));
+    assert_eq!(
+        (round.moved, round.cqes > 0, round.outstanding),
+        (1, true, 0)
+    );
     assert_eq!(job.ended(), [5]);
     assert!(job.asking.policy().is_none());
 }
@@ -119,15 +161,29 @@ fn a_request_that_was_deferred_is_served_before_a_later_one_for_its_key() {
     job.ask(1, 5);
     job.step();
     let put = |job: &mut Job, value| {
-        job.others[0].issue(Request::put(0, 7, value), || Operation::numbered(0)).unwrap();
+        job.others[0]
+            .issue(Request::put(0, 7, value), || Operation::numbered(0))
+            .unwrap();
         job.let_answer();
         job.step();
         job.asking.store.apply(&Request::get(0, 7)).outcome()
     };
-    assert_eq!(put(&mut job, 1), Some(Outcome::NotFound), "it waits for answers");
+    assert_eq!(
+        put(&mut job, 1),
+        Some(Outcome::NotFound),
+        "it waits for answers"
+    );
     assert_eq!(job.ended(), [5]);
-    assert_eq!(put(&mut job, 2), Some(Outcome::GetOk { value: 2 }), "in their order");
-    assert_eq!(put(&mut job, 3), Some(Outcome::GetOk { value: 3 }), "at once");
+    assert_eq!(
+        put(&mut job, 2),
+        Some(Outcome::GetOk { value: 2 }),
+        "in their order"
+    );
+    assert_eq!(
+        put(&mut job, 3),
+        Some(Outcome::GetOk { value: 3 }),
+        "at once"
+    );
 }
 
 #[test]
@@ -136,17 +192,31 @@ fn a_held_answer_is_released_when_there_are_enough() {
     job.fetch(1, 0..1);
     assert_eq!((job.ended(), job.asking.gauges().held), (vec![], 1));
     job.fetch(1, 1..2);
-    assert_eq!((job.ended(), job.asking.gauges().held), (vec![0, 1], 0), "as many as ranks");
+    assert_eq!(
+        (job.ended(), job.asking.gauges().held),
+        (vec![0, 1], 0),
+        "as many as ranks"
+    );
     assert_eq!(job.asking.gauges().hold_ns, 0, "such batches need no hold");
     let report = job.asking.policy().unwrap();
-    assert_eq!((report.held, report.full_releases, report.late_releases), (2, 1, 0));
+    assert_eq!(
+        (report.held, report.full_releases, report.late_releases),
+        (2, 1, 0)
+    );
     job.fetch(1, 2..3);
-    assert_eq!((job.ended(), job.asking.gauges().hold_ns), (vec![2], 50_000), "a smaller one does");
+    assert_eq!(
+        (job.ended(), job.asking.gauges().hold_ns),
+        (vec![2], 50_000),
+        "a smaller one does"
+    );
 }
 
 #[test]
 fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
-    for (name, policy) in [("late", "--hold 50us"), ("late-adaptive", "--hold adaptive:50us")] {
+    for (name, policy) in [
+        ("late", "--hold 50us"),
+        ("late-adaptive", "--hold adaptive:50us"),
+    ] {
         let mut job = Job::new(4, policy);
         job.fetch(1, 0..1);
         job.advance(49_999);
@@ -168,7 +238,10 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
     };
     assert!(slice(&mut job.asking) > Duration::ZERO);
     job.fetch(1, 0..1);
-    assert_eq!((job.asking.gauges().held, slice(&mut job.asking)), (1, Duration::ZERO));
+    assert_eq!(
+        (job.asking.gauges().held, slice(&mut job.asking)),
+        (1, Duration::ZERO)
+    );
     job.advance(50_000);
     job.step();
     assert!(job.asking.gauges().held == 0 && slice(&mut job.asking) > Duration::ZERO);
@@ -177,8 +250,7 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
 /// With every policy at once, everything ends when no more calls are made.
 #[test]
 fn a_load_that_stops_drains() {
-    let policies =
-        "--hold adaptive --coalesce-rtt-us 20 --poll-budget adaptive --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
+    let policies = "--hold adaptive --coalesce-rtt-us 20 --poll-budget adaptive --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
     let mut job = Job::new(4, &format!("{policies} --batch-window completion:1"));
     for token in 0..30 {
         job.ask(1 + token % 3, token);
@@ -195,10 +267,21 @@ fn a_load_that_stops_drains() {
     }
     ended.sort_unstable();
     assert_eq!(ended, (0..30).collect::<Vec<_>>());
-    let Sample { outstanding, backlog, held, .. } = job.asking.gauges();
+    let Sample {
+        outstanding,
+        backlog,
+        held,
+        ..
+    } = job.asking.gauges();
     assert_eq!((outstanding, backlog, held), (0, 0, 0));
     let report = job.asking.policy().unwrap();
-    assert!(report.held > 0 && report.staggered_rounds > 0 && report.gathering_rounds > 0 && report.skipped_looks > 0, "{report:?}");
+    assert!(
+        report.held > 0
+            && report.staggered_rounds > 0
+            && report.gathering_rounds > 0
+            && report.skipped_looks > 0,
+        "{report:?}"
+    );
 }
 
 #[test]
@@ -221,9 +304,23 @@ fn requests_wait_while_answers_gather() {
     job.ask(1, 0);
     job.step();
     job.ask(1, 1);
-    assert_eq!(job.step(), Round { outstanding: 1, ..Round::default() }, "the ring is left alone");
+    assert_eq!(
+        job.step(),
+        Round {
+            outstanding: 1,
+            ..Round::default()
+        },
+        "the ring is left alone"
+    );
     job.advance(6_000);
-    assert_eq!(job.step(), Round { moved: 1, outstanding: 2, ..Round::default() });
+    assert_eq!(
+        job.step(),
+        Round {
+            moved: 1,
+            outstanding: 2,
+            ..Round::default()
+        }
+    );
     job.let_answer();
     job.step();
     assert_eq!(job.ended(), [0, 1]);
@@ -241,7 +338,11 @@ fn a_flush_waits_for_rounds_with_work_or_one_without() {
         job.ask(1, token);
         assert_eq!(writes(&mut job) - before, sent);
     }
-    assert_eq!(writes(&mut job) - before, 2, "nothing to do: what is there goes");
+    assert_eq!(
+        writes(&mut job) - before,
+        2,
+        "nothing to do: what is there goes"
+    );
 }
 
 #[test]
@@ -251,7 +352,10 @@ fn polls_are_added_until_one_finds_something() {
     assert_eq!(job.asking.policy().unwrap().extra_polls, 5);
     job.fetch(1, 0..1);
     let report = job.asking.policy().unwrap();
-    assert_eq!((job.ended(), report.extra_polls, report.poll_budget), (vec![0], 10, 5));
+    assert_eq!(
+        (job.ended(), report.extra_polls, report.poll_budget),
+        (vec![0], 10, 5)
+    );
 }
 
 #[test]
@@ -271,12 +375,20 @@ fn the_batch_window_is_that_of_the_connections() {
         job.ask(1, token);
         job.step();
     }
-    let Sample { window_stalls, writes, .. } = job.asking.gauges();
-    assert!(window_stalls > 0 && writes == 1, "{window_stalls} stalls, {writes} writes");
+    let Sample {
+        window_stalls,
+        writes,
+        ..
+    } = job.asking.gauges();
+    assert!(
+        window_stalls > 0 && writes == 1,
+        "{window_stalls} stalls, {writes} writes"
+    );
     assert!(job.asking.transport().unwrap().counted.of("window_stalls") > 0);
 }
 
-/// With one batch in flight, the second waits until the peer has taken the first, however large it is.
+/// With one batch in flight, the second waits until the peer has taken the first, however large it
+/// is.
 #[test]
 fn the_batches_in_flight_are_those_of_the_connections() {
     for (options, most) in [("--batches-in-flight 1", 1), ("", 2)] {
@@ -289,7 +401,8 @@ fn the_batches_in_flight_are_those_of_the_connections() {
     }
 }
 
-/// Answers that are held when the policies cease to act are passed on, and none is held until they act again.
+/// Answers that are held when the policies cease to act are passed on, and none is held until they
+/// act again.
 #[test]
 fn policies_that_rest_hold_nothing() {
     let mut job = Job::new(2, "--hold 100us");
@@ -310,6 +423,16 @@ fn policies_that_rest_hold_nothing() {
 fn a_request_for_another_rank_that_nothing_passes_on_is_refused() {
     let mut job = Job::new(2, "");
     let KvDaemon { store, plan, .. } = &mut job.asking;
-    let outcomes = [0, 1, 2, u32::MAX].map(|rank| serve(store, plan, &Request::put(rank, 0, 7)).outcome());
-    assert_eq!(outcomes, [Outcome::PutOk, Outcome::Refused, Outcome::Refused, Outcome::Refused].map(Some));
+    let outcomes =
+        [0, 1, 2, u32::MAX].map(|rank| serve(store, plan, &Request::put(rank, 0, 7)).outcome());
+    assert_eq!(
+        outcomes,
+        [
+            Outcome::PutOk,
+            Outcome::Refused,
+            Outcome::Refused,
+            Outcome::Refused
+        ]
+        .map(Some)
+    );
 }

@@ -1,7 +1,8 @@
 //! The calls of a link that wait for their answers, by the id that the answer brings back.
 //!
-//! An id is a place (low 16 bits) and the number of earlier uses of the place (high 16). A second answer to a call finds nothing, even
-//! when another call has its place. Ids come back from a peer, and are untrusted.
+//! An id is a place (low 16 bits) and the number of earlier uses of the place (high 16). A second
+//! answer to a call finds nothing, even when another call has its place. Ids come back from a peer,
+//! and are untrusted.
 
 /// Calls that have not been answered. `C` is the caller to answer.
 pub(super) struct Calls<C> {
@@ -18,8 +19,16 @@ impl<C> Calls<C> {
     /// Makes room for `window` calls, at most 65536.
     pub(super) fn new(window: usize) -> Self {
         let window = window.min(1 << 16);
-        let places = (0..window).map(|_| Place { uses: 0, whom: None }).collect();
-        Self { places, free: (0..window).rev().map(|place| place as u16).collect() }
+        let places = (0..window)
+            .map(|_| Place {
+                uses: 0,
+                whom: None,
+            })
+            .collect();
+        Self {
+            places,
+            free: (0..window).rev().map(|place| place as u16).collect(),
+        }
     }
 
     /// Returns the number of calls that wait.
@@ -33,8 +42,12 @@ impl<C> Calls<C> {
     /// There is no room; the error returns `whom`.
     #[inline]
     pub(super) fn insert(&mut self, whom: C) -> Result<u32, C> {
-        let Some(number) = self.free.pop() else { return Err(whom) };
-        let Some(place) = self.places.get_mut(usize::from(number)) else { return Err(whom) };
+        let Some(number) = self.free.pop() else {
+            return Err(whom);
+        };
+        let Some(place) = self.places.get_mut(usize::from(number)) else {
+            return Err(whom);
+        };
         place.whom = Some(whom);
         Ok(u32::from(place.uses) << 16 | u32::from(number))
     }
@@ -43,7 +56,10 @@ impl<C> Calls<C> {
     #[inline]
     pub(super) fn take(&mut self, id: u32) -> Option<C> {
         let number = id as u16;
-        let place = self.places.get_mut(usize::from(number)).filter(|place| u32::from(place.uses) == id >> 16)?;
+        let place = self
+            .places
+            .get_mut(usize::from(number))
+            .filter(|place| u32::from(place.uses) == id >> 16)?;
         let whom = place.whom.take()?;
         place.uses = place.uses.wrapping_add(1);
         self.free.push(number);
@@ -60,9 +76,16 @@ mod tests {
         let mut calls = Calls::new(3);
         let ids: Vec<u32> = (0..3).map(|whom| calls.insert(whom).unwrap()).collect();
         assert_eq!(calls.insert(9), Err(9));
-        assert_eq!([1, 0, 2].map(|call: usize| calls.take(ids[call])), [Some(1), Some(0), Some(2)]);
+        assert_eq!(
+            [1, 0, 2].map(|call: usize| calls.take(ids[call])),
+            [Some(1), Some(0), Some(2)]
+        );
         assert_eq!(calls.len(), 0);
-        assert_eq!(ids.iter().filter_map(|id| calls.take(*id)).count(), 0, "answered already");
+        assert_eq!(
+            ids.iter().filter_map(|id| calls.take(*id)).count(),
+            0,
+            "answered already"
+        );
     }
 
     #[test]

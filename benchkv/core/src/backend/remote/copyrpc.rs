@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes,
-    RecvHandle, Reply, Stats,
+    CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig,
+    ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle, Reply, Stats,
 };
 use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
@@ -30,20 +30,34 @@ const MOST_RECEIVES: usize = 32_767;
 /// Returns the configuration of all `connections` of a thread.
 fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
     let window = &plan.policies.window;
-    let mut default = EndpointConfig { ring_size: plan.ring_bytes, window: window.batch_window.window(), ..EndpointConfig::default() };
+    let mut default = EndpointConfig {
+        ring_size: plan.ring_bytes,
+        window: window.batch_window.window(),
+        ..EndpointConfig::default()
+    };
     if let Some(batches) = window.batches_in_flight {
         // Small batches, of which there are many, have their WQEs.
         (default.batches_in_flight, default.max_send_wr) = (batches, Some((4 * batches).max(256)));
     }
     match plan.topology.backend {
-        // One client's operations, requests one way and answers the other way, make no more batches than that. A daemon has many of these
-        // connections, whose receives are in one queue. One-sided operations are not used.
+        // One client's operations, requests one way and answers the other way, make no more batches
+        // than that. A daemon has many of these connections, whose receives are in one queue.
+        // One-sided operations are not used.
         Backend::Direct => {
             let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
-            let batches = room.min(plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
-            EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..default }
+            let batches = room
+                .min(plan.depth as u32)
+                .clamp(FEWEST_BATCHES, default.batches_in_flight);
+            EndpointConfig {
+                batches_in_flight: batches,
+                raw_operations: 0,
+                ..default
+            }
         }
-        Backend::Meta | Backend::Delegation | Backend::Sharded => EndpointConfig { raw_operations: 0, ..default },
+        Backend::Meta | Backend::Delegation | Backend::Sharded => EndpointConfig {
+            raw_operations: 0,
+            ..default
+        },
     }
 }
 
@@ -78,18 +92,41 @@ impl<C> LinkSet<C> for Links<C> {
     /// A handle that answers with an error when dropped.
     type Handle = RecvHandle<C>;
 
-    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+    fn open(
+        plan: &RankPlan,
+        peers: &[Peer],
+        device: &ThreadDevice<'_>,
+    ) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
-        let builder = ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config);
-        let builder = builder.cqe_compression(plan.has(Feature::CqeCompression)).blueflame_batch(plan.has(Feature::BlueflameBatch));
-        let context: Context<C> = builder.build_on(device.open()?).map_err(|e| BackendError::setup("the RDMA context", e))?;
+        let builder =
+            ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config);
+        let builder = builder
+            .cqe_compression(plan.has(Feature::CqeCompression))
+            .blueflame_batch(plan.has(Feature::BlueflameBatch));
+        let context: Context<C> = builder
+            .build_on(device.open()?)
+            .map_err(|e| BackendError::setup("the RDMA context", e))?;
         let link = |peer: &Peer| match context.create_endpoint(&config) {
-            Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),
-            Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
+            Ok(pending) => Ok(Link {
+                peer: *peer,
+                end: End::Pending(pending),
+            }),
+            Err(error) => Err(BackendError::setup(
+                format!("the endpoint to {peer}"),
+                error,
+            )),
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
         let message = vec![0; size_of::<Request>() + plan.values.tail_bytes()];
-        Ok(Self { context, links, has_lost_calls: false, left_ns: None, values: plan.values.clone(), asked: message.clone(), message })
+        Ok(Self {
+            context,
+            links,
+            has_lost_calls: false,
+            left_ns: None,
+            values: plan.values.clone(),
+            asked: message.clone(),
+            message,
+        })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -99,10 +136,19 @@ impl<C> LinkSet<C> for Links<C> {
         }
     }
 
-    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let record = record.try_into().map_err(|_| "its record has another length")?;
+    fn connect(
+        &mut self,
+        link: usize,
+        record: &[u8],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let record = record
+            .try_into()
+            .map_err(|_| "its record has another length")?;
         let record = ExchangeRecord::decode(record)?;
-        let link = self.links.get_mut(link).ok_or("there is no endpoint for it")?;
+        let link = self
+            .links
+            .get_mut(link)
+            .ok_or("there is no endpoint for it")?;
         let End::Pending(pending) = std::mem::replace(&mut link.end, End::Broken) else {
             return Err("it is connected already".into());
         };
@@ -112,22 +158,45 @@ impl<C> LinkSet<C> for Links<C> {
 
     #[inline(always)]
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Self { links, values, message, has_lost_calls, .. } = self;
-        let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
+        let Self {
+            links,
+            values,
+            message,
+            has_lost_calls,
+            ..
+        } = self;
+        let Some(Link {
+            peer,
+            end: End::Connected(endpoint),
+        }) = links.get(link)
+        else {
+            return Err(SendError::Full(whom));
+        };
         let (bytes, answer_bytes) = match values.tail_bytes() {
             0 => (request.as_bytes(), size_of::<Response>()),
             tail_bytes => sized(request, values, message, tail_bytes),
         };
         match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
-            Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => Err(SendError::Full(whom)),
+            Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => {
+                Err(SendError::Full(whom))
+            }
             // It waits like a request without room, for the findings of the polls.
-            Err(CallError::Closed { reason: CloseReason::ClosedByPeer, user_data, .. }) => {
+            Err(CallError::Closed {
+                reason: CloseReason::ClosedByPeer,
+                user_data,
+                ..
+            }) => {
                 *has_lost_calls = true;
                 Err(SendError::Full(user_data))
             }
-            Err(CallError::Closed { reason, .. }) => Err(SendError::Down(BackendError::gone(peer, reason))),
-            Err(error) => Err(SendError::Down(BackendError::transport("a call to another rank", error.to_string()))),
+            Err(CallError::Closed { reason, .. }) => {
+                Err(SendError::Down(BackendError::gone(peer, reason)))
+            }
+            Err(error) => Err(SendError::Down(BackendError::transport(
+                "a call to another rank",
+                error.to_string(),
+            ))),
         }
     }
 
@@ -138,19 +207,39 @@ impl<C> LinkSet<C> for Links<C> {
         mut keep: impl FnMut(Request, &[u8], RecvHandle<C>),
     ) -> Result<Polled, BackendError> {
         let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
-        let Self { context, message, asked, values, .. } = self;
+        let Self {
+            context,
+            message,
+            asked,
+            values,
+            ..
+        } = self;
         let tail_bytes = values.tail_bytes();
         let on_request = |bytes: RecvBytes<'_>, reply: Reply<'_, C>| {
             let request = match tail_bytes {
                 0 => exactly(bytes),
-                _ => split(bytes, asked, |request: &Request| request.bytes_behind(tail_bytes)).0,
+                _ => {
+                    split(bytes, asked, |request: &Request| {
+                        request.bytes_behind(tail_bytes)
+                    })
+                    .0
+                }
             };
             // A request of another length is not a request.
-            let Some(request) = request else { return drop(reply.refuse()) };
+            let Some(request) = request else {
+                return drop(reply.refuse());
+            };
             let tail = asked.get_mut(size_of::<Request>()..).unwrap_or_default();
             match serve(&request, tail) {
-                Some(response) => drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ()))),
-                None => keep(request, tail.get(..request.bytes_behind(tail_bytes)).unwrap_or_default(), reply.hold()),
+                Some(response) => {
+                    drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ())))
+                }
+                None => keep(
+                    request,
+                    tail.get(..request.bytes_behind(tail_bytes))
+                        .unwrap_or_default(),
+                    reply.hold(),
+                ),
             }
         };
         let drained = context.drain_serving(on_request, |whom, outcome| {
@@ -159,7 +248,9 @@ impl<C> LinkSet<C> for Links<C> {
             // A response of another length is not a response.
             let (response, tail) = match outcome.ok() {
                 Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
-                Some(bytes) => split(bytes, message, |response: &Response| response.bytes_behind(tail_bytes)),
+                Some(bytes) => split(bytes, message, |response: &Response| {
+                    response.bytes_behind(tail_bytes)
+                }),
                 None => (None, &[][..]),
             };
             answer(whom, response, tail);
@@ -175,13 +266,20 @@ impl<C> LinkSet<C> for Links<C> {
     #[inline]
     fn answer(&mut self, handle: RecvHandle<C>, response: Option<Response>, tail: &[u8]) {
         match response {
-            Some(response) => drop(handle.reply(answer_bytes(&response, &mut self.message, tail.len(), |to| copy(to, tail)))),
+            Some(response) => drop(handle.reply(answer_bytes(
+                &response,
+                &mut self.message,
+                tail.len(),
+                |to| copy(to, tail),
+            ))),
             None => drop(handle.refuse()),
         }
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {
-        self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
+        self.context
+            .flush_endpoints()
+            .map_err(|e| BackendError::transport("the RDMA context", e))
     }
 
     fn suspend_windows(&mut self, is_suspended: bool) {
@@ -228,7 +326,11 @@ impl<C> LinkSet<C> for Links<C> {
 
     fn rest(&mut self) -> Option<Duration> {
         let rest = self.context.idle_for()?;
-        Some(if self.left_ns.is_some() { rest.min(POLL_SLICE) } else { rest })
+        Some(if self.left_ns.is_some() {
+            rest.min(POLL_SLICE)
+        } else {
+            rest
+        })
     }
 
     type Stats = Stats;
@@ -252,11 +354,16 @@ impl<C> LinkSet<C> for Links<C> {
     }
 }
 
-/// Returns the message of `head` and the tail of a value, which `fill` writes; `message` has room for the longer of requests and
-/// responses.
+/// Returns the message of `head` and the tail of a value, which `fill` writes; `message` has room
+/// for the longer of requests and responses.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
-    let Some((to, tail)) = message.get_mut(surplus..).and_then(|message| message.split_at_mut_checked(head.len())) else { return &[] };
+    let Some((to, tail)) = message
+        .get_mut(surplus..)
+        .and_then(|message| message.split_at_mut_checked(head.len()))
+    else {
+        return &[];
+    };
     to.copy_from_slice(head);
     fill(tail);
     message.get(surplus..).unwrap_or_default()
@@ -264,47 +371,85 @@ fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8]
 
 /// Returns the message of a request, where values have tails, and the maximum length of its answer.
 #[inline(never)]
-fn sized<'a>(request: &'a Request, values: &Values, message: &'a mut [u8], tail_bytes: usize) -> (&'a [u8], usize) {
+fn sized<'a>(
+    request: &'a Request,
+    values: &Values,
+    message: &'a mut [u8],
+    tail_bytes: usize,
+) -> (&'a [u8], usize) {
     match request.bytes_behind(tail_bytes) {
         // A get.
         0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
-        _ => (with_tail(request.as_bytes(), message, |tail| values.read(request.place(), tail)), size_of::<Response>()),
+        _ => (
+            with_tail(request.as_bytes(), message, |tail| {
+                values.read(request.place(), tail)
+            }),
+            size_of::<Response>(),
+        ),
     }
 }
 
-/// Returns the message of an answer. `fill` writes the tail of a found value, if values have tails of `tail_bytes`.
+/// Returns the message of an answer. `fill` writes the tail of a found value, if values have tails
+/// of `tail_bytes`.
 #[inline]
-fn answer_bytes<'a>(response: &'a Response, message: &'a mut [u8], tail_bytes: usize, fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
-    if response.bytes_behind(tail_bytes) == 0 { response.as_bytes() } else { with_tail(response.as_bytes(), message, fill) }
+fn answer_bytes<'a>(
+    response: &'a Response,
+    message: &'a mut [u8],
+    tail_bytes: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> &'a [u8] {
+    if response.bytes_behind(tail_bytes) == 0 {
+        response.as_bytes()
+    } else {
+        with_tail(response.as_bytes(), message, fill)
+    }
 }
 
 /// Decodes a peer's bytes, if they have the exact length.
 #[inline]
 fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
-    if bytes.len() == size_of::<Head>() { bytes.read() } else { None }
+    if bytes.len() == size_of::<Head>() {
+        bytes.read()
+    } else {
+        None
+    }
 }
 
-/// Decodes the beginning of a peer's bytes, and returns the tail after it. Returns `None` unless the tail has as many bytes as `behind`
-/// says.
+/// Decodes the beginning of a peer's bytes, and returns the tail after it. Returns `None` unless
+/// the tail has as many bytes as `behind` says.
 #[inline(never)]
 fn split<'a, Head: FromBytes + IntoBytes>(
     bytes: RecvBytes<'_>,
     message: &'a mut [u8],
     behind: impl FnOnce(&Head) -> usize,
 ) -> (Option<Head>, &'a [u8]) {
-    let head = bytes.read().filter(|head| bytes.len() == size_of::<Head>() + behind(head));
-    let copied = if head.is_some() { bytes.copy_to(message) } else { 0 };
-    (head, message.get(size_of::<Head>()..copied).unwrap_or_default())
+    let head = bytes
+        .read()
+        .filter(|head| bytes.len() == size_of::<Head>() + behind(head));
+    let copied = if head.is_some() {
+        bytes.copy_to(message)
+    } else {
+        0
+    };
+    (
+        head,
+        message.get(size_of::<Head>()..copied).unwrap_or_default(),
+    )
 }
 
 impl<C> Links<C> {
-    /// Returns an error if a connection is down. A peer that left in order while the job runs did so because something else failed, most
-    /// often another peer. This end gets time to find that cause before it names the peer that left.
+    /// Returns an error if a connection is down. A peer that left in order while the job runs did
+    /// so because something else failed, most often another peer. This end gets time to find that
+    /// cause before it names the peer that left.
     fn check(&mut self) -> Result<(), BackendError> {
         let mut left = None;
         for Link { peer, end } in &self.links {
-            let End::Connected(endpoint) = end else { continue };
-            let Some(reason) = endpoint.closed() else { continue };
+            let End::Connected(endpoint) = end else {
+                continue;
+            };
+            let Some(reason) = endpoint.closed() else {
+                continue;
+            };
             let gone = BackendError::gone(peer, reason);
             if reason != CloseReason::ClosedByPeer {
                 return Err(gone);
@@ -313,6 +458,10 @@ impl<C> Links<C> {
         }
         let Some(left) = left else { return Ok(()) };
         let now_ns = self.context.device().now_ns();
-        if now_ns.saturating_sub(*self.left_ns.get_or_insert(now_ns)) < CAUSE_NS { Ok(()) } else { Err(left) }
+        if now_ns.saturating_sub(*self.left_ns.get_or_insert(now_ns)) < CAUSE_NS {
+            Ok(())
+        } else {
+            Err(left)
+        }
     }
 }

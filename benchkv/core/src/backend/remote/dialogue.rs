@@ -1,5 +1,6 @@
-//! The two sides of a link that sends each message separately: calls of this end that wait for answers, and requests of the peer that
-//! wait for theirs. There is at most a window of each: each end keeps that much room for messages of the other.
+//! The two sides of a link that sends each message separately: calls of this end that wait for
+//! answers, and requests of the peer that wait for theirs. There is at most a window of each: each
+//! end keeps that much room for messages of the other.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};
@@ -35,9 +36,15 @@ pub(super) enum Violation {
 }
 
 impl<C> Dialogue<C> {
-    /// Makes a dialogue without calls, with room for a `window`, of values with a tail of `tail_bytes`.
+    /// Makes a dialogue without calls, with room for a `window`, of values with a tail of
+    /// `tail_bytes`.
     pub(super) fn new(window: usize, tail_bytes: usize) -> Self {
-        Self { calls: Calls::new(window), window, unanswered: 0, tail_bytes }
+        Self {
+            calls: Calls::new(window),
+            window,
+            unanswered: 0,
+            tail_bytes,
+        }
     }
 
     /// Returns the number of answers of the peer that are missing.
@@ -52,7 +59,14 @@ impl<C> Dialogue<C> {
     #[inline]
     pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
         let call = self.calls.insert(whom)?;
-        Ok((call, Frame { call, content: Content::Request(*request) }.encode()))
+        Ok((
+            call,
+            Frame {
+                call,
+                content: Content::Request(*request),
+            }
+            .encode(),
+        ))
     }
 
     /// Takes back a call whose message was not sent.
@@ -64,7 +78,11 @@ impl<C> Dialogue<C> {
     #[inline]
     pub(super) fn answer(&mut self, call: u32, response: Option<Response>) -> FrameBytes {
         self.unanswered = self.unanswered.saturating_sub(1);
-        Frame { call, content: response.map_or(Content::Refusal, Content::Response) }.encode()
+        Frame {
+            call,
+            content: response.map_or(Content::Refusal, Content::Response),
+        }
+        .encode()
     }
 
     /// Decodes a message of the peer. Returns the tail after it too.
@@ -72,10 +90,16 @@ impl<C> Dialogue<C> {
     /// # Errors
     /// [`Violation`]: nothing that the peer sends can be trusted.
     #[inline]
-    pub(super) fn arrive<'a>(&mut self, bytes: &'a [u8]) -> Result<(Arrival<C>, &'a [u8]), Violation> {
-        let (Frame { call, content }, tail) = Frame::decode(bytes, self.tail_bytes).ok_or(Violation::NoMessage(bytes.len()))?;
+    pub(super) fn arrive<'a>(
+        &mut self,
+        bytes: &'a [u8],
+    ) -> Result<(Arrival<C>, &'a [u8]), Violation> {
+        let (Frame { call, content }, tail) =
+            Frame::decode(bytes, self.tail_bytes).ok_or(Violation::NoMessage(bytes.len()))?;
         let response = match content {
-            Content::Request(_) if self.unanswered == self.window => return Err(Violation::TooMany(self.window)),
+            Content::Request(_) if self.unanswered == self.window => {
+                return Err(Violation::TooMany(self.window));
+            }
             Content::Request(request) => {
                 self.unanswered += 1;
                 return Ok((Arrival::Request(request, call), tail));
@@ -96,7 +120,11 @@ mod tests {
     const REQUEST: Request = Request::get(1, 2);
 
     fn request(call: u32) -> FrameBytes {
-        Frame { call, content: Content::Request(REQUEST) }.encode()
+        Frame {
+            call,
+            content: Content::Request(REQUEST),
+        }
+        .encode()
     }
 
     #[test]
@@ -105,9 +133,15 @@ mod tests {
         for (whom, response) in [(7, Some(Response::new(Outcome::PutOk))), (8, None)] {
             let (_, message) = asking.call(&REQUEST, whom).unwrap();
             assert!(asking.missing() > 0 && asking.call(&REQUEST, 9).is_err());
-            let Ok((Arrival::Request(REQUEST, call), [])) = answering.arrive(message.as_bytes()) else { panic!("no request") };
+            let Ok((Arrival::Request(REQUEST, call), [])) = answering.arrive(message.as_bytes())
+            else {
+                panic!("no request")
+            };
             let answer = answering.answer(call, response);
-            assert_eq!(asking.arrive(answer.as_bytes()), Ok((Arrival::Answer(whom, response), &[][..])));
+            assert_eq!(
+                asking.arrive(answer.as_bytes()),
+                Ok((Arrival::Answer(whom, response), &[][..]))
+            );
             assert_eq!(asking.missing(), 0);
         }
     }
@@ -118,12 +152,24 @@ mod tests {
         let (call, _) = link.call(&REQUEST, ()).unwrap();
         assert_eq!(link.arrive(&[1; 9]), Err(Violation::NoMessage(9)));
         let answer = Dialogue::<()>::new(1, 0).answer(call + 1, None);
-        assert_eq!(link.arrive(answer.as_bytes()), Err(Violation::NoCall(call + 1)));
+        assert_eq!(
+            link.arrive(answer.as_bytes()),
+            Err(Violation::NoCall(call + 1))
+        );
         for call in [5, 6] {
-            assert_eq!(link.arrive(request(call).as_bytes()), Ok((Arrival::Request(REQUEST, call), &[][..])));
+            assert_eq!(
+                link.arrive(request(call).as_bytes()),
+                Ok((Arrival::Request(REQUEST, call), &[][..]))
+            );
         }
-        assert_eq!(link.arrive(request(7).as_bytes()), Err(Violation::TooMany(2)));
+        assert_eq!(
+            link.arrive(request(7).as_bytes()),
+            Err(Violation::TooMany(2))
+        );
         link.answer(6, None);
-        assert!(link.arrive(request(7).as_bytes()).is_ok(), "one is answered");
+        assert!(
+            link.arrive(request(7).as_bytes()).is_ok(),
+            "one is answered"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The frames of carriers that send each message separately: a request, its response, or a refusal, after a header of 8 bytes.
+//! The frames of carriers that send each message separately: a request, its response, or a refusal,
+//! after a header of 8 bytes.
 //!
 //! | bytes | |
 //! |---|---|
@@ -47,8 +48,12 @@ impl FrameBytes {
 
 impl Frame {
     /// Maximum bytes of a frame, without a tail.
-    pub(super) const MAX_BYTES: usize =
-        HEADER_BYTES + if size_of::<Request>() > size_of::<Response>() { size_of::<Request>() } else { size_of::<Response>() };
+    pub(super) const MAX_BYTES: usize = HEADER_BYTES
+        + if size_of::<Request>() > size_of::<Response>() {
+            size_of::<Request>()
+        } else {
+            size_of::<Response>()
+        };
 
     #[inline]
     pub(super) fn encode(&self) -> FrameBytes {
@@ -61,24 +66,35 @@ impl Frame {
         bytes[..4].copy_from_slice(&self.call.to_le_bytes());
         bytes[4..HEADER_BYTES].copy_from_slice(&kind.to_le_bytes());
         bytes[HEADER_BYTES..HEADER_BYTES + body.len()].copy_from_slice(body);
-        FrameBytes { bytes, len: HEADER_BYTES + body.len() }
+        FrameBytes {
+            bytes,
+            len: HEADER_BYTES + body.len(),
+        }
     }
 
-    /// Decodes a frame, and the tail after it, where values have one of `tail_bytes`. Returns `None` for bytes of a peer that are not a
-    /// frame.
+    /// Decodes a frame, and the tail after it, where values have one of `tail_bytes`. Returns
+    /// `None` for bytes of a peer that are not a frame.
     #[inline]
     pub(super) fn decode(bytes: &[u8], tail_bytes: usize) -> Option<(Self, &[u8])> {
         let (call, rest) = bytes.split_first_chunk()?;
         let (kind, body) = rest.split_first_chunk()?;
         let (content, behind, tail) = match u32::from_le_bytes(*kind) {
-            REQUEST => Request::read_from_prefix(body).map(|(it, tail)| (Content::Request(it), it.bytes_behind(tail_bytes), tail)).ok()?,
-            RESPONSE => {
-                Response::read_from_prefix(body).map(|(it, tail)| (Content::Response(it), it.bytes_behind(tail_bytes), tail)).ok()?
-            }
+            REQUEST => Request::read_from_prefix(body)
+                .map(|(it, tail)| (Content::Request(it), it.bytes_behind(tail_bytes), tail))
+                .ok()?,
+            RESPONSE => Response::read_from_prefix(body)
+                .map(|(it, tail)| (Content::Response(it), it.bytes_behind(tail_bytes), tail))
+                .ok()?,
             REFUSAL => (Content::Refusal, 0, body),
             _ => return None,
         };
-        (tail.len() == behind).then_some((Self { call: u32::from_le_bytes(*call), content }, tail))
+        (tail.len() == behind).then_some((
+            Self {
+                call: u32::from_le_bytes(*call),
+                content,
+            },
+            tail,
+        ))
     }
 }
 
@@ -89,8 +105,15 @@ mod tests {
 
     fn frames() -> [Frame; 3] {
         let request = Content::Request(Request::put(2, 3, 4));
-        [request, Content::Response(Response::new(Outcome::GetOk { value: 5 })), Content::Refusal]
-            .map(|content| Frame { call: 0x0102_0304, content })
+        [
+            request,
+            Content::Response(Response::new(Outcome::GetOk { value: 5 })),
+            Content::Refusal,
+        ]
+        .map(|content| Frame {
+            call: 0x0102_0304,
+            content,
+        })
     }
 
     #[test]
@@ -100,7 +123,10 @@ mod tests {
             assert_eq!(bytes.as_bytes()[..8], [4, 3, 2, 1, kind, 0, 0, 0]);
             assert_eq!(Frame::decode(bytes.as_bytes(), 0), Some((frame, &[][..])));
         }
-        assert_eq!(frames().map(|frame| frame.encode().as_bytes().len()), [32, 24, 8]);
+        assert_eq!(
+            frames().map(|frame| frame.encode().as_bytes().len()),
+            [32, 24, 8]
+        );
     }
 
     #[test]
@@ -108,27 +134,46 @@ mod tests {
         for frame in frames() {
             let bytes = [frame.encode().as_bytes(), &[0]].concat();
             for len in (0..=bytes.len()).filter(|len| *len != bytes.len() - 1) {
-                assert_eq!(Frame::decode(&bytes[..len], 0), None, "{frame:?}, {len} bytes");
+                assert_eq!(
+                    Frame::decode(&bytes[..len], 0),
+                    None,
+                    "{frame:?}, {len} bytes"
+                );
             }
             for kind in [0, 4, 0x81] {
                 let mut other = frame.encode();
                 other.bytes[4] = kind;
-                assert_eq!(Frame::decode(other.as_bytes(), 0), None, "{frame:?}, kind {kind}");
+                assert_eq!(
+                    Frame::decode(other.as_bytes(), 0),
+                    None,
+                    "{frame:?}, kind {kind}"
+                );
             }
         }
     }
 
-    /// The frames of the table, a put and the answer to a get that found a value, end with a tail of the agreed length; others have none.
+    /// The frames of the table, a put and the answer to a get that found a value, end with a tail
+    /// of the agreed length; others have none.
     #[test]
     fn a_tail_has_its_length_or_is_none() {
         let [put, found, refusal] = frames();
-        let done = Frame { call: 1, content: Content::Response(Response::new(Outcome::PutOk)) };
-        let get = Frame { call: 1, content: Content::Request(Request::get(2, 3)) };
+        let done = Frame {
+            call: 1,
+            content: Content::Response(Response::new(Outcome::PutOk)),
+        };
+        let get = Frame {
+            call: 1,
+            content: Content::Request(Request::get(2, 3)),
+        };
         for (frame, behind) in [(put, 5), (found, 5), (refusal, 0), (done, 0), (get, 0)] {
             let head = frame.encode();
             for tail in (0..8).map(|len| vec![7; len]) {
                 let bytes = [head.as_bytes(), &tail].concat();
-                assert_eq!(Frame::decode(&bytes, 5), (tail.len() == behind).then_some((frame, &tail[..])), "{frame:?}, {tail:?}");
+                assert_eq!(
+                    Frame::decode(&bytes, 5),
+                    (tail.len() == behind).then_some((frame, &tail[..])),
+                    "{frame:?}, {tail:?}"
+                );
             }
         }
     }

@@ -1,9 +1,10 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! A [`LinkSet`] carries the requests. Each is a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each
-//! message separately (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an answer). A carrier
-//! has one link for each peer of the thread, numbered in the order of the topology, and knows nothing of topologies. [`Remote`] finds the
-//! link of a request and queues requests without room, in order.
+//! A [`LinkSet`] carries the requests. Each is a line of the registry here: [`copyrpc`], or
+//! [`rc_send`] or [`ucx_am`], which send each message separately (`frame`: its bytes, `dialogue`:
+//! the state of each end, `calls`: the callers that wait for an answer). A carrier has one link for
+//! each peer of the thread, numbered in the order of the topology, and knows nothing of topologies.
+//! [`Remote`] finds the link of a request and queues requests without room, in order.
 
 mod calls;
 mod copyrpc;
@@ -33,7 +34,8 @@ use crate::values::copy;
 
 /// The connections of one daemon or client. `C` is the caller to answer, kept per call.
 pub(super) struct Remote<C> {
-    /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop ends them before the connections.
+    /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop
+    /// ends them before the connections.
     arrived: VecDeque<Arrived<C>>,
     links: LinkSets<C>,
     /// By link: the thread at its other end.
@@ -57,8 +59,9 @@ pub(super) struct Remote<C> {
 /// The result of a poll.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Polled {
-    /// Number of answers. Answers count as work, and completions do not: while credit is missing, each round brings a completion of a
-    /// READ that looks for credit. A daemon that counted it as work would keep the core from the peer that it waits for.
+    /// Number of answers. Answers count as work, and completions do not: while credit is missing,
+    /// each round brings a completion of a READ that looks for credit. A daemon that counted it as
+    /// work would keep the core from the peer that it waits for.
     pub(super) answers: usize,
     /// Number of completions.
     pub(super) cqes: usize,
@@ -67,19 +70,28 @@ pub(super) struct Polled {
 /// A counter of a carrier: its name, and the function that reads it.
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
-/// The carrier of the requests and responses of a thread: its links to peers, by number. Default methods fit most carriers.
+/// The carrier of the requests and responses of a thread: its links to peers, by number. Default
+/// methods fit most carriers.
 trait LinkSet<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
 
     /// Opens a link for each of `peers`, not yet connected; on `device`, if it uses the job's.
-    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError>;
+    fn open(
+        plan: &RankPlan,
+        peers: &[Peer],
+        device: &ThreadDevice<'_>,
+    ) -> Result<Self, BackendError>;
 
     /// Returns the record with which the other end of a link connects; `None` if it is connected.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
     /// Connects a link. The bytes are a peer's, and untrusted.
-    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+    fn connect(
+        &mut self,
+        link: usize,
+        record: &[u8],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
     /// See [`Endpoints::settle`].
     fn settle(&mut self) -> Result<bool, BackendError> {
@@ -89,7 +101,8 @@ trait LinkSet<C>: Sized {
     /// Sends a request.
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>>;
 
-    /// See [`Remote::poll`]. Gives `keep` all requests that `serve` does not answer, or all, with the tails of the values of puts.
+    /// See [`Remote::poll`]. Gives `keep` all requests that `serve` does not answer, or all, with
+    /// the tails of the values of puts.
     fn poll(
         &mut self,
         answer: impl FnMut(C, Option<Response>, &[u8]),
@@ -97,7 +110,8 @@ trait LinkSet<C>: Sized {
         keep: impl FnMut(Request, &[u8], Self::Handle),
     ) -> Result<Polled, BackendError>;
 
-    /// Answers a request. A caller that is gone needs no answer; any other failure shows at one of the next polls.
+    /// Answers a request. A caller that is gone needs no answer; any other failure shows at one of
+    /// the next polls.
     fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
 
     /// Posts gathered messages.
@@ -147,20 +161,34 @@ trait LinkSet<C>: Sized {
     /// Returns the counters in the series of a daemon.
     fn counters(&self) -> Sample {
         let stats = self.stats();
-        let count = |name: &str| Self::COUNTERS.iter().find(|(known, _)| *known == name).map_or(0, |(_, get)| get(&stats));
-        Sample { messages: count("messages"), writes: count("writes"), window_stalls: count("window_stalls"), ..Sample::default() }
+        let count = |name: &str| {
+            Self::COUNTERS
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map_or(0, |(_, get)| get(&stats))
+        };
+        Sample {
+            messages: count("messages"),
+            writes: count("writes"),
+            window_stalls: count("window_stalls"),
+            ..Sample::default()
+        }
     }
 
     /// Returns all counters.
     fn counted(&self) -> Figures<u64> {
         let stats = self.stats();
-        Self::COUNTERS.iter().map(|(name, get)| ((*name).to_owned(), get(&stats))).collect()
+        Self::COUNTERS
+            .iter()
+            .map(|(name, get)| ((*name).to_owned(), get(&stats)))
+            .collect()
     }
 }
 
-/// The carriers, each a value of [`Carrier`] and the module whose `Links` are its [`LinkSet`]. The step of a thread chooses between
-/// them once for each of its phases and messages. A type parameter would pass through daemons, clients and the job, only to save a branch
-/// that always takes the same path.
+/// The carriers, each a value of [`Carrier`] and the module whose `Links` are its [`LinkSet`]. The
+/// step of a thread chooses between them once for each of its phases and messages. A type parameter
+/// would pass through daemons, clients and the job, only to save a branch that always takes the
+/// same path.
 macro_rules! carriers {
     ($d:tt $($kind:ident => $module:ident),+ $(,)?) => {
         enum LinkSets<C> { $($kind(Box<$module::Links<C>>)),+ }
@@ -245,7 +273,10 @@ enum SendError<C> {
 
 impl<C> fmt::Debug for Remote<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("peers", &self.peers).field("backlogged", &self.backlogged).finish_non_exhaustive()
+        f.debug_struct("Remote")
+            .field("peers", &self.peers)
+            .field("backlogged", &self.backlogged)
+            .finish_non_exhaustive()
     }
 }
 
@@ -256,8 +287,13 @@ impl<C> fmt::Debug for Incoming<C> {
 }
 
 impl<C> Remote<C> {
-    /// Opens the endpoints of `worker` in the topology, on `device` or one of their own. Returns `None` if it has none.
-    pub(super) fn open(plan: &RankPlan, worker: Worker, device: Option<&Device>) -> Result<Option<Self>, BackendError> {
+    /// Opens the endpoints of `worker` in the topology, on `device` or one of their own. Returns
+    /// `None` if it has none.
+    pub(super) fn open(
+        plan: &RankPlan,
+        worker: Worker,
+        device: Option<&Device>,
+    ) -> Result<Option<Self>, BackendError> {
         let topology = plan.topology;
         let peers = topology.peers_of(plan.rank, worker);
         if peers.is_empty() {
@@ -267,7 +303,10 @@ impl<C> Remote<C> {
         let mut routes = vec![None; topology.ranks * fan];
         for (link, peer) in peers.iter().enumerate() {
             if let Worker::Daemon(daemon) = peer.worker {
-                routes.get_mut(peer.rank * fan + daemon % fan).into_iter().for_each(|route| *route = Some(link));
+                routes
+                    .get_mut(peer.rank * fan + daemon % fan)
+                    .into_iter()
+                    .for_each(|route| *route = Some(link));
             }
         }
         Ok(Some(Self {
@@ -288,8 +327,15 @@ impl<C> Remote<C> {
     /// Returns the link of this request, if it leaves from here.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
-        let daemon = if self.fan > 1 { owner_of(request.key(), self.fan) } else { 0 };
-        self.routes.get(request.rank() as usize * self.fan + daemon).copied().flatten()
+        let daemon = if self.fan > 1 {
+            owner_of(request.key(), self.fan)
+        } else {
+            0
+        };
+        self.routes
+            .get(request.rank() as usize * self.fan + daemon)
+            .copied()
+            .flatten()
     }
 
     /// Returns the number of requests that wait for room.
@@ -303,9 +349,14 @@ impl<C> Remote<C> {
         (self.sent - self.answered) as usize
     }
 
-    /// Returns the number of these through each endpoint with a daemon, as [`asks`](crate::topology::Topology::asks) has them.
+    /// Returns the number of these through each endpoint with a daemon, as
+    /// [`asks`](crate::topology::Topology::asks) has them.
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
-        let to_daemons = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_daemon());
+        let to_daemons = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(|(_, peer)| peer.is_daemon());
         to_daemons.map(|(link, _)| each!(&self.links, links => links.missing(link)))
     }
 
@@ -317,19 +368,33 @@ impl<C> Remote<C> {
     /// Returns its part in the state of a round.
     pub(super) fn state(&self, round: RoundState) -> RoundState {
         let has_work = self.sent > 0 || self.backlogged > 0;
-        RoundState { outstanding: self.outstanding(), links: self.peers.len(), has_work, ..round }
+        RoundState {
+            outstanding: self.outstanding(),
+            links: self.peers.len(),
+            has_work,
+            ..round
+        }
     }
 
-    /// Lets the first `count` links send, and no others. The next [`retry`](Self::retry) sends requests that wait for one.
+    /// Lets the first `count` links send, and no others. The next [`retry`](Self::retry) sends
+    /// requests that wait for one.
     pub(super) fn open_links(&mut self, count: usize) {
         self.open_links = count;
     }
 
     /// Sends a request through a link, after those that wait.
     #[inline(always)]
-    pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
+    pub(super) fn call(
+        &mut self,
+        link: usize,
+        request: Request,
+        whom: C,
+    ) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
-            return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
+            return Err(BackendError::transport(
+                "a call to another rank",
+                format!("there is no link {link}"),
+            ));
         };
         let whom = if backlog.is_empty() && link < self.open_links {
             match each!(&mut self.links, links => links.send(link, &request, whom)) {
@@ -360,7 +425,9 @@ impl<C> Remote<C> {
 
     /// Sends as much of a link's backlog as there is room for.
     fn send(&mut self, link: usize) -> Result<(), BackendError> {
-        let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
+        let Some(backlog) = self.backlogs.get_mut(link) else {
+            return Ok(());
+        };
         while let Some((request, whom)) = backlog.pop_front() {
             match each!(&mut self.links, links => links.send(link, &request, whom)) {
                 Ok(()) => {
@@ -377,11 +444,12 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of a value that was found. Sends nothing:
-    /// the caller also flushes, with or without work.
+    /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of
+    /// a value that was found. Sends nothing: the caller also flushes, with or without work.
     ///
-    /// A request of another rank waits for [`recv`](Self::recv) unless `serve` answers it. `serve` gets the tail of a put's value, in a
-    /// buffer that takes the tail of a found value, where values have tails. A carrier that sends each message separately does not ask it.
+    /// A request of another rank waits for [`recv`](Self::recv) unless `serve` answers it. `serve`
+    /// gets the tail of a put's value, in a buffer that takes the tail of a found value, where
+    /// values have tails. A carrier that sends each message separately does not ask it.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -390,13 +458,18 @@ impl<C> Remote<C> {
     ) -> Result<Polled, BackendError> {
         let Self { links, arrived, .. } = self;
         let polled = links.poll(answer, serve, |request, tail, incoming| {
-            arrived.push_back(Arrived { request, incoming, tail: tail.into() });
+            arrived.push_back(Arrived {
+                request,
+                incoming,
+                tail: tail.into(),
+            });
         })?;
         self.answered += polled.answers as u64;
         Ok(polled)
     }
 
-    /// Takes the oldest request of another rank that waits. Copies the tail of the value of a put to `tail`, which has its length.
+    /// Takes the oldest request of another rank that waits. Copies the tail of the value of a put
+    /// to `tail`, which has its length.
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Request, Incoming<C>)> {
         let arrived = self.arrived.pop_front()?;
@@ -404,14 +477,20 @@ impl<C> Remote<C> {
         Some((arrived.request, arrived.incoming))
     }
 
-    /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers. It is
-    /// not an error here if the caller is gone.
+    /// Answers a request of another rank, with the tail of a value that was found, or refuses it.
+    /// There is always room for answers. It is not an error here if the caller is gone.
     #[inline]
-    pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
+    pub(super) fn answer(
+        &mut self,
+        incoming: Incoming<C>,
+        response: Option<Response>,
+        tail: &[u8],
+    ) {
         self.links.answer(incoming, response, tail);
     }
 
-    /// Posts the messages that the phases of this step have gathered, and the messages of the connections themselves.
+    /// Posts the messages that the phases of this step have gathered, and the messages of the
+    /// connections themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         each!(&mut self.links, links => links.flush())
     }
@@ -421,8 +500,8 @@ impl<C> Remote<C> {
         each!(&mut self.links, links => links.suspend_windows(is_suspended));
     }
 
-    /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is work now. For drivers whose devices
-    /// report completions, which UCX does not.
+    /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is
+    /// work now. For drivers whose devices report completions, which UCX does not.
     pub(super) fn rest(&mut self) -> Option<Duration> {
         if self.backlogged > 0 || !self.arrived.is_empty() {
             return None;
@@ -430,7 +509,8 @@ impl<C> Remote<C> {
         each!(&mut self.links, links => links.rest())
     }
 
-    /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
+    /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes
+    /// that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
         each!(&self.links, links => links.counters())
     }
@@ -438,16 +518,30 @@ impl<C> Remote<C> {
 
 impl<C> Endpoints for Remote<C> {
     fn records(&mut self) -> Records {
-        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.links, links => links.record(link))?));
+        let record = |(link, peer): (usize, &Peer)| {
+            Some((*peer, each!(&self.links, links => links.record(link))?))
+        };
         self.peers.iter().enumerate().filter_map(record).collect()
     }
 
     fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        let links: HashMap<Peer, usize> = self.peers.iter().enumerate().map(|(link, peer)| (*peer, link)).collect();
+        let links: HashMap<Peer, usize> = self
+            .peers
+            .iter()
+            .enumerate()
+            .map(|(link, peer)| (*peer, link))
+            .collect();
         records.iter().try_for_each(|(peer, record)| {
             let what = || format!("connecting to {peer}");
-            let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
-            each!(&mut self.links, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
+            let link = links
+                .get(peer)
+                .ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
+            each!(&mut self.links, links => links.connect(*link, record)).map_err(|source| {
+                BackendError::Setup {
+                    what: what(),
+                    source,
+                }
+            })
         })
     }
 

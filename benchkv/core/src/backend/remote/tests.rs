@@ -20,23 +20,61 @@ pub(super) fn pair(scratch: &Scratch, carrier: Carrier) -> [Remote<usize>; 2] {
 }
 
 /// Makes two ranks, whose values have their own lengths at each end.
-pub(super) fn pair_of(scratch: &Scratch, carrier: Carrier, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
+pub(super) fn pair_of(
+    scratch: &Scratch,
+    carrier: Carrier,
+    value_bytes: [usize; 2],
+) -> [Remote<usize>; 2] {
     ranks_of(scratch, carrier, value_bytes)
 }
 
 /// Makes connections of each rank to all others.
-fn ranks_of<const N: usize>(scratch: &Scratch, carrier: Carrier, value_bytes: [usize; N]) -> [Remote<usize>; N] {
+fn ranks_of<const N: usize>(
+    scratch: &Scratch,
+    carrier: Carrier,
+    value_bytes: [usize; N],
+) -> [Remote<usize>; N] {
     let open = |rank: usize| {
         let job = testing::job(topology(Backend::Delegation, carrier, N, 1, 1));
-        let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
-        let workload = Workload { value_bytes: value_bytes[rank], ..job.workload };
-        let job = Job { sizes, workload, ucx_errors: Some(PeerErrors::Peer), ..job };
-        Remote::open(&RankPlan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
+        let sizes = Sizes {
+            ring_bytes: 4096,
+            window: WINDOW,
+            ..job.sizes
+        };
+        let workload = Workload {
+            value_bytes: value_bytes[rank],
+            ..job.workload
+        };
+        let job = Job {
+            sizes,
+            workload,
+            ucx_errors: Some(PeerErrors::Peer),
+            ..job
+        };
+        Remote::open(
+            &RankPlan::new(&job, scratch.site(rank)).unwrap(),
+            Worker::Daemon(0),
+            None,
+        )
+        .unwrap()
+        .unwrap()
     };
     let mut ranks: [Remote<usize>; N] = std::array::from_fn(open);
     let records: Vec<_> = ranks.iter_mut().map(Remote::records).collect();
-    for (from, (to, record)) in records.iter().enumerate().flat_map(|(from, records)| records.iter().map(move |record| (from, record))) {
-        ranks[to.rank].connect(&[(Peer { rank: from, worker: Worker::Daemon(0) }, record.clone())]).unwrap();
+    for (from, (to, record)) in records
+        .iter()
+        .enumerate()
+        .flat_map(|(from, records)| records.iter().map(move |record| (from, record)))
+    {
+        ranks[to.rank]
+            .connect(&[(
+                Peer {
+                    rank: from,
+                    worker: Worker::Daemon(0),
+                },
+                record.clone(),
+            )])
+            .unwrap();
     }
     ranks
 }
@@ -45,7 +83,9 @@ fn ranks_of<const N: usize>(scratch: &Scratch, carrier: Carrier, value_bytes: [u
 fn call_all(asking: &mut Remote<usize>) {
     for number in 0..REQUESTS {
         let request = Request::put(1, number as u64, 7);
-        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+        asking
+            .call(asking.link_for(&request).unwrap(), request, number)
+            .unwrap();
     }
 }
 
@@ -57,16 +97,34 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
         answering.poll(|_, _, _| (), |_, _| None).unwrap();
         while let Some((request, incoming)) = answering.recv(&mut []) {
             assert_eq!(request, Request::put(1, arrived, 7));
-            answering.answer(incoming, (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)), &[]);
+            answering.answer(
+                incoming,
+                (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)),
+                &[],
+            );
             arrived += 1;
         }
         answering.flush().unwrap();
-        asking.poll(|number, response, _| answered.push((number, response.is_some())), |_, _| None).unwrap();
+        asking
+            .poll(
+                |number, response, _| answered.push((number, response.is_some())),
+                |_, _| None,
+            )
+            .unwrap();
         asking.retry().unwrap();
         asking.flush().unwrap();
     }
-    assert_eq!(answered, (0..REQUESTS).map(|number| (number, number % 3 > 0)).collect::<Vec<_>>(), "each once, in order");
-    assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
+    assert_eq!(
+        answered,
+        (0..REQUESTS)
+            .map(|number| (number, number % 3 > 0))
+            .collect::<Vec<_>>(),
+        "each once, in order"
+    );
+    assert_eq!(
+        (asking.backlogged(), asking.outstanding(), asking.sent()),
+        (0, 0, REQUESTS as u64)
+    );
 }
 
 /// Bytes of a peer: the tail of a message has the agreed length, or the bytes are not a message.
@@ -75,61 +133,104 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
     for (theirs, ours) in [(8, 40), (40, 8), (40, 48)] {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = pair_of(&scratch, Carrier::Copyrpc, [theirs, ours]);
-        for (number, request) in [Request::put(1, 1, 7), Request::get(1, 1)].into_iter().enumerate() {
-            asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+        for (number, request) in [Request::put(1, 1, 7), Request::get(1, 1)]
+            .into_iter()
+            .enumerate()
+        {
+            asking
+                .call(asking.link_for(&request).unwrap(), request, number)
+                .unwrap();
         }
         asking.flush().unwrap();
         answering.poll(|_, _, _| (), |_, _| None).unwrap();
         let (get, found) = answering.recv(&mut vec![0; ours - 8]).unwrap();
-        assert_eq!((get.at(0), answering.recv(&mut vec![0; ours - 8]).is_none()), (Request::get(1, 1), true), "the put is refused");
-        answering.answer(found, Some(Response::new(Outcome::GetOk { value: 7 })), &vec![0; ours - 8]);
+        assert_eq!(
+            (get.at(0), answering.recv(&mut vec![0; ours - 8]).is_none()),
+            (Request::get(1, 1), true),
+            "the put is refused"
+        );
+        answering.answer(
+            found,
+            Some(Response::new(Outcome::GetOk { value: 7 })),
+            &vec![0; ours - 8],
+        );
         answering.flush().unwrap();
         let mut answers = Vec::new();
-        asking.poll(|number, response, tail| answers.push((number, response, tail.len())), |_, _| None).unwrap();
+        asking
+            .poll(
+                |number, response, tail| answers.push((number, response, tail.len())),
+                |_, _| None,
+            )
+            .unwrap();
         assert_eq!(answers, [(0, None, 0), (1, None, 0)], "{theirs}, {ours}");
 
         let scratch = Scratch::new();
         let [mut asking, mut answering] = pair_of(&scratch, Carrier::RcSend, [theirs, ours]);
         let request = Request::put(1, 1, 7);
-        asking.call(asking.link_for(&request).unwrap(), request, 0).unwrap();
+        asking
+            .call(asking.link_for(&request).unwrap(), request, 0)
+            .unwrap();
         asking.flush().unwrap();
-        let gone = (0..1000).find_map(|_| answering.poll(|_, _, _| (), |_, _| None).err()).unwrap();
-        assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }), "{gone}");
+        let gone = (0..1000)
+            .find_map(|_| answering.poll(|_, _, _| (), |_, _| None).err())
+            .unwrap();
+        assert!(
+            matches!(gone, BackendError::PeerGone { rank: 0, .. }),
+            "{gone}"
+        );
     }
 }
 
 /// Returns the number of rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     let moved = (0..100).filter(|_| {
-        let moved = asking.retry().unwrap() + asking.poll(|_, _, _| (), |_, _| None).unwrap().answers;
+        let moved =
+            asking.retry().unwrap() + asking.poll(|_, _, _| (), |_, _| None).unwrap().answers;
         asking.flush().unwrap();
         moved > 0
     });
     moved.count()
 }
 
-/// With more threads than cores, a daemon that counts this as work keeps its core from the peer that could give it credit: jobs became a
-/// hundred times slower.
+/// With more threads than cores, a daemon that counts this as work keeps its core from the peer
+/// that could give it credit: jobs became a hundred times slower.
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
     let [mut asking, mut answering] = pair(&scratch, Carrier::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
-    let (waiting, reads) = (asking.backlogged(), asking.transport().unwrap().counted.of("reads"));
-    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, waiting), "nobody answers, so nothing moves");
-    assert!(waiting > 0 && asking.transport().unwrap().counted.of("reads") > reads, "it went on looking for credit");
+    let (waiting, reads) = (
+        asking.backlogged(),
+        asking.transport().unwrap().counted.of("reads"),
+    );
+    assert_eq!(
+        (moving_rounds(&mut asking), asking.backlogged()),
+        (0, waiting),
+        "nobody answers, so nothing moves"
+    );
+    assert!(
+        waiting > 0 && asking.transport().unwrap().counted.of("reads") > reads,
+        "it went on looking for credit"
+    );
     answer_all(&mut asking, &mut answering);
 }
 
-/// A request is answered as it arrives if the owner of the links can do so. The tail of its value comes and goes in one buffer.
+/// A request is answered as it arrives if the owner of the links can do so. The tail of its value
+/// comes and goes in one buffer.
 #[test]
 fn a_request_that_is_served_does_not_wait() {
     let scratch = Scratch::new();
     let [mut asking, mut answering] = pair_of(&scratch, Carrier::Copyrpc, [16, 16]);
-    let requests = [Request::put(1, 1, 7), Request::get(1, 1), Request::get(1, 2)];
+    let requests = [
+        Request::put(1, 1, 7),
+        Request::get(1, 1),
+        Request::get(1, 2),
+    ];
     for (number, request) in requests.into_iter().enumerate() {
-        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+        asking
+            .call(asking.link_for(&request).unwrap(), request, number)
+            .unwrap();
     }
     asking.flush().unwrap();
     let mut served = Vec::new();
@@ -144,12 +245,26 @@ fn a_request_that_is_served_does_not_wait() {
     answering.poll(|_, _, _| (), serve).unwrap();
     assert_eq!(served, [(1, 8), (1, 8), (2, 8)]);
     let (request, _kept) = answering.recv(&mut [0; 8]).unwrap();
-    assert!(request.key() == 2 && answering.recv(&mut [0; 8]).is_none(), "this one was not answered");
+    assert!(
+        request.key() == 2 && answering.recv(&mut [0; 8]).is_none(),
+        "this one was not answered"
+    );
     answering.flush().unwrap();
     let mut answers = Vec::new();
-    asking.poll(|number, response, tail| answers.push((number, response, tail.to_vec())), |_, _| None).unwrap();
+    asking
+        .poll(
+            |number, response, tail| answers.push((number, response, tail.to_vec())),
+            |_, _| None,
+        )
+        .unwrap();
     let found = Response::new(Outcome::GetOk { value: 7 });
-    assert_eq!(answers, [(0, Some(Response::new(Outcome::PutOk)), vec![]), (1, Some(found), vec![9; 8])]);
+    assert_eq!(
+        answers,
+        [
+            (0, Some(Response::new(Outcome::PutOk)), vec![]),
+            (1, Some(found), vec![9; 8])
+        ]
+    );
 }
 
 /// There is room for it, but for none of the requests before it until they are tried again.
@@ -176,9 +291,14 @@ fn a_request_does_not_overtake_those_that_wait() {
         while serve(&mut asking) < sent {
             rounds.next().unwrap();
         }
-        assert!(asking.backlogged() > 0 && asking.outstanding() == 0, "{carrier:?}: there is room");
+        assert!(
+            asking.backlogged() > 0 && asking.outstanding() == 0,
+            "{carrier:?}: there is room"
+        );
         let last = Request::put(1, REQUESTS as u64, 7);
-        asking.call(asking.link_for(&last).unwrap(), last, REQUESTS).unwrap();
+        asking
+            .call(asking.link_for(&last).unwrap(), last, REQUESTS)
+            .unwrap();
         while serve(&mut asking) <= REQUESTS {
             asking.retry().unwrap();
             rounds.next().unwrap();
@@ -187,18 +307,24 @@ fn a_request_does_not_overtake_those_that_wait() {
     }
 }
 
-/// No more SENDs are under way than the peer has receives, so that none is ever sent twice. The rest waits, and takes the places of those
-/// that are answered.
+/// No more SENDs are under way than the peer has receives, so that none is ever sent twice. The
+/// rest waits, and takes the places of those that are answered.
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
     let [mut asking, mut answering] = pair(&scratch, Carrier::RcSend);
     call_all(&mut asking);
     moving_rounds(&mut asking);
-    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    assert_eq!(
+        (moving_rounds(&mut asking), asking.backlogged()),
+        (0, REQUESTS - WINDOW)
+    );
     answer_all(&mut asking, &mut answering);
     let [asked, answered] = [asking, answering].map(|mut end| end.transport().unwrap());
-    assert_eq!([&asked, &answered].map(|end| end.counted.of("messages")), [REQUESTS as u64; 2]);
+    assert_eq!(
+        [&asked, &answered].map(|end| end.counted.of("messages")),
+        [REQUESTS as u64; 2]
+    );
     assert!(asked.counted.of("waits") > 0, "{asked:?}");
 }
 
@@ -209,11 +335,20 @@ fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let [mut asking, mut answering] = pair(&scratch, Carrier::UcxAm);
     call_all(&mut asking);
     moving_rounds(&mut asking);
-    assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
+    assert_eq!(
+        (moving_rounds(&mut asking), asking.backlogged()),
+        (0, REQUESTS - WINDOW)
+    );
     answer_all(&mut asking, &mut answering);
     let report = asking.transport().unwrap();
-    assert!(report.counted.of("messages") == REQUESTS as u64 && report.counted.of("waits") > 0, "{report:?}");
-    assert!(report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"), "{report:?}");
+    assert!(
+        report.counted.of("messages") == REQUESTS as u64 && report.counted.of("waits") > 0,
+        "{report:?}"
+    );
+    assert!(
+        report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"),
+        "{report:?}"
+    );
 }
 
 #[test]
@@ -228,14 +363,17 @@ fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
     misses_the_dead(&[Carrier::Copyrpc, Carrier::RcSend]);
 }
 
-/// A rank that failed because of another's death leaves in order, and may be found gone first. It must not be named.
+/// A rank that failed because of another's death leaves in order, and may be found gone first. It
+/// must not be named.
 #[test]
 fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     let scratch = Scratch::new();
     let [mut asking, mut leaver, mut dead] = ranks_of(&scratch, Carrier::Copyrpc, [8; 3]);
     for number in 0..64_usize {
         let request = Request::put(1 + (number % 2) as u32, number as u64, 7);
-        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+        asking
+            .call(asking.link_for(&request).unwrap(), request, number)
+            .unwrap();
     }
     asking.flush().unwrap();
     for peer in [&mut leaver, &mut dead] {
@@ -244,22 +382,38 @@ fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     drop(leaver);
     let mut lost = 0;
     for _ in 0..100 {
-        asking.poll(|_, response, _| lost += usize::from(response.is_none()), |_, _| None).unwrap();
+        asking
+            .poll(
+                |_, response, _| lost += usize::from(response.is_none()),
+                |_, _| None,
+            )
+            .unwrap();
     }
     assert!(lost > 0, "it left, and ended its calls");
     // Another call to it waits.
     let request = Request::put(1, 0, 7);
-    asking.call(asking.link_for(&request).unwrap(), request, 64).unwrap();
+    asking
+        .call(asking.link_for(&request).unwrap(), request, 64)
+        .unwrap();
     dead.abort();
     drop(dead);
     let start = Instant::now();
     let gone = loop {
-        assert!(start.elapsed() < Duration::from_secs(20), "neither was missed");
-        if let Err(gone) = asking.poll(|_, _, _| (), |_, _| None).and_then(|_| asking.flush()) {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "neither was missed"
+        );
+        if let Err(gone) = asking
+            .poll(|_, _, _| (), |_, _| None)
+            .and_then(|_| asking.flush())
+        {
             break gone;
         }
     };
-    assert!(matches!(gone, BackendError::PeerGone { rank: 2, .. }), "{gone}");
+    assert!(
+        matches!(gone, BackendError::PeerGone { rank: 2, .. }),
+        "{gone}"
+    );
 }
 
 fn misses_the_dead(carriers: &[Carrier]) {
@@ -272,12 +426,18 @@ fn misses_the_dead(carriers: &[Carrier]) {
         drop(answering);
         let start = Instant::now();
         let gone = loop {
-            assert!(start.elapsed() < Duration::from_secs(20), "{carrier:?}: it was never missed");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{carrier:?}: it was never missed"
+            );
             if let Err(gone) = asking.poll(|_, _, _| (), |_, _| None) {
                 break gone;
             }
             asking.flush().unwrap();
         };
-        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{carrier:?}: {gone}");
+        assert!(
+            matches!(gone, BackendError::PeerGone { rank: 1, .. }),
+            "{carrier:?}: {gone}"
+        );
     }
 }

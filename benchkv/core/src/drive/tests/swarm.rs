@@ -1,13 +1,18 @@
 //! Random jobs in virtual time, half of them with faults. Of each is checked:
 //!
-//! - every operation ends, once, and well, and all are issued that were asked for, at any rate; where a rank dies, those of the ranks that depend on it end with the rank, which says so in time;
+//! - every operation ends, once, and well, and all are issued that were asked for, at any rate;
+//!   where a rank dies, those of the ranks that depend on it end with the rank, which says so in
+//!   time;
 //! - every value that was read had been written, and none is lost;
-//! - what a connection paid for answers is what its peer has given back; no daemon keeps a request or an answer;
-//! - no ring is overrun (copyrpc ends a connection that does, and asserts it of its own) and no device finds a rule broken;
+//! - what a connection paid for answers is what its peer has given back; no daemon keeps a request
+//!   or an answer;
+//! - no ring is overrun (copyrpc ends a connection that does, and asserts it of its own) and no
+//!   device finds a rule broken;
 //! - without faults nothing waits for a check of forgotten work;
 //! - a turn is bounded, and so is the job: a watchdog ends the process with the seed.
 //!
-//! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed of its job. `SWARM_TRACE=1` shows every turn.
+//! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed
+//! of its job. `SWARM_TRACE=1` shows every turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,15 +34,18 @@ use crate::workload::{Distribution, Workload};
 
 /// Jobs of a run in CI.
 const SEEDS: u64 = 200;
-/// Seeds of jobs that once failed. 23215: all threads rested while READs were put off for some polls, which none of them did.
+/// Seeds of jobs that once failed. 23215: all threads rested while READs were put off for some
+/// polls, which none of them did.
 const ONCE_FAILED: [u64; 1] = [23_215];
 /// Windows of a job.
 const RUNS: usize = 2;
-/// A turn moves no more messages than this: each phase of a daemon takes a few hundred, and a client has no more outstanding.
+/// A turn moves no more messages than this: each phase of a daemon takes a few hundred, and a
+/// client has no more outstanding.
 const MOST_MOVED: usize = 2_000;
 /// A dead peer is found so soon: after a probe of one that is silent, which waits for it.
 const NOTICED_NS: u64 = 1_000_000_000;
-/// A job without faults is over by then: a peer that is forgotten is looked after later, and all the same.
+/// A job without faults is over by then: a peer that is forgotten is looked after later, and all
+/// the same.
 const PROMPT_NS: u64 = 2_000_000;
 /// No job takes so much CPU time, beside the tests that run at the same time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -66,21 +74,34 @@ fn world(rng: &mut Rng) -> World {
         line_ns: 0,
         stall_ns: 0,
     };
-    World { cpu, nic, strict: true, on_turn: Some(look_at), ..World::default() }
+    World {
+        cpu,
+        nic,
+        strict: true,
+        on_turn: Some(look_at),
+        ..World::default()
+    }
 }
 
 /// The faults of a job; none half of the time.
 fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
-    let mut faults = Faults { seed: rng.u64(..), ..Faults::default() };
+    let mut faults = Faults {
+        seed: rng.u64(..),
+        ..Faults::default()
+    };
     if rng.bool() {
         return faults;
     }
     let rank = rng.usize(..topology.ranks);
-    let at = At { rank, at_ns: rng.u64(..80_000) };
+    let at = At {
+        rank,
+        at_ns: rng.u64(..80_000),
+    };
     match rng.u8(..8) {
         0 => faults.killed = Some(at),
-        // A daemon that only answers takes a queue pair in error for a client that has left, and the client polls for the half second in which its
-        // device tries again: true, but millions of turns.
+        // A daemon that only answers takes a queue pair in error for a client that has left, and
+        // the client polls for the half second in which its device tries again: true, but millions
+        // of turns.
         1 if topology.backend != Backend::Direct => faults.error = Some((rank, rng.u64(..100))),
         2 | 3 => faults.stopped = Some((at, rng.u64(1_000..5_000_000))),
         4 | 5 => faults.slow = Some((rank, rng.u64(2..50))),
@@ -107,31 +128,68 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
         let (hold_us, is_adaptive) = (us(rng), rng.bool());
         policies.hold.hold = match (is_adaptive, hold_us) {
             (true, hold_us) => HoldChoice::Adaptive(hold_us),
-            (false, hold_us) => us(rng).map(|us| HoldChoice::Rtt(us / 10.0)).or(hold_us.map(HoldChoice::Fixed)).unwrap_or_default(),
+            (false, hold_us) => us(rng)
+                .map(|us| HoldChoice::Rtt(us / 10.0))
+                .or(hold_us.map(HoldChoice::Fixed))
+                .unwrap_or_default(),
         };
         policies.coalesce.coalesce_rtt_us = us(rng);
-        policies.polls.poll_budget = if rng.bool() { PollChoice::Adaptive(0) } else { PollChoice::Fixed(rng.u32(0..20)) };
+        policies.polls.poll_budget = if rng.bool() {
+            PollChoice::Adaptive(0)
+        } else {
+            PollChoice::Fixed(rng.u32(0..20))
+        };
         policies.flush.flush_every = rng.u32(1..6);
         policies.stagger.initial_stagger_us = us(rng);
     }
     policies.skip_idle.ipc_skip_idle = if rng.bool() { rng.u32(0..8) } else { 0 };
     if topology.carrier == Carrier::Copyrpc {
-        let windows = ["off", "off", "completion:1", "consumption:1", "completion:3", "consumption:4"];
+        let windows = [
+            "off",
+            "off",
+            "completion:1",
+            "consumption:1",
+            "completion:3",
+            "consumption:4",
+        ];
         policies.window.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
     }
     policies
 }
 
 fn job(rng: &mut Rng) -> Job {
-    let backend = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct][rng.usize(..4)];
-    let carrier = if backend == Backend::Delegation && rng.bool() { Carrier::RcSend } else { Carrier::Copyrpc };
-    let topology = topology(backend, carrier, rng.usize(2..=8), rng.usize(1..=3), rng.usize(1..=5));
+    let backend = [
+        Backend::Meta,
+        Backend::Delegation,
+        Backend::Sharded,
+        Backend::Direct,
+    ][rng.usize(..4)];
+    let carrier = if backend == Backend::Delegation && rng.bool() {
+        Carrier::RcSend
+    } else {
+        Carrier::Copyrpc
+    };
+    let topology = topology(
+        backend,
+        carrier,
+        rng.usize(2..=8),
+        rng.usize(1..=3),
+        rng.usize(1..=5),
+    );
     let depth = rng.usize(1..=24);
-    let distribution = if rng.bool() { Distribution::Uniform } else { Distribution::Zipfian { theta: 0.99 } };
+    let distribution = if rng.bool() {
+        Distribution::Uniform
+    } else {
+        Distribution::Zipfian { theta: 0.99 }
+    };
     let job = testing::job(topology);
     let workload = Workload {
         // With few keys, the order of what is written to one of them shows.
-        key_range: if rng.u8(..3) == 0 { rng.u64(1..8) } else { rng.u64(1..5_000) },
+        key_range: if rng.u8(..3) == 0 {
+            rng.u64(1..8)
+        } else {
+            rng.u64(1..5_000)
+        },
         read_ratio: rng.f64(),
         remote_ratio: rng.f64(),
         distribution,
@@ -140,8 +198,14 @@ fn job(rng: &mut Rng) -> Job {
         ..job.workload
     };
     let ring_bytes = if rng.bool() { Some(4096) } else { None };
-    let pace = (rng.u8(..4) == 0)
-        .then(|| Pace { rate: rng.u32(10_000..5_000_000).into(), arrivals: if rng.bool() { Arrivals::Even } else { Arrivals::Poisson } });
+    let pace = (rng.u8(..4) == 0).then(|| Pace {
+        rate: rng.u32(10_000..5_000_000).into(),
+        arrivals: if rng.bool() {
+            Arrivals::Even
+        } else {
+            Arrivals::Poisson
+        },
+    });
     Job {
         workload,
         queue_depth: depth,
@@ -156,7 +220,14 @@ fn job(rng: &mut Rng) -> Job {
 
 fn look_at(turn: &Turn<'_>) {
     if std::env::var_os("SWARM_TRACE").is_some() {
-        let Turn { at_ns, rank, who, number, moved, did } = turn;
+        let Turn {
+            at_ns,
+            rank,
+            who,
+            number,
+            moved,
+            did,
+        } = turn;
         eprintln!("{at_ns:>12} ns, rank {rank}, {who} {number}: {moved} moved, {did:?}");
     }
     assert!(turn.moved <= MOST_MOVED, "{turn:?}");
@@ -175,40 +246,82 @@ struct Tally {
     longest_ns: u64,
 }
 
-/// Makes a quarter of the jobs such of a number of operations. They have an open loop half of the time, with pauses of seconds in a few.
+/// Makes a quarter of the jobs such of a number of operations. They have an open loop half of the
+/// time, with pauses of seconds in a few.
 fn of_operations(job: Job, rng: &mut Rng) -> Job {
     if rng.u8(..4) > 0 {
         return job;
     }
-    let arrivals = if rng.bool() { Arrivals::Even } else { Arrivals::Poisson };
-    let (slowest, ops) = if rng.u8(..8) == 0 { (0.5, 1..4) } else { (1e4, 1..100) };
-    let pace = rng.bool().then(|| Pace { rate: slowest * 10f64.powf(2.0 * rng.f64()), arrivals });
-    Job { ops: Some(rng.u64(ops)), pace, ..job }
+    let arrivals = if rng.bool() {
+        Arrivals::Even
+    } else {
+        Arrivals::Poisson
+    };
+    let (slowest, ops) = if rng.u8(..8) == 0 {
+        (0.5, 1..4)
+    } else {
+        (1e4, 1..100)
+    };
+    let pace = rng.bool().then(|| Pace {
+        rate: slowest * 10f64.powf(2.0 * rng.f64()),
+        arrivals,
+    });
+    Job {
+        ops: Some(rng.u64(ops)),
+        pace,
+        ..job
+    }
 }
 
 /// Returns the time at which the last operation of a job is due.
 fn last_due_ns(job: &Job) -> u64 {
     let last = |(rank, client)| {
         let mut schedule = job.client(rank, client).schedule?;
-        (0..job.ops?).filter_map(|_| schedule.take_due(u64::MAX)).last()
+        (0..job.ops?)
+            .filter_map(|_| schedule.take_due(u64::MAX))
+            .last()
     };
-    let clients = (0..job.topology.ranks).flat_map(|rank| (0..job.topology.clients).map(move |client| (rank, client)));
+    let clients = (0..job.topology.ranks)
+        .flat_map(|rank| (0..job.topology.clients).map(move |client| (rank, client)));
     clients.filter_map(last).max().unwrap_or(0)
 }
 
 /// Checks how a job ended, and adds what it did.
 fn judge(ended: &Ended, job: &Job, faults: &Faults, tally: &mut Tally) {
-    let Ended { ranks, summary, failures } = ended;
-    let fatal = faults.killed.map(|at| at.rank).or(faults.error.map(|(rank, _)| rank));
+    let Ended {
+        ranks,
+        summary,
+        failures,
+    } = ended;
+    let fatal = faults
+        .killed
+        .map(|at| at.rank)
+        .or(faults.error.map(|(rank, _)| rank));
     for (number, failure) in failures.iter().enumerate() {
-        let SimulationError::Failed { rank, at_ns, source: BackendError::PeerGone { rank: gone, .. }, .. } = failure else {
+        let SimulationError::Failed {
+            rank,
+            at_ns,
+            source: BackendError::PeerGone { rank: gone, .. },
+            ..
+        } = failure
+        else {
             panic!("{failure}");
         };
-        // The first is that of the queue pair that was made to fail, if it was, and both its ranks are well.
-        let is_cause = number == 0 && faults.error.is_some_and(|(failing, _)| [*rank, *gone].contains(&failing));
-        assert!(fatal.is_some() && (ranks[*gone].is_dead || is_cause), "{failure}");
+        // The first is that of the queue pair that was made to fail, if it was, and both its ranks
+        // are well.
+        let is_cause = number == 0
+            && faults
+                .error
+                .is_some_and(|(failing, _)| [*rank, *gone].contains(&failing));
+        assert!(
+            fatal.is_some() && (ranks[*gone].is_dead || is_cause),
+            "{failure}"
+        );
         let since_ns = faults.killed.map_or(0, |at| at.at_ns) + NOTICED_NS;
-        assert!(*at_ns < since_ns + number as u64 * NOTICED_NS, "{failure}, which is late");
+        assert!(
+            *at_ns < since_ns + number as u64 * NOTICED_NS,
+            "{failure}, which is late"
+        );
     }
     tally.fatal += u64::from(ranks.iter().any(|rank| rank.is_dead));
     tally.noticed += failures.len() as u64;
@@ -220,18 +333,39 @@ fn judge(ended: &Ended, job: &Job, faults: &Faults, tally: &mut Tally) {
             assert_eq!((verdict.failures, &verdict.first), (0, &None), "{who}");
             tally.operations += counts.completed;
             if !outcome.is_dead {
-                assert_eq!((counts.issued, counts.errors, client.outstanding), (counts.completed, 0, 0), "{who}");
-                assert!(job.ops.is_none_or(|asked| asked == counts.issued), "{who} issued {} of {:?}", counts.issued, job.ops);
+                assert_eq!(
+                    (counts.issued, counts.errors, client.outstanding),
+                    (counts.completed, 0, 0),
+                    "{who}"
+                );
+                assert!(
+                    job.ops.is_none_or(|asked| asked == counts.issued),
+                    "{who} issued {} of {:?}",
+                    counts.issued,
+                    job.ops
+                );
             }
         }
     }
-    let naks = ranks.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref()?.counted.get("rnr_naks"));
+    let naks = ranks
+        .iter()
+        .flat_map(|rank| &rank.daemons)
+        .filter_map(|daemon| daemon.transport.as_ref()?.counted.get("rnr_naks"));
     tally.rnr_naks += naks.sum::<u64>();
     assert!(summary.violations.is_empty(), "{:?}", summary.violations);
-    if *faults == (Faults { seed: faults.seed, ..Faults::default() }) {
+    if *faults
+        == (Faults {
+            seed: faults.seed,
+            ..Faults::default()
+        })
+    {
         tally.longest_ns = tally.longest_ns.max(summary.ended_ns);
         let kept_ns = last_due_ns(job);
-        assert!(summary.ended_ns < kept_ns + PROMPT_NS, "it took {} ns, and nothing kept it after {kept_ns} ns", summary.ended_ns);
+        assert!(
+            summary.ended_ns < kept_ns + PROMPT_NS,
+            "it took {} ns, and nothing kept it after {kept_ns} ns",
+            summary.ended_ns
+        );
     }
 }
 
@@ -239,27 +373,45 @@ fn judge(ended: &Ended, job: &Job, faults: &Faults, tally: &mut Tally) {
 fn run(seed: u64, tally: &mut Tally) {
     let mut rng = Rng::with_seed(seed);
     let (job, world) = (job(&mut rng), world(&mut rng));
-    let world = World { faults: faults(&mut rng, &job.topology), ..world };
+    let world = World {
+        faults: faults(&mut rng, &job.topology),
+        ..world
+    };
     if std::env::var_os("SWARM_TRACE").is_some() {
         eprintln!("{job:?}\n{:?}", world.faults);
     }
     let window = Duration::from_micros(rng.u64(20..60));
     let job = of_operations(job, &mut rng);
-    let window = if job.ops.is_some() { Duration::MAX } else { window };
+    let window = if job.ops.is_some() {
+        Duration::MAX
+    } else {
+        window
+    };
     let simulated = Simulated::new(&job, &world).unwrap();
     let ended = simulated.run_on(Duration::from_micros(20), window, RUNS);
-    let judged = catch_unwind(AssertUnwindSafe(|| judge(&ended, &job, &world.faults, tally)));
+    let judged = catch_unwind(AssertUnwindSafe(|| {
+        judge(&ended, &job, &world.faults, tally)
+    }));
     judged.unwrap_or_else(|why| {
-        eprintln!("{job:?}\n{:?}\nfailures: {:?}", world.faults, ended.failures);
+        eprintln!(
+            "{job:?}\n{:?}\nfailures: {:?}",
+            world.faults, ended.failures
+        );
         std::panic::resume_unwind(why)
     })
 }
 
 /// CPU time of this process, which a machine with much to do does not lengthen.
 fn cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the kernel writes one `timespec` into the variable of that type.
-    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) }, 0);
+    assert_eq!(
+        unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) },
+        0
+    );
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -297,17 +449,29 @@ impl Drop for Watchdog {
 }
 
 fn again(seed: u64) -> String {
-    format!("SWARM_SEED={seed} cargo test -p benchkv-core random_jobs repeats it, and shows it with SWARM_TRACE=1")
+    format!(
+        "SWARM_SEED={seed} cargo test -p benchkv-core random_jobs repeats it, and shows it with SWARM_TRACE=1"
+    )
 }
 
 #[test]
 fn random_jobs_end_well() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().unwrap())
+    };
     let first = number("SWARM_SEED").unwrap_or(1);
-    let seeds = number("SWARM_SEEDS").unwrap_or(if number("SWARM_SEED").is_some() { 1 } else { SEEDS });
+    let seeds = number("SWARM_SEEDS").unwrap_or(if number("SWARM_SEED").is_some() {
+        1
+    } else {
+        SEEDS
+    });
     let (watchdog, tells) = (Watchdog::new(), number("SWARM_SEED").is_some());
     let mut tally = Tally::default();
-    let known = ONCE_FAILED.into_iter().filter(|_| number("SWARM_SEED").is_none());
+    let known = ONCE_FAILED
+        .into_iter()
+        .filter(|_| number("SWARM_SEED").is_none());
     for seed in known.chain(first..first + seeds) {
         watchdog.seed.store(seed, Ordering::Relaxed);
         if tells {
@@ -317,6 +481,18 @@ fn random_jobs_end_well() {
         ended.unwrap_or_else(|_| panic!("seed {seed} failed: {}", again(seed)));
     }
     println!("{seeds} jobs: {tally:?}");
-    let Tally { operations, fatal, noticed, rnr_naks, .. } = tally;
-    assert!(seeds < SEEDS || (operations > 100 * seeds && fatal > seeds / 20 && noticed > fatal && rnr_naks > seeds));
+    let Tally {
+        operations,
+        fatal,
+        noticed,
+        rnr_naks,
+        ..
+    } = tally;
+    assert!(
+        seeds < SEEDS
+            || (operations > 100 * seeds
+                && fatal > seeds / 20
+                && noticed > fatal
+                && rnr_naks > seeds)
+    );
 }

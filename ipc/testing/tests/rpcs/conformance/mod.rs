@@ -17,7 +17,10 @@ pub(crate) use processes::*;
 pub(crate) use waiting::*;
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
-    (R::create(&scratch.dir(), clients, depth), connect::<R>(scratch))
+    (
+        R::create(&scratch.dir(), clients, depth),
+        connect::<R>(scratch),
+    )
 }
 
 fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
@@ -30,11 +33,14 @@ fn take_all<R: Rpc>(server: &mut R::Server) -> Vec<(R::Held, u64)> {
     std::iter::from_fn(|| R::recv(server)).collect()
 }
 
-/// Polls once and answers everything there is by `answer`, to clients that are there. Returns the number of requests.
+/// Polls once and answers everything there is by `answer`, to clients that are there. Returns the
+/// number of requests.
 fn answer_all<R: Rpc>(server: &mut R::Server, answer: impl Fn(u64) -> u64) -> u64 {
     let requests = take_all::<R>(server);
     let count = requests.len() as u64;
-    requests.into_iter().for_each(|(request, number)| assert!(R::reply(server, request, answer(number))));
+    requests
+        .into_iter()
+        .for_each(|(request, number)| assert!(R::reply(server, request, answer(number))));
     count
 }
 
@@ -57,7 +63,10 @@ pub(crate) fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(na
     assert!(R::call(&mut client, 0, 0).is_err(), "taken is not answered");
     let (first, _) = requests.remove(0);
     assert!(R::reply(&mut server, first, 100));
-    assert!(R::call(&mut client, 0, 0).is_err(), "answered is not polled");
+    assert!(
+        R::call(&mut client, 0, 0).is_err(),
+        "answered is not polled"
+    );
     assert_eq!(ends::<R>(&mut client), [(0, Ok(100))]);
     R::call(&mut client, 4, 4).unwrap();
     assert!(R::call(&mut client, 5, 5).is_err());
@@ -71,7 +80,10 @@ pub(crate) fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     let mut requests = take_all::<R>(&mut server).into_iter();
     R::reject(&mut server, requests.next().unwrap().0);
     assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
-    assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Refused)), (20, Ok(5))]);
+    assert_eq!(
+        ends::<R>(&mut client),
+        [(10, Err(CallFailed::Refused)), (20, Ok(5))]
+    );
 }
 
 pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
@@ -92,7 +104,15 @@ pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(na
         R::serve_poll(&mut server);
         let mut ended = ends::<R>(&mut client);
         ended.sort_unstable_by_key(|(user, _)| *user);
-        assert_eq!(ended, [(0, Err(CallFailed::Dropped)), (1, Ok(1)), (2, Err(CallFailed::Dropped)), (3, Ok(3))]);
+        assert_eq!(
+            ended,
+            [
+                (0, Err(CallFailed::Dropped)),
+                (1, Ok(1)),
+                (2, Err(CallFailed::Dropped)),
+                (3, Ok(3))
+            ]
+        );
         R::serve_poll(&mut server);
         assert_eq!(ends::<R>(&mut client), []);
     }
@@ -155,20 +175,35 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
     }
     assert_eq!(polled, Err(SessionEnd::PeerGone));
     assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Refused))]);
-    assert_eq!(ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(), (2..2 + rest).collect::<Vec<_>>());
+    assert_eq!(
+        ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(),
+        (2..2 + rest).collect::<Vec<_>>()
+    );
     assert!(ended[2..].iter().all(|(_, outcome)| outcome.is_err()));
-    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
+    assert_eq!(
+        R::call(&mut client, 7, 8),
+        Err(Refused::Ended(7, 8, SessionEnd::PeerGone))
+    );
     assert!(scratch.names().is_empty());
     // A server of the same name is another one.
     let _next = R::create(&scratch.dir(), 1, 8);
-    assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
+    assert_eq!(
+        R::call(&mut client, 7, 8),
+        Err(Refused::Ended(7, 8, SessionEnd::PeerGone))
+    );
 }
 
-pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_and_others_are_of_unknown_fate<R: Rpc>(name: &str) {
+pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_and_others_are_of_unknown_fate<
+    R: Rpc,
+>(
+    name: &str,
+) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 5, 8);
     let mut clients: Vec<_> = (0..4).map(|_| connect::<R>(&scratch)).collect();
-    let [untaken, answered, held, idle] = &mut clients[..] else { unreachable!() };
+    let [untaken, answered, held, idle] = &mut clients[..] else {
+        unreachable!()
+    };
     for n in 0..2 {
         R::call(answered, 10 + n, n).unwrap();
         R::call(held, 20 + n, n).unwrap();
@@ -193,13 +228,22 @@ pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_a
     let all = |client: &mut R::Client| {
         let mut ended = vec![];
         while R::poll(client, |user, outcome| ended.push((user, outcome))).is_ok() {}
-        assert_eq!(R::call(client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
+        assert_eq!(
+            R::call(client, 7, 8),
+            Err(Refused::Ended(7, 8, SessionEnd::PeerGone))
+        );
         ended
     };
-    let (stopped, dropped, gone) =
-        (Err(CallFailed::Stopped), Err(CallFailed::Dropped), Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+    let (stopped, dropped, gone) = (
+        Err(CallFailed::Stopped),
+        Err(CallFailed::Dropped),
+        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
+    );
     assert_eq!(all(untaken), [(2, stopped), (3, stopped), (4, stopped)]);
-    assert_eq!(all(answered), [(0, dropped), (1, dropped), (2, stopped), (3, stopped)]);
+    assert_eq!(
+        all(answered),
+        [(0, dropped), (1, dropped), (2, stopped), (3, stopped)]
+    );
     // A handler has one of its requests.
     assert_eq!(all(held), [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
     assert_eq!(all(idle), []);
@@ -217,7 +261,10 @@ pub(crate) fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) 
     R::call(&mut client, 3, 3).unwrap();
     assert!(R::connect(&scratch.dir()).is_none());
     drop(client);
-    assert!(take_all::<R>(&mut server).is_empty(), "a request of a client that left is not worth serving");
+    assert!(
+        take_all::<R>(&mut server).is_empty(),
+        "a request of a client that left is not worth serving"
+    );
     let mut next = connect::<R>(&scratch);
     assert_eq!(R::id(&next), 0);
     R::call(&mut next, 4, 4).unwrap();
@@ -243,7 +290,13 @@ pub(crate) fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(na
         R::call(&mut next, n, n).unwrap();
     }
     assert_eq!(ends::<R>(&mut next), []);
-    assert_eq!(take_all::<R>(&mut server).iter().map(|(_, number)| *number).collect::<Vec<_>>(), [10, 11, 12, 13]);
+    assert_eq!(
+        take_all::<R>(&mut server)
+            .iter()
+            .map(|(_, number)| *number)
+            .collect::<Vec<_>>(),
+        [10, 11, 12, 13]
+    );
 }
 
 pub(crate) fn entries_are_reused_without_end<R: Rpc>(name: &str) {
@@ -308,7 +361,9 @@ pub(crate) fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), CLIENTS, 8);
     std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| call_until_done::<R>(connect::<R>(&scratch), CALLS))).collect();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| scope.spawn(|| call_until_done::<R>(connect::<R>(&scratch), CALLS)))
+            .collect();
         let mut progress = Instant::now();
         while clients.iter().any(|client| !client.is_finished()) {
             let mut requests = take_all::<R>(&mut server);
@@ -339,7 +394,9 @@ pub(crate) fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &s
                 call_until_done::<R>(client, n % 10);
             }
         };
-        let mut clients: Vec<_> = (1..CLIENTS).map(|_| scope.spawn(coming_and_going)).collect();
+        let mut clients: Vec<_> = (1..CLIENTS)
+            .map(|_| scope.spawn(coming_and_going))
+            .collect();
         clients.push(scope.spawn(|| call_until_done::<R>(steady, 10 * CYCLES)));
         while clients.iter().any(|client| !client.is_finished()) {
             if answer_all::<R>(&mut server, |number| number + 1) == 0 {

@@ -136,7 +136,10 @@ pub(crate) fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
     wait_for("no request", || {
         for (request, number) in take_all::<R>(&mut server) {
             numbers.push(number);
-            assert!(R::reply(&mut server, request, number), "the child gave the entry up");
+            assert!(
+                R::reply(&mut server, request, number),
+                "the child gave the entry up"
+            );
         }
         numbers == [1, 2]
     });
@@ -176,12 +179,21 @@ pub(crate) fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>
         });
         server.kill();
         wait_for("the death was not noticed", || {
-            R::poll(&mut client, |user, outcome| ended.push((user, outcome))) == Err(SessionEnd::PeerGone)
+            R::poll(&mut client, |user, outcome| ended.push((user, outcome)))
+                == Err(SessionEnd::PeerGone)
         });
         ended.sort_by_key(|(user, _)| *user);
         let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
-        assert_eq!(ended, (0..8).map(|n| (n, if n % 2 == 0 { Ok(n) } else { gone })).collect::<Vec<_>>());
-        assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
+        assert_eq!(
+            ended,
+            (0..8)
+                .map(|n| (n, if n % 2 == 0 { Ok(n) } else { gone }))
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            R::call(&mut client, 7, 8),
+            Err(Refused::Ended(7, 8, SessionEnd::PeerGone))
+        );
     }
     assert_eq!(scratch.dir().sweep().unwrap(), 1);
     assert!(scratch.names().is_empty());

@@ -21,13 +21,22 @@ pub(crate) fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name
     }
     for n in 0..100 {
         R::call(&mut client, n, n).unwrap();
-        assert!(!R::wait(&mut client, Some(Duration::ZERO)), "a call is no reply");
-        assert!(R::serve_wait(&mut server, None) && R::serve_wait(&mut server, None), "a wait takes nothing");
+        assert!(
+            !R::wait(&mut client, Some(Duration::ZERO)),
+            "a call is no reply"
+        );
+        assert!(
+            R::serve_wait(&mut server, None) && R::serve_wait(&mut server, None),
+            "a wait takes nothing"
+        );
         R::serve_poll(&mut server);
         assert!(R::serve_wait(&mut server, None), "polled is not received");
         let (request, number) = R::recv(&mut server).unwrap();
         assert_eq!(number, n);
-        assert!(!R::serve_wait(&mut server, Some(Duration::ZERO)), "received is nothing to poll for");
+        assert!(
+            !R::serve_wait(&mut server, Some(Duration::ZERO)),
+            "received is nothing to poll for"
+        );
         assert!(R::reply(&mut server, request, n));
         assert!(R::wait(&mut client, None) && R::wait(&mut client, None));
         assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
@@ -35,7 +44,8 @@ pub(crate) fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name
     }
 }
 
-/// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed everybody's patience.
+/// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed
+/// everybody's patience.
 pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
     const CLIENTS: u64 = 2;
     const CALLS: u64 = 3000;
@@ -49,7 +59,10 @@ pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: 
                     R::call(&mut client, n, n).unwrap();
                     let mut ended = vec![];
                     while ended.is_empty() {
-                        assert!(R::wait(&mut client, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
+                        assert!(
+                            R::wait(&mut client, Some(PATIENCE)) && start.elapsed() < PATIENCE,
+                            "not woken"
+                        );
                         ended = ends::<R>(&mut client);
                     }
                     assert_eq!(ended, [(n, Ok(n + 1))]);
@@ -58,13 +71,17 @@ pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: 
         }
         let (mut served, start) = (0, Instant::now());
         while served < CLIENTS * CALLS {
-            assert!(R::serve_wait(&mut server, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
+            assert!(
+                R::serve_wait(&mut server, Some(PATIENCE)) && start.elapsed() < PATIENCE,
+                "not woken"
+            );
             served += answer_all::<R>(&mut server, |number| number + 1);
         }
     });
 }
 
-/// A sleeping thread switches by its own will and rarely: spinning and yielding would not switch, and short sleeps would switch more often.
+/// A sleeping thread switches by its own will and rarely: spinning and yielding would not switch,
+/// and short sleeps would switch more often.
 pub(crate) fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     const LONG: Option<Duration> = Some(Duration::from_millis(500));
     let scratch = Scratch::new(name);
@@ -90,17 +107,26 @@ pub(crate) fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
     server.hear();
     let mut client = connect::<R>(&scratch);
     R::call(&mut client, 1, 1).unwrap();
-    assert!(!R::wait(&mut client, Some(Duration::from_millis(250))), "odd numbers are not answered");
+    assert!(
+        !R::wait(&mut client, Some(Duration::from_millis(250))),
+        "odd numbers are not answered"
+    );
     std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            assert!(R::wait(&mut client, Some(PATIENCE)), "the death was not noticed");
+            assert!(
+                R::wait(&mut client, Some(PATIENCE)),
+                "the death was not noticed"
+            );
             let mut ended = vec![];
             let polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
             (polled, ended, R::wait(&mut client, None))
         });
         server.kill();
         let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
-        assert_eq!(watch.join().unwrap(), (Err(SessionEnd::PeerGone), vec![(1, gone)], true));
+        assert_eq!(
+            watch.join().unwrap(),
+            (Err(SessionEnd::PeerGone), vec![(1, gone)], true)
+        );
     });
     // A client that closes in good order.
     let (server, mut client) = pair::<R>(&scratch, 1, 4);
@@ -127,7 +153,8 @@ pub(crate) fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &
     assert_eq!(ends::<R>(&mut next), [(2, Ok(3))]);
 }
 
-/// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
+/// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's
+/// patience.
 pub(crate) fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 4);
@@ -151,7 +178,12 @@ pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str)
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     let (region, entries) = R::entries(&scratch.dir(), 4);
-    let words = [entries + 8, entries + 12, entries + 64 + 16, entries + 64 + 20];
+    let words = [
+        entries + 8,
+        entries + 12,
+        entries + 64 + 16,
+        entries + 64 + 20,
+    ];
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -160,7 +192,10 @@ pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str)
                 for word in words {
                     // SAFETY: in bounds, and all access to these words is atomic.
                     let word = unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() };
-                    word.store(if random.bool() { 0 } else { random.u32(..) }, Ordering::Relaxed);
+                    word.store(
+                        if random.bool() { 0 } else { random.u32(..) },
+                        Ordering::Relaxed,
+                    );
                 }
                 std::thread::yield_now();
             }
@@ -168,7 +203,10 @@ pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str)
         let caller = scope.spawn(|| {
             for n in 0..CALLS {
                 R::call(&mut client, n, n).unwrap();
-                assert!(R::wait(&mut client, Some(PATIENCE)), "the client was not woken");
+                assert!(
+                    R::wait(&mut client, Some(PATIENCE)),
+                    "the client was not woken"
+                );
                 assert_eq!(ends::<R>(&mut client), [(n, Ok(n))]);
             }
         });
@@ -190,11 +228,20 @@ pub(crate) fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &s
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     let (region, entries) = R::entries(&scratch.dir(), 4);
     // SAFETY: in bounds, and all access to this word is atomic.
-    let armed = unsafe { region.view().at::<AtomicU32>(entries + 64 + 8).unwrap().as_ref() };
+    let armed = unsafe {
+        region
+            .view()
+            .at::<AtomicU32>(entries + 64 + 8)
+            .unwrap()
+            .as_ref()
+    };
     assert_eq!(armed.load(Ordering::Relaxed), ARMED);
     armed.store(HOT, Ordering::Relaxed);
     // Longer than a slice.
-    assert!(!R::serve_wait(&mut server, Some(Duration::from_millis(150))));
+    assert!(!R::serve_wait(
+        &mut server,
+        Some(Duration::from_millis(150))
+    ));
     R::call(&mut client, 1, 1).unwrap();
     assert!(R::serve_wait(&mut server, Some(PATIENCE)));
     assert_eq!(take_all::<R>(&mut server)[0].1, 1);

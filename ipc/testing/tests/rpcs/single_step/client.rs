@@ -1,4 +1,5 @@
-//! The stepped process is a client. The server, and the clients that it must not disturb, are in the test's process.
+//! The stepped process is a client. The server, and the clients that it must not disturb, are in
+//! the test's process.
 
 use std::time::Duration;
 
@@ -59,7 +60,9 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
             continue;
         }
         let client = connected.as_mut().expect("there was a free entry");
-        let poll = |client: &mut R::Client, ended: &mut Vec<_>| R::poll(client, |number, outcome| ended.push((number, outcome)));
+        let poll = |client: &mut R::Client, ended: &mut Vec<_>| {
+            R::poll(client, |number, outcome| ended.push((number, outcome)))
+        };
         match verb.as_str() {
             "call" => _ = stepped(|| R::call(client, number, number)).unwrap(),
             "wait" => _ = stepped(|| R::wait(client, Some(Duration::from_millis(1)))),
@@ -112,14 +115,27 @@ impl<R: Rpc> House<R> {
         let server = R::create(&scratch.dir(), ENTRIES, DEPTH);
         let good = Some(Caller::new(R::connect(&scratch.dir()).unwrap()));
         let words = Words::new::<R>(&scratch.dir(), ENTRIES * DEPTH);
-        Self { scratch, server, words, good, next: 0, from_stepped: vec![], held: None, late_answers: 0, wakes_before: 0 }
+        Self {
+            scratch,
+            server,
+            words,
+            good,
+            next: 0,
+            from_stepped: vec![],
+            held: None,
+            late_answers: 0,
+            wakes_before: 0,
+        }
     }
 
     fn serve(&mut self) {
         R::serve_poll(&mut self.server);
         while let Some((request, number)) = R::recv(&mut self.server) {
             if number < STEPPED {
-                assert!(R::reply(&mut self.server, request, answer(number)), "client of {number} is gone");
+                assert!(
+                    R::reply(&mut self.server, request, answer(number)),
+                    "client of {number} is gone"
+                );
                 continue;
             }
             self.from_stepped.push(number);
@@ -175,8 +191,8 @@ impl<R: Rpc> House<R> {
         joined
     }
 
-    /// All entries but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former
-    /// holder.
+    /// All entries but the good client's can be taken, and are free again after. Who takes them
+    /// gets no answers to calls of the former holder.
     fn entries_are_free(&mut self) {
         let mut joined = self.join(ENTRIES - 1);
         for caller in &mut joined {
@@ -185,11 +201,16 @@ impl<R: Rpc> House<R> {
         }
         R::serve_poll(&mut self.server);
         let late = self.answer_held();
-        assert!(late.iter().all(|&is_there| !is_there), "a client that is gone is answered");
+        assert!(
+            late.iter().all(|&is_there| !is_there),
+            "a client that is gone is answered"
+        );
         self.late_answers += late.len();
         wait_for("a new client is stalled", || {
             self.serve();
-            joined.iter_mut().for_each(|caller| assert!(caller.poll().is_ok()));
+            joined
+                .iter_mut()
+                .for_each(|caller| assert!(caller.poll().is_ok()));
             joined.iter().all(Caller::is_idle)
         });
         drop(joined);
@@ -206,12 +227,14 @@ impl<R: Rpc> House<R> {
         assert!(!self.words.is_armed(ENTRY));
     }
 
-    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be told of every call: also by a client that
-    /// is stopped between lowering its flag and announcing itself, as soon as the server has gone round the entries (R4).
+    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be
+    /// told of every call: also by a client that is stopped between lowering its flag and
+    /// announcing itself, as soon as the server has gone round the entries (R4).
     fn doze(&mut self) -> u32 {
         wait_for("the server finds no sleep", || {
             self.serve();
-            !R::serve_wait(&mut self.server, Some(Duration::from_micros(1))) && self.words.is_armed(ENTRY)
+            !R::serve_wait(&mut self.server, Some(Duration::from_micros(1)))
+                && self.words.is_armed(ENTRY)
         });
         self.words.lull_server()
     }
@@ -226,7 +249,10 @@ impl<R: Rpc> House<R> {
         }
         self.from_stepped.clear();
         self.held = (!matches!(verb, Verb::PollReply | Verb::Connect)).then(Vec::new);
-        if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Wait | Verb::Leave) {
+        if matches!(
+            verb,
+            Verb::PollReply | Verb::PollEmpty | Verb::Wait | Verb::Leave
+        ) {
             stepped.through(&format!("call {number}"));
         }
         if matches!(verb, Verb::PollReply | Verb::PollEmpty | Verb::Wait) {
@@ -237,7 +263,8 @@ impl<R: Rpc> House<R> {
 
     fn answer_held(&mut self) -> Vec<bool> {
         let held = self.held.take().into_iter().flatten();
-        held.map(|(request, number)| R::reply(&mut self.server, request, answer(number))).collect()
+        held.map(|(request, number)| R::reply(&mut self.server, request, answer(number)))
+            .collect()
     }
 
     /// After the verb: the stepped process's call has come once and ends once.
@@ -250,14 +277,22 @@ impl<R: Rpc> House<R> {
                 return stepped.through("connect 0");
             }
             Verb::WakingCall => {
-                assert_ne!(self.words.lull_server(), self.wakes_before, "the server was not woken");
+                assert_ne!(
+                    self.words.lull_server(),
+                    self.wakes_before,
+                    "the server was not woken"
+                );
                 self.serve();
                 assert_eq!(self.from_stepped, [number], "the server was not told");
                 assert_eq!(self.answer_held(), [true]);
                 // And it is told of the next one, or polls the lane.
                 stepped.through(&format!("call {}", 2 * number));
                 self.serve();
-                assert_eq!(self.from_stepped, [number, 2 * number], "the server was not told");
+                assert_eq!(
+                    self.from_stepped,
+                    [number, 2 * number],
+                    "the server was not told"
+                );
                 stepped.tell("settle 2");
                 let ended = [number, 2 * number].map(|number| (number, Ok(answer(number))));
                 assert_eq!(stepped.hear(), words(&ended));
@@ -293,7 +328,12 @@ impl<R: Rpc> House<R> {
     }
 
     fn end(self) {
-        let Self { scratch, server, good, .. } = self;
+        let Self {
+            scratch,
+            server,
+            good,
+            ..
+        } = self;
         drop((server, good));
         assert!(scratch.names().is_empty());
     }
@@ -306,12 +346,17 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     House::<R>::connect(verb, &mut stepped);
     // The first time it does what need not be done again.
     house.steps(verb, &mut stepped, STEPPED);
-    let mut points = points(house.steps(verb, &mut stepped, STEPPED + 1), unit, verb.is_rare());
+    let mut points = points(
+        house.steps(verb, &mut stepped, STEPPED + 1),
+        unit,
+        verb.is_rare(),
+    );
     let mut stops = 0;
     for point in points.by_ref() {
         let number = STEPPED + 2 + stops;
         house.prepare(verb, &mut stepped, number);
-        // The way through the code differs a little from time to time; a step too many ends at the marker.
+        // The way through the code differs a little from time to time; a step too many ends at the
+        // marker.
         let inside = stepped.step(point);
         house.traffic();
         match verb {
@@ -323,7 +368,10 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         house.finish(verb, &mut stepped, number);
         stops += 1;
     }
-    println!("client, {verb:?}: {}, {stops} stops, 0 stalls, 0 lost, 0 duplicated", points.of(unit));
+    println!(
+        "client, {verb:?}: {}, {stops} stops, 0 stalls, 0 lost, 0 duplicated",
+        points.of(unit)
+    );
     stepped.kill();
     house.entries_are_free();
     house.end();
@@ -346,7 +394,11 @@ pub(crate) fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         drop(server);
         stepped.go_on(inside);
         stepped.tell("end 1");
-        assert_eq!(stepped.hear(), words(&[(1, Ok(answer(1)))]), "stopped at {point:?}");
+        assert_eq!(
+            stepped.hear(),
+            words(&[(1, Ok(answer(1)))]),
+            "stopped at {point:?}"
+        );
         stepped.through("leave 0");
         steps
     };
@@ -354,7 +406,11 @@ pub(crate) fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     for point in points.by_ref() {
         round(Some(point));
     }
-    println!("client, poll at the server's end: {}, {} stops, 0 answers lost", points.of(unit), points.taken);
+    println!(
+        "client, poll at the server's end: {}, {} stops, 0 answers lost",
+        points.of(unit),
+        points.taken
+    );
 }
 
 /// Killed at an instruction while others go on.
@@ -376,7 +432,11 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         kills += 1;
         house.traffic();
         house.entries_are_free();
-        assert!(house.from_stepped.is_empty() || house.from_stepped == [number], "{:?} at {point}", house.from_stepped);
+        assert!(
+            house.from_stepped.is_empty() || house.from_stepped == [number],
+            "{:?} at {point}",
+            house.from_stepped
+        );
         came += house.from_stepped.len();
         house.traffic();
     }

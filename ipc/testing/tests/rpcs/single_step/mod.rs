@@ -1,6 +1,8 @@
-//! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed, after every instruction: as a client and as
-//! the server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is
-//! gone; a request of a killed client is there whole or not at all; entries, and the name of a server, can be taken again.
+//! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed,
+//! after every instruction: as a client and as the server. Whatever it was doing, the others go on;
+//! every call of who lives ends once, with the right answer or because the server is gone; a
+//! request of a killed client is there whole or not at all; entries, and the name of a server, can
+//! be taken again.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -23,11 +25,18 @@ pub(crate) const ENTRIES: usize = 3;
 /// Numbers of requests of the stepped process are above it.
 pub(crate) const STEPPED: u64 = 1 << 32;
 
-/// The steps of one test: every one is tried once. Of a verb that is rare, and takes thousands of instructions, as many as 0.3 s, times
-/// `SHM_TEST_SCALE`, allow.
+/// The steps of one test: every one is tried once. Of a verb that is rare, and takes thousands of
+/// instructions, as many as 0.3 s, times `SHM_TEST_SCALE`, allow.
 pub(crate) fn points(steps: usize, unit: Unit, is_rare: bool) -> Points {
     let is_sampled = is_rare && unit == Unit::Instruction;
-    Points::within(steps, if is_sampled { Duration::from_millis(300) } else { Duration::from_secs(6) })
+    Points::within(
+        steps,
+        if is_sampled {
+            Duration::from_millis(300)
+        } else {
+            Duration::from_secs(6)
+        },
+    )
 }
 
 /// The words of the sleepers in a server's region, and the flags of its lanes.
@@ -45,7 +54,13 @@ impl Words {
 
     fn at(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: the region lives as long as `self`, and all access to these words is atomic.
-        unsafe { self.region.view().at::<AtomicU32>(self.entries + offset).unwrap().as_ref() }
+        unsafe {
+            self.region
+                .view()
+                .at::<AtomicU32>(self.entries + offset)
+                .unwrap()
+                .as_ref()
+        }
     }
 
     /// Returns whether the client of this entry must tell the server that it calls.
@@ -69,7 +84,10 @@ impl Words {
 /// A process that can be stepped, in a role. It can be [replaced](Tracee::replace).
 pub(crate) fn start<R: Rpc>(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
     let role = format!("{} single step: {role}", R::NAME);
-    let helper = Helper::start(&[("SHM_TEST_ROLE", OsStr::new(&role)), ("SHM_TEST_DIR", scratch.path().as_os_str())]);
+    let helper = Helper::start(&[
+        ("SHM_TEST_ROLE", OsStr::new(&role)),
+        ("SHM_TEST_DIR", scratch.path().as_os_str()),
+    ]);
     let (mut stepped, _) = helper.fork();
     stepped.attach();
     stepped.step_by(unit);

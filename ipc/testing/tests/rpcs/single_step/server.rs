@@ -48,7 +48,10 @@ impl Verb {
 
     /// No part of a call.
     fn is_rare(self) -> bool {
-        matches!(self, Self::Reap | Self::Wait | Self::Reject | Self::Create | Self::Close)
+        matches!(
+            self,
+            Self::Reap | Self::Wait | Self::Reject | Self::Create | Self::Close
+        )
     }
 }
 
@@ -61,7 +64,11 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
     for (verb, _) in orders() {
         if verb == "create" {
             server = stepped(|| R::try_create(dir, ENTRIES + 1, DEPTH));
-            hello(if server.is_some() { "created" } else { "refused" });
+            hello(if server.is_some() {
+                "created"
+            } else {
+                "refused"
+            });
             continue;
         }
         if verb == "close" {
@@ -119,7 +126,13 @@ struct Guests<R: Rpc> {
 
 impl<R: Rpc> Guests<R> {
     fn new(scratch: &Scratch) -> Self {
-        Self { callers: (0..2).map(|_| Caller::new(R::connect(&scratch.dir()).unwrap())).collect(), next: 0, wakes_before: 0 }
+        Self {
+            callers: (0..2)
+                .map(|_| Caller::new(R::connect(&scratch.dir()).unwrap()))
+                .collect(),
+            next: 0,
+            wakes_before: 0,
+        }
     }
 
     fn join(&self, scratch: &Scratch) -> Caller<R> {
@@ -193,7 +206,11 @@ impl<R: Rpc> Guests<R> {
     /// After the verb: every call ends, and the third client leaves.
     fn finish(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
         if verb == Verb::WakingReply {
-            assert_ne!(self.wakes(scratch), self.wakes_before, "the client was not woken");
+            assert_ne!(
+                self.wakes(scratch),
+                self.wakes_before,
+                "the client was not woken"
+            );
         }
         stepped.tell("serve 0");
         self.until_idle();
@@ -213,11 +230,17 @@ impl<R: Rpc> Guests<R> {
     /// The server is gone: every call ends. How many were answered, dropped, and ended by that.
     fn end(mut self) -> (u64, u64, u64) {
         for caller in &mut self.callers {
-            wait_for("the server's end is not noticed", || caller.poll() == Err(SessionEnd::PeerGone));
+            wait_for("the server's end is not noticed", || {
+                caller.poll() == Err(SessionEnd::PeerGone)
+            });
             assert!(caller.is_idle(), "a call did not end");
         }
         let sum = |of: fn(&Caller<R>) -> u64| self.callers.iter().map(of).sum();
-        (sum(|caller| caller.answered), sum(|caller| caller.dropped), sum(|caller| caller.gone))
+        (
+            sum(|caller| caller.answered),
+            sum(|caller| caller.dropped),
+            sum(|caller| caller.gone),
+        )
     }
 }
 
@@ -226,7 +249,12 @@ fn create(stepped: &mut Tracee) {
     stepped.wait_for("created");
 }
 
-fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scratch: &Scratch) -> usize {
+fn steps<R: Rpc>(
+    verb: Verb,
+    guests: &mut Guests<R>,
+    stepped: &mut Tracee,
+    scratch: &Scratch,
+) -> usize {
     // The first time it does what need not be done again.
     guests.prepare(verb, stepped, scratch);
     stepped.finish();
@@ -245,19 +273,36 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut stepped = start::<R>("server", &scratch, unit);
     create(&mut stepped);
     let mut guests = Guests::<R>::new(&scratch);
-    let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch), unit, verb.is_rare());
+    let mut points = points(
+        steps(verb, &mut guests, &mut stepped, &scratch),
+        unit,
+        verb.is_rare(),
+    );
     let rejected_before = guests.dropped();
     for point in points.by_ref() {
         guests.prepare(verb, &mut stepped, &scratch);
-        // The way through the code differs a little from time to time; a step too many ends at the marker.
+        // The way through the code differs a little from time to time; a step too many ends at the
+        // marker.
         let inside = stepped.step(point);
         guests.go_on(&scratch);
         stepped.go_on(inside);
         guests.finish(verb, &mut stepped, &scratch);
     }
-    let rejected = if verb == Verb::Reject { points.taken as u64 } else { 0 };
-    assert_eq!(guests.dropped() - rejected_before, rejected, "no call is dropped but those that were rejected");
-    println!("server, {verb:?}: {}, {} stops, 0 stalls, 0 lost, 0 duplicated", points.of(unit), points.taken);
+    let rejected = if verb == Verb::Reject {
+        points.taken as u64
+    } else {
+        0
+    };
+    assert_eq!(
+        guests.dropped() - rejected_before,
+        rejected,
+        "no call is dropped but those that were rejected"
+    );
+    println!(
+        "server, {verb:?}: {}, {} stops, 0 stalls, 0 lost, 0 duplicated",
+        points.of(unit),
+        points.taken
+    );
     stepped.kill();
     guests.end();
 }
@@ -293,10 +338,20 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         stepped.replace();
         let ended = guests.end();
         // Of four that wait, one may have been answered, or rejected; after the verb it has.
-        let expected = u64::from(matches!(verb, Verb::Reply | Verb::WakingReply | Verb::Reject));
+        let expected = u64::from(matches!(
+            verb,
+            Verb::Reply | Verb::WakingReply | Verb::Reject
+        ));
         let waited = if verb == Verb::Wait { 0 } else { 4 };
         let done = ended.0 - 3 + ended.1;
-        assert!(if inside { done <= expected } else { done == expected }, "{verb:?} at {point}: {ended:?}");
+        assert!(
+            if inside {
+                done <= expected
+            } else {
+                done == expected
+            },
+            "{verb:?} at {point}: {ended:?}"
+        );
         assert_eq!(ended.2 + done, waited);
         (answered, gone) = (answered + ended.0, gone + ended.2);
     }
@@ -342,10 +397,15 @@ pub(crate) fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         assert!(scratch.names().is_empty());
     }
     stepped.kill();
-    println!("server, Create: {0}, {1} kills, {1} next starts", points.of(unit), points.taken);
+    println!(
+        "server, Create: {0}, {1} kills, {1} next starts",
+        points.of(unit),
+        points.taken
+    );
 }
 
-/// Stopped at an instruction of a start in the place of a dead server, while another one starts: one of them gets the name.
+/// Stopped at an instruction of a start in the place of a dead server, while another one starts:
+/// one of them gets the name.
 pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);
@@ -358,7 +418,11 @@ pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         let other = R::try_create(&scratch.dir(), ENTRIES, DEPTH);
         stepped.go_on(inside);
         let words = stepped.hear();
-        assert_eq!(words == "created", other.is_none(), "stopped at instruction {point}");
+        assert_eq!(
+            words == "created",
+            other.is_none(),
+            "stopped at instruction {point}"
+        );
         won += u64::from(other.is_none());
         assert_eq!(scratch.names().len(), 1);
         R::connect(&scratch.dir()).expect("there is a server");
@@ -368,7 +432,11 @@ pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         assert!(scratch.names().is_empty());
     }
     stepped.kill();
-    println!("server, Create: {}, {} stops, {won} won", points.of(unit), points.taken);
+    println!(
+        "server, Create: {}, {} stops, {won} won",
+        points.of(unit),
+        points.taken
+    );
 }
 
 /// Stopped at an instruction of its end, while clients look and another server starts.
@@ -401,6 +469,10 @@ pub(crate) fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         drop(next);
         assert!(scratch.names().is_empty());
     }
-    println!("server, Close: {}, {} stops, {started} next starts meanwhile", points.of(unit), points.taken);
+    println!(
+        "server, Close: {}, {} stops, {started} next starts meanwhile",
+        points.of(unit),
+        points.taken
+    );
     stepped.kill();
 }

@@ -1,6 +1,8 @@
-//! All interleavings of three requesters, two of which may be killed anywhere, and the owner's repair, in the steps of `Receives::pop`,
-//! `Receives::give_back` and `Hca::repair`. Every receive belongs to one owner at a time, and in the end none is missing. The model also
-//! fails if one of the orders and accounts that the protocol needs is left out, so the model is known to check them.
+//! All interleavings of three requesters, two of which may be killed anywhere, and the owner's
+//! repair, in the steps of `Receives::pop`, `Receives::give_back` and `Hca::repair`. Every receive
+//! belongs to one owner at a time, and in the end none is missing. The model also fails if one of
+//! the orders and accounts that the protocol needs is left out, so the model is known to check
+//! them.
 
 use std::collections::HashSet;
 
@@ -8,7 +10,8 @@ const WQES: usize = 4;
 /// Number of receives posted at the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
-/// By requester: the count up to which it has seen receives posted, by a check at an earlier message. The first one did not check.
+/// By requester: the count up to which it has seen receives posted, by a check at an earlier
+/// message. The first one did not check.
 const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.
@@ -175,7 +178,10 @@ impl State {
             let at = index as usize;
             self.taken[at] = count + 1;
             if self.owners[at] != Owner::Held(r) {
-                return Err(format!("receive {index} completed by {r}, but is {:?}", self.owners[at]));
+                return Err(format!(
+                    "receive {index} completed by {r}, but is {:?}",
+                    self.owners[at]
+                ));
             }
             self.owners[at] = Owner::Free;
             self.links[self.tail as usize] = index;
@@ -189,13 +195,15 @@ impl State {
     }
 
     fn repair(&mut self, without: Without) -> Result<(), String> {
-        let filter = |orphans: &mut Vec<(Word, bool)>, word: Word| orphans.retain(|(o, _)| word.0 > o.0);
+        let filter =
+            |orphans: &mut Vec<(Word, bool)>, word: Word| orphans.retain(|(o, _)| word.0 > o.0);
         self.repair = match self.repair {
             Repair::Idle => {
                 for r in 0..REQUESTERS {
                     if self.is_dead(r) && !self.noticed[r] {
                         self.noticed[r] = true;
-                        self.orphans.extend(self.intents[r].map(|intent| (intent, false)));
+                        self.orphans
+                            .extend(self.intents[r].map(|intent| (intent, false)));
                     }
                 }
                 self.orphans.iter_mut().for_each(|o| o.1 = false);
@@ -211,7 +219,9 @@ impl State {
             Repair::Intents(r) => {
                 if !self.is_dead(r) && without != Without::Intents {
                     let intent = self.intents[r];
-                    self.orphans.iter_mut().for_each(|o| o.1 |= Some(o.0) == intent);
+                    self.orphans
+                        .iter_mut()
+                        .for_each(|o| o.1 |= Some(o.0) == intent);
                 }
                 Repair::Intents(r + 1)
             }
@@ -252,7 +262,9 @@ impl State {
                     self.taken[word.1 as usize] = word.0 + 1;
                 }
                 match self.owners[index as usize] {
-                    Owner::Held(r) if self.is_dead(r) => self.owners[index as usize] = Owner::Posted,
+                    Owner::Held(r) if self.is_dead(r) => {
+                        self.owners[index as usize] = Owner::Posted
+                    }
                     owner => return Err(format!("receive {index} given back, which is {owner:?}")),
                 }
                 Repair::Exchanged
@@ -273,7 +285,8 @@ impl State {
         Ok(())
     }
 
-    /// Checks the end, when all are done and the owner has repaired: the list holds exactly the posted receives.
+    /// Checks the end, when all are done and the owner has repaired: the list holds exactly the
+    /// posted receives.
     fn check_end(&self) -> Result<(), String> {
         let mut listed = vec![];
         let mut at = self.word.1;
@@ -282,14 +295,24 @@ impl State {
             at = self.links[at as usize];
         }
         listed.sort_unstable();
-        let posted: Vec<u8> = (0..WQES as u8).filter(|&i| self.owners[i as usize] == Owner::Posted).collect();
+        let posted: Vec<u8> = (0..WQES as u8)
+            .filter(|&i| self.owners[i as usize] == Owner::Posted)
+            .collect();
         let is_held = self.owners.iter().any(|o| matches!(o, Owner::Held(_)));
-        if listed != posted || is_held { Err(format!("listed {listed:?}, but {:?}", self.owners)) } else { Ok(()) }
+        if listed != posted || is_held {
+            Err(format!("listed {listed:?}, but {:?}", self.owners))
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl Model {
-    fn go(&mut self, mut state: State, step: impl FnOnce(&mut State) -> Result<(), String>) -> Option<State> {
+    fn go(
+        &mut self,
+        mut state: State,
+        step: impl FnOnce(&mut State) -> Result<(), String>,
+    ) -> Option<State> {
         let result = step(&mut state);
         if let (Err(what), None) = (result, &self.wrong) {
             self.wrong = Some(what);
@@ -331,7 +354,11 @@ impl Model {
 }
 
 fn explore(without: Without) -> (usize, Option<String>) {
-    let mut model = Model { without, seen: HashSet::new(), wrong: None };
+    let mut model = Model {
+        without,
+        seen: HashSet::new(),
+        wrong: None,
+    };
     model.run();
     (model.seen.len(), model.wrong)
 }
@@ -347,7 +374,14 @@ fn no_interleaving_of_requesters_deaths_and_repair_shares_or_loses_a_receive() {
 #[test]
 fn each_order_and_account_of_the_repair_is_needed() {
     use Without::*;
-    for without in [PopWordFirst, Intents, Drain, HeadAccount, ReturnedLast, GiveBack] {
+    for without in [
+        PopWordFirst,
+        Intents,
+        Drain,
+        HeadAccount,
+        ReturnedLast,
+        GiveBack,
+    ] {
         let (states, wrong) = explore(without);
         println!("without {without:?}: {states} states, {wrong:?}");
         assert!(wrong.is_some(), "nothing wrong without {without:?}");

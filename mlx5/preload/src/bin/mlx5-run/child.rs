@@ -6,14 +6,23 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
 /// Signals that are forwarded to the program.
-const FORWARDED: [libc::c_int; 7] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
+const FORWARDED: [libc::c_int; 7] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGCONT,
+];
 
-/// Runs the program to its end. Returns its exit code, or 128 plus the signal that ended it. The program does not outlive this process,
-/// which has to clean up after it.
+/// Runs the program to its end. Returns its exit code, or 128 plus the signal that ended it. The
+/// program does not outlive this process, which has to clean up after it.
 pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: places for two masks; the first is emptied before it is filled, the second is written by the last call.
+    // SAFETY: places for two masks; the first is emptied before it is filled, the second is written
+    // by the last call.
     let (set, old) = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in FORWARDED.into_iter().chain([libc::SIGCHLD]) {
@@ -53,6 +62,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
 }
 
 fn code(status: ExitStatus) -> u8 {
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     code as u8
 }

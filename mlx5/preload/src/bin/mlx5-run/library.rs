@@ -9,12 +9,16 @@ const NAME: &str = "libmlx5_preload.so";
 /// The library, which `build.rs` embeds in release builds; empty in others.
 static INSIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5_preload.so"));
 
-/// Returns the library. Where this program was built, it is next to the program; in a target directory of Cargo, the copy in `deps` is the
-/// latest build. Elsewhere the embedded library is written into `dir`, which belongs to this run.
+/// Returns the library. Where this program was built, it is next to the program; in a target
+/// directory of Cargo, the copy in `deps` is the latest build. Elsewhere the embedded library is
+/// written into `dir`, which belongs to this run.
 pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
     let beside = program.parent().unwrap_or(Path::new("/"));
-    if let Some(path) = [beside.join("deps").join(NAME), beside.join(NAME)].into_iter().find(|path| path.exists()) {
+    if let Some(path) = [beside.join("deps").join(NAME), beside.join(NAME)]
+        .into_iter()
+        .find(|path| path.exists())
+    {
         return Ok(path);
     }
     if INSIDE.is_empty() {
@@ -31,7 +35,10 @@ pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
 /// Returns `LD_PRELOAD` with the library before its previous value.
 pub(crate) fn preload(library: &Path) -> OsString {
     let mut value = library.as_os_str().to_owned();
-    for other in env::var_os("LD_PRELOAD").iter().flat_map(|old| env::split_paths(old)) {
+    for other in env::var_os("LD_PRELOAD")
+        .iter()
+        .flat_map(|old| env::split_paths(old))
+    {
         if other != library && !other.as_os_str().is_empty() {
             value.push(":");
             value.push(other);
@@ -42,15 +49,25 @@ pub(crate) fn preload(library: &Path) -> OsString {
 
 /// Checks that the vendor's driver is installed.
 pub(crate) fn check_driver() -> Result<(), String> {
-    is_loadable(c"libibverbs.so.1", "libibverbs1 (Debian), libibverbs (Fedora)")?;
-    is_loadable(c"libmlx5.so.1", "ibverbs-providers (Debian), libibverbs (Fedora)")
+    is_loadable(
+        c"libibverbs.so.1",
+        "libibverbs1 (Debian), libibverbs (Fedora)",
+    )?;
+    is_loadable(
+        c"libmlx5.so.1",
+        "ibverbs-providers (Debian), libibverbs (Fedora)",
+    )
 }
 
 fn is_loadable(name: &CStr, package: &str) -> Result<(), String> {
-    // SAFETY: a string. The library's constructors are those of rdma-core, which the program will load too.
+    // SAFETY: a string. The library's constructors are those of rdma-core, which the program will
+    // load too.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if library.is_null() {
-        return Err(format!("{} cannot be loaded; it is in package {package}", name.to_string_lossy()));
+        return Err(format!(
+            "{} cannot be loaded; it is in package {package}",
+            name.to_string_lossy()
+        ));
     }
     Ok(())
 }

@@ -33,44 +33,61 @@ use crate::sysfs::{Tree, TreeOptions};
 /// Maximum number of devices.
 const MAX_DEVICES: i64 = 8;
 
-/// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one user starts in this way on one host
-/// share one port of one device, mlx5_0, unless there are to be more devices, and reach each other.
+/// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one
+/// user starts in this way on one host share one port of one device, mlx5_0, unless there are to be
+/// more devices, and reach each other.
 #[derive(Debug, Parser)]
 #[command(name = "mlx5-run", version)]
 struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
-    /// With --link roce: an address of this host, or a network in which it has one. Programs at other addresses, on this host or others, and
-    /// other RoCE devices are reached by packets from it (UDP, ports 4791 and up), and programs at the same address as before, unless
-    /// packets=all. It needs no rights. loss: packets in a thousand that are lost. pcap: captures, FILE.ADDRESS:PORT.
-    #[arg(long, value_name = "ADDRESS[/BITS][,mtu=N][,packets=all][,loss=N][,pcap=FILE]")]
+    /// With --link roce: an address of this host, or a network in which it has one. Programs at
+    /// other addresses, on this host or others, and other RoCE devices are reached by packets from
+    /// it (UDP, ports 4791 and up), and programs at the same address as before, unless packets=all.
+    /// It needs no rights. loss: packets in a thousand that are lost. pcap: captures,
+    /// FILE.ADDRESS:PORT.
+    #[arg(
+        long,
+        value_name = "ADDRESS[/BITS][,mtu=N][,packets=all][,loss=N][,pcap=FILE]"
+    )]
     address: Option<RoceOptions>,
-    /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network. Programs that are started with different numbers
-    /// do not see each other.
+    /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network.
+    /// Programs that are started with different numbers do not see each other.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
     devices: u8,
-    /// Directory through which programs find each other; created if missing. Default: /dev/shm/mlx5-run-UID.
+    /// Directory through which programs find each other; created if missing. Default:
+    /// /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, atomics=none, srq=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
-    /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
-    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N, after N that do not fail, and loss=P% of
-    /// messages (wc.K and loss.K: of the queue pair in place K). May be repeated.
+    /// A fault: devices=none, gid=none, port=down, atomics=none, srq=none, open=ERRNO; a number of
+    /// ms after the device was opened: port=down@MS (port=down@MS+MS: and up again after the second
+    /// time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
+    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N,
+    /// after N that do not fail, and loss=P% of messages (wc.K and loss.K: of the queue pair in
+    /// place K). May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
-    /// Write the commands whose refusal a program learns of to a file, by name; `-`: to standard error.
+    /// Write the commands whose refusal a program learns of to a file, by name; `-`: to standard
+    /// error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
-    /// Log successful commands too, and refused ones for which the program's libraries have another way.
+    /// Log successful commands too, and refused ones for which the program's libraries have another
+    /// way.
     #[arg(long, requires = "log")]
     log_commands: bool,
-    /// Check that each doorbell of a driver announces the WQEs in its send queue, as a NIC requires. A violation is logged (without a log:
-    /// to standard error), and fails its queue pair.
+    /// Check that each doorbell of a driver announces the WQEs in its send queue, as a NIC
+    /// requires. A violation is logged (without a log: to standard error), and fails its queue
+    /// pair.
     #[arg(long)]
     check_doorbells: bool,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
     command: Vec<OsString>,
 }
 
@@ -99,14 +116,20 @@ fn link_text(arguments: &Arguments) -> Result<String, String> {
     let link = arguments.link.to_string_lossy();
     match arguments.address.clone() {
         None => Ok(link.into_owned()),
-        Some(_) if link != "roce" || arguments.devices > 1 => {
-            Err("--address: one device with --link roce has it; the others have a network of this host".to_owned())
+        Some(_) if link != "roce" || arguments.devices > 1 => Err(
+            "--address: one device with --link roce has it; the others have a network of this host"
+                .to_owned(),
+        ),
+        Some(RoceOptions { port: Some(_), .. }) => {
+            Err("--address: the UDP port follows from the process; leave port= out".to_owned())
         }
-        Some(RoceOptions { port: Some(_), .. }) => Err("--address: the UDP port follows from the process; leave port= out".to_owned()),
         Some(mut options) => {
             options.pcap = options.pcap.map(|file| absolute(&file)).transpose()?;
-            let here = options.on_this_host().and_then(|options| UdpSocket::bind((options.address, 0)).map(|_| options));
-            here.map(|options| format!("{link}={options}")).map_err(|error| format!("--address: {error}; use an address of this host"))
+            let here = options
+                .on_this_host()
+                .and_then(|options| UdpSocket::bind((options.address, 0)).map(|_| options));
+            here.map(|options| format!("{link}={options}"))
+                .map_err(|error| format!("--address: {error}; use an address of this host"))
         }
     }
 }
@@ -115,25 +138,38 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let link = link_text(arguments)?;
     let parsed = Link::parse(&link)?;
     let fabric = fabric(arguments, parsed)?;
-    let faults = arguments.faults.iter().map(|text| Fault::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let faults = arguments
+        .faults
+        .iter()
+        .map(|text| Fault::parse(text))
+        .collect::<Result<Vec<_>, _>>()?;
     faults::of_hca(&faults)?;
     let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
         link: parsed,
-        devices: if is_there(Fault::NoDevices) { 0 } else { arguments.devices.into() },
+        devices: if is_there(Fault::NoDevices) {
+            0
+        } else {
+            arguments.devices.into()
+        },
         has_gid: !is_there(Fault::NoGid),
         is_port_up: !is_there(Fault::PortDown),
     };
     let tree = Tree::make(&options)?;
     let library = library::find(tree.path())?;
     library::check_driver()?;
-    let [program, rest @ ..] = &arguments.command[..] else { return Err("no command".to_owned()) };
+    let [program, rest @ ..] = &arguments.command[..] else {
+        return Err("no command".to_owned());
+    };
     let mut command = Command::new(program);
     command
         .args(rest)
         .env(config::TREE, tree.path())
         .env("LD_PRELOAD", library::preload(&library))
-        .env(config::DEVICE, format!("{}:{}", sysfs::DEVICE[0], sysfs::DEVICE[1]))
+        .env(
+            config::DEVICE,
+            format!("{}:{}", sysfs::DEVICE[0], sysfs::DEVICE[1]),
+        )
         .env(config::DEVICES, options.devices.to_string())
         .env(config::LINK, &link)
         .env(config::FABRIC, fabric)
@@ -157,7 +193,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => {
             eprintln!("mlx5-run: {}: {error}", program.to_string_lossy());
-            Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
+            Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
+                127
+            } else {
+                126
+            }))
         }
     }
 }
@@ -178,17 +218,21 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
         let user = unsafe { libc::geteuid() };
         format!("/dev/shm/mlx5-run-{user}").into()
     });
-    let mut dir = std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let mut dir =
+        std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     if arguments.devices > 1 {
         // The number decides which queue pair numbers belong to a port.
-        dir.as_mut_os_string().push(format!("-{}", arguments.devices));
+        dir.as_mut_os_string()
+            .push(format!("-{}", arguments.devices));
     }
     if let Link::Ethernet(Some(options)) = link {
         // The same programs have other queue pair numbers at another address.
         dir.as_mut_os_string().push(format!("-{}", options.address));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(format!("the fabric's directory {}: {error}", dir.display())),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(format!("the fabric's directory {}: {error}", dir.display()))
+        }
         _ => Ok(dir),
     }
 }

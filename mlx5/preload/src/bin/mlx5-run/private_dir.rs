@@ -1,4 +1,5 @@
-//! A directory of one run. It is locked while the run lives. So a later run can remove the directory of a killed one.
+//! A directory of one run. It is locked while the run lives. So a later run can remove the
+//! directory of a killed one.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -21,7 +22,8 @@ impl PrivateDir {
     /// Makes a new directory, and removes those left over.
     pub(crate) fn make(parent: &Path) -> io::Result<Self> {
         sweep(parent)?;
-        // No process searches for this name, so the directory is locked before it can be taken for left over.
+        // No process searches for this name, so the directory is locked before it can be taken for
+        // left over.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
         if !try_lock(&lock) {
@@ -29,7 +31,10 @@ impl PrivateDir {
         }
         let name = unlocked.to_string_lossy().replace("mlx5-new-", PREFIX);
         fs::rename(&unlocked, &name)?;
-        Ok(Self { path: name.into(), _lock: lock })
+        Ok(Self {
+            path: name.into(),
+            _lock: lock,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -59,10 +64,12 @@ fn try_lock(dir: &File) -> bool {
     unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Removes directories whose runs were killed. Leaves those of other users, and tries again next time if one cannot be removed.
+/// Removes directories whose runs were killed. Leaves those of other users, and tries again next
+/// time if one cannot be removed.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
-        let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_of_a_run && File::open(entry.path()).is_ok_and(|dir| try_lock(&dir)) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -78,9 +85,15 @@ mod tests {
     #[test]
     fn a_directory_is_private_and_goes_with_its_run_or_with_the_next_one() {
         let parent = make_dir(&std::env::temp_dir().join("mlx5-test-XXXXXX")).unwrap();
-        let (one, other) = (PrivateDir::make(&parent).unwrap(), PrivateDir::make(&parent).unwrap());
+        let (one, other) = (
+            PrivateDir::make(&parent).unwrap(),
+            PrivateDir::make(&parent).unwrap(),
+        );
         assert_ne!(one.path(), other.path());
-        assert_eq!(fs::metadata(one.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(one.path()).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
 
         let path = one.path().to_owned();
         drop(one);

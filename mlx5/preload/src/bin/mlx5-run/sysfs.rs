@@ -1,5 +1,6 @@
-//! The tree that programs read in place of a part of `/sys`: a PCI function for each device, the first with `mlx5_0`. It has the kernel's layout, because UCX
-//! expects the function's directory two levels above the device's.
+//! The tree that programs read in place of a part of `/sys`: a PCI function for each device, the
+//! first with `mlx5_0`. It has the kernel's layout, because UCX expects the function's directory
+//! two levels above the device's.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,10 +14,12 @@ use crate::private_dir::PrivateDir;
 /// The first device file: major and minor.
 pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
-/// The network device with the addresses of the ports. Programs look it up, so every machine must have it.
+/// The network device with the addresses of the ports. Programs look it up, so every machine must
+/// have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The counters of the port, which programs read before and after a run. The library knows those that count.
+/// The counters of the port, which programs read before and after a run. The library knows those
+/// that count.
 const COUNTERS: [(&str, &str); 2] = [
     (
         "counters",
@@ -56,11 +59,17 @@ pub(crate) struct Tree(PrivateDir);
 impl Tree {
     /// Makes the tree. Its name is known to no other process before it is complete.
     pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
-        let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()).unwrap_or_else(|| "/tmp".into());
+        let parent = env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|dir| dir.is_dir())
+            .unwrap_or_else(|| "/tmp".into());
         let of_parent = |error: io::Error| format!("a directory in {}: {error}", parent.display());
         let tree = Self(PrivateDir::make(&parent).map_err(of_parent)?);
         if tree.path().as_os_str().len() > MAX_ROOT {
-            return Err(format!("{} is too long a path for libibverbs: set XDG_RUNTIME_DIR", tree.path().display()));
+            return Err(format!(
+                "{} is too long a path for libibverbs: set XDG_RUNTIME_DIR",
+                tree.path().display()
+            ));
         }
         tree.fill(options).map_err(of_parent)?;
         Ok(tree)
@@ -79,25 +88,54 @@ impl Tree {
         }
         let bus = format!("devices/pci{PCI_BUS}");
         self.link(&format!("{bus}/pci_bus/{PCI_BUS}/device"), "../../")?;
-        self.link(&format!("class/pci_bus/{PCI_BUS}"), &format!("../../{bus}/pci_bus/{PCI_BUS}"))?;
+        self.link(
+            &format!("class/pci_bus/{PCI_BUS}"),
+            &format!("../../{bus}/pci_bus/{PCI_BUS}"),
+        )?;
         let ports = options.link.network(options.devices);
-        ports.iter().enumerate().try_for_each(|(index, port)| self.fill_one(&bus, index, port, options))
+        ports
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, port)| self.fill_one(&bus, index, port, options))
     }
 
     /// Makes the PCI function, and on it the device with this index.
-    fn fill_one(&self, bus: &str, index: usize, port: &PortAddress, options: &TreeOptions) -> io::Result<()> {
+    fn fill_one(
+        &self,
+        bus: &str,
+        index: usize,
+        port: &PortAddress,
+        options: &TreeOptions,
+    ) -> io::Result<()> {
         let address = format!("{PCI_BUS}:{index:02x}.0");
         let function = format!("{bus}/{address}");
         self.fill_function(&function)?;
-        self.fill_device(&format!("{function}/infiniband/mlx5_{index}"), &guid(index), port, options)?;
-        self.link(&format!("bus/pci/devices/{address}"), &format!("../../../{function}"))?;
+        self.fill_device(
+            &format!("{function}/infiniband/mlx5_{index}"),
+            &guid(index),
+            port,
+            options,
+        )?;
+        self.link(
+            &format!("bus/pci/devices/{address}"),
+            &format!("../../../{function}"),
+        )?;
         let uverbs = format!("{function}/infiniband_verbs/uverbs{index}");
         self.file(&format!("{uverbs}/ibdev"), &format!("mlx5_{index}"))?;
-        self.file(&format!("{uverbs}/dev"), &format!("{}:{}", DEVICE[0], DEVICE[1] as usize + index))?;
+        self.file(
+            &format!("{uverbs}/dev"),
+            &format!("{}:{}", DEVICE[0], DEVICE[1] as usize + index),
+        )?;
         self.file(&format!("{uverbs}/abi_version"), "1")?;
         self.link(&format!("{uverbs}/device"), "../..")?;
-        self.link(&format!("class/infiniband_verbs/uverbs{index}"), &format!("../../{uverbs}"))?;
-        self.link(&format!("class/infiniband/mlx5_{index}"), &format!("../../{function}/infiniband/mlx5_{index}"))
+        self.link(
+            &format!("class/infiniband_verbs/uverbs{index}"),
+            &format!("../../{uverbs}"),
+        )?;
+        self.link(
+            &format!("class/infiniband/mlx5_{index}"),
+            &format!("../../{function}/infiniband/mlx5_{index}"),
+        )
     }
 
     fn fill_function(&self, function: &str) -> io::Result<()> {
@@ -105,7 +143,10 @@ impl Tree {
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1) as usize;
         let id = format!("{DEVICE_ID:08X}");
         for (name, text) in [
-            ("modalias", format!("pci:v000015B3d{id}sv000015B3sd00000001bc02sc07i00")),
+            (
+                "modalias",
+                format!("pci:v000015B3d{id}sv000015B3sd00000001bc02sc07i00"),
+            ),
             ("vendor", "0x15b3".to_owned()),
             ("device", format!("{DEVICE_ID:#06x}")),
             ("subsystem_vendor", "0x15b3".to_owned()),
@@ -122,10 +163,19 @@ impl Tree {
         ] {
             self.file(&format!("{function}/{name}"), &text)?;
         }
-        self.link(&format!("{function}/net/{NETWORK_DEVICE}"), &format!("/sys/class/net/{NETWORK_DEVICE}"))
+        self.link(
+            &format!("{function}/net/{NETWORK_DEVICE}"),
+            &format!("/sys/class/net/{NETWORK_DEVICE}"),
+        )
     }
 
-    fn fill_device(&self, device: &str, guid: &[u8], port: &PortAddress, options: &TreeOptions) -> io::Result<()> {
+    fn fill_device(
+        &self,
+        device: &str,
+        guid: &[u8],
+        port: &PortAddress,
+        options: &TreeOptions,
+    ) -> io::Result<()> {
         let is_ethernet = matches!(options.link, Link::Ethernet(_));
         let up = |up: &'static str, down: &'static str| if options.is_port_up { up } else { down };
         let [major, minor, sub_minor] = FIRMWARE;
@@ -149,7 +199,14 @@ impl Tree {
             ("ports/1/lid_mask_count", "0"),
             ("ports/1/sm_sl", "0"),
             ("ports/1/cap_mask", "0x00010000"),
-            ("ports/1/link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
+            (
+                "ports/1/link_layer",
+                if is_ethernet {
+                    "Ethernet"
+                } else {
+                    "InfiniBand"
+                },
+            ),
             ("ports/1/pkeys/0", "0xffff"),
         ];
         let file = |name: &str, text: &str| self.file(&format!("{device}/{name}"), text);
@@ -159,16 +216,25 @@ impl Tree {
         let gids = if options.has_gid { port.gids } else { &[] };
         for index in 0..GID_ENTRIES {
             let gid = gids.get(index);
-            file(&format!("ports/1/gids/{index}"), &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)))?;
-            // Without a GID the kernel's file exists, and cannot be read. libibverbs takes a missing file for an error of the table.
+            file(
+                &format!("ports/1/gids/{index}"),
+                &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)),
+            )?;
+            // Without a GID the kernel's file exists, and cannot be read. libibverbs takes a
+            // missing file for an error of the table.
             let is_v2 = gid.is_some_and(|gid| gid.kind == GidKind::RoceV2);
-            file(&format!("ports/1/gid_attrs/types/{index}"), if is_v2 { "RoCE v2" } else { "IB/RoCE v1" })?;
+            file(
+                &format!("ports/1/gid_attrs/types/{index}"),
+                if is_v2 { "RoCE v2" } else { "IB/RoCE v1" },
+            )?;
             if is_ethernet && gid.is_some() {
                 file(&format!("ports/1/gid_attrs/ndevs/{index}"), NETWORK_DEVICE)?;
             }
         }
         for (dir, counters) in COUNTERS {
-            counters.split(' ').try_for_each(|counter| file(&format!("ports/1/{dir}/{counter}"), "0"))?;
+            counters
+                .split(' ')
+                .try_for_each(|counter| file(&format!("ports/1/{dir}/{counter}"), "0"))?;
         }
         self.link(&format!("{device}/device"), "../..")
     }
@@ -192,7 +258,14 @@ impl Tree {
 
 /// Formats bytes in pairs, as in GUIDs and GIDs.
 fn groups(bytes: &[u8]) -> String {
-    let groups: Vec<_> = bytes.chunks(2).map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).collect();
+    let groups: Vec<_> = bytes
+        .chunks(2)
+        .map(|pair| {
+            pair.iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        })
+        .collect();
     groups.join(":")
 }
 
@@ -202,7 +275,11 @@ fn cpu_mask(cpus: usize) -> String {
         32.. => u32::MAX,
         some => (1 << some) - 1,
     };
-    let words: Vec<_> = (0..cpus).step_by(32).rev().map(|low| format!("{:08x}", word(low))).collect();
+    let words: Vec<_> = (0..cpus)
+        .step_by(32)
+        .rev()
+        .map(|low| format!("{:08x}", word(low)))
+        .collect();
     words.join(",")
 }
 
@@ -210,10 +287,18 @@ fn cpu_mask(cpus: usize) -> String {
 mod tests {
     use super::*;
 
-    const OPTIONS: TreeOptions = TreeOptions { link: Link::InfiniBand, devices: 1, has_gid: true, is_port_up: true };
+    const OPTIONS: TreeOptions = TreeOptions {
+        link: Link::InfiniBand,
+        devices: 1,
+        has_gid: true,
+        is_port_up: true,
+    };
 
     fn read(tree: &Tree, path: &str) -> String {
-        fs::read_to_string(tree.path().join(path)).unwrap().trim_end().to_owned()
+        fs::read_to_string(tree.path().join(path))
+            .unwrap()
+            .trim_end()
+            .to_owned()
     }
 
     #[test]
@@ -221,11 +306,23 @@ mod tests {
         let tree = Tree::make(&OPTIONS).unwrap();
         let device = fs::canonicalize(tree.path().join("class/infiniband/mlx5_0")).unwrap();
         let function = device.parent().unwrap().parent().unwrap();
-        assert_eq!(fs::read_to_string(function.join("vendor")).unwrap(), "0x15b3\n");
+        assert_eq!(
+            fs::read_to_string(function.join("vendor")).unwrap(),
+            "0x15b3\n"
+        );
         assert_eq!(fs::canonicalize(device.join("device")).unwrap(), function);
-        assert_eq!(read(&tree, "class/infiniband/mlx5_0/device/device"), "0x101b");
-        assert!(read(&tree, "class/infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d0000101Bsv"));
-        assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/ibdev"), "mlx5_0");
+        assert_eq!(
+            read(&tree, "class/infiniband/mlx5_0/device/device"),
+            "0x101b"
+        );
+        assert!(
+            read(&tree, "class/infiniband/mlx5_0/device/modalias")
+                .starts_with("pci:v000015B3d0000101Bsv")
+        );
+        assert_eq!(
+            read(&tree, "class/infiniband_verbs/uverbs0/ibdev"),
+            "mlx5_0"
+        );
         assert_eq!(read(&tree, "class/infiniband_verbs/uverbs0/dev"), "231:192");
         assert_eq!(read(&tree, "class/infiniband_verbs/abi_version"), "6");
     }
@@ -236,46 +333,107 @@ mod tests {
         let tree = Tree::make(&OPTIONS).unwrap();
         assert_eq!(read(&tree, &format!("{port}/state")), "4: ACTIVE");
         assert_eq!(read(&tree, &format!("{port}/lid")), "0x1");
-        assert_eq!(read(&tree, &format!("{port}/gids/0")), "fe80:0000:0000:0000:0200:00ff:fe00:0001");
-        let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| fs::read_dir(tree.path().join(port).join(name)).unwrap().count());
+        assert_eq!(
+            read(&tree, &format!("{port}/gids/0")),
+            "fe80:0000:0000:0000:0200:00ff:fe00:0001"
+        );
+        let [gids, kinds] = ["gids", "gid_attrs/types"].map(|name| {
+            fs::read_dir(tree.path().join(port).join(name))
+                .unwrap()
+                .count()
+        });
         assert_eq!((gids, kinds), (GID_ENTRIES, GID_ENTRIES));
-        assert_eq!(read(&tree, &format!("{port}/gids/{}", GID_ENTRIES - 1)), "0000:0000:0000:0000:0000:0000:0000:0000");
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), ..OPTIONS }).unwrap();
-        let table = [0, 1, 2, 3]
-            .map(|index| ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|name| read(&tree, &format!("{port}/{name}/{index}"))));
-        let [link_local, ipv4] = ["fe80:0000:0000:0000:0200:00ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:7f00:0001"];
+        assert_eq!(
+            read(&tree, &format!("{port}/gids/{}", GID_ENTRIES - 1)),
+            "0000:0000:0000:0000:0000:0000:0000:0000"
+        );
+        let tree = Tree::make(&TreeOptions {
+            link: Link::Ethernet(None),
+            ..OPTIONS
+        })
+        .unwrap();
+        let table = [0, 1, 2, 3].map(|index| {
+            ["gids", "gid_attrs/types", "gid_attrs/ndevs"]
+                .map(|name| read(&tree, &format!("{port}/{name}/{index}")))
+        });
+        let [link_local, ipv4] = [
+            "fe80:0000:0000:0000:0200:00ff:fe00:0001",
+            "0000:0000:0000:0000:0000:ffff:7f00:0001",
+        ];
         let entry = |gid, kind| [gid, kind, "lo"];
-        let want = [entry(link_local, "IB/RoCE v1"), entry(link_local, "RoCE v2"), entry(ipv4, "IB/RoCE v1"), entry(ipv4, "RoCE v2")];
+        let want = [
+            entry(link_local, "IB/RoCE v1"),
+            entry(link_local, "RoCE v2"),
+            entry(ipv4, "IB/RoCE v1"),
+            entry(ipv4, "RoCE v2"),
+        ];
         assert_eq!(table, want);
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), has_gid: false, is_port_up: false, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions {
+            link: Link::Ethernet(None),
+            has_gid: false,
+            is_port_up: false,
+            ..OPTIONS
+        })
+        .unwrap();
         assert_eq!(read(&tree, &format!("{port}/state")), "1: DOWN");
         assert_eq!(read(&tree, &format!("{port}/link_layer")), "Ethernet");
-        assert_eq!(read(&tree, &format!("{port}/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0000");
+        assert_eq!(
+            read(&tree, &format!("{port}/gids/0")),
+            "0000:0000:0000:0000:0000:0000:0000:0000"
+        );
         assert!(!tree.path().join(port).join("gid_attrs/ndevs").exists());
     }
 
     #[test]
     fn every_device_has_a_function_and_addresses_of_its_own() {
-        let tree = Tree::make(&TreeOptions { link: Link::Ethernet(None), devices: 2, ..OPTIONS }).unwrap();
-        assert_eq!(read(&tree, "class/infiniband/mlx5_1/node_guid"), "0200:00ff:fe00:0002");
-        assert_eq!(read(&tree, "class/infiniband/mlx5_1/ports/1/gids/2"), "0000:0000:0000:0000:0000:ffff:7f00:0002");
+        let tree = Tree::make(&TreeOptions {
+            link: Link::Ethernet(None),
+            devices: 2,
+            ..OPTIONS
+        })
+        .unwrap();
+        assert_eq!(
+            read(&tree, "class/infiniband/mlx5_1/node_guid"),
+            "0200:00ff:fe00:0002"
+        );
+        assert_eq!(
+            read(&tree, "class/infiniband/mlx5_1/ports/1/gids/2"),
+            "0000:0000:0000:0000:0000:ffff:7f00:0002"
+        );
         assert_eq!(read(&tree, "class/infiniband_verbs/uverbs1/dev"), "231:193");
-        let function = fs::canonicalize(tree.path().join("class/infiniband/mlx5_1/device")).unwrap();
+        let function =
+            fs::canonicalize(tree.path().join("class/infiniband/mlx5_1/device")).unwrap();
         assert!(function.ends_with("7357:00:01.0"), "{function:?}");
-        let tree = Tree::make(&TreeOptions { devices: 2, ..OPTIONS }).unwrap();
+        let tree = Tree::make(&TreeOptions {
+            devices: 2,
+            ..OPTIONS
+        })
+        .unwrap();
         assert_eq!(read(&tree, "class/infiniband/mlx5_1/ports/1/lid"), "0x2");
     }
 
     #[test]
     fn without_a_device_the_tree_has_none() {
-        let tree = Tree::make(&TreeOptions { devices: 0, ..OPTIONS }).unwrap();
-        assert_eq!(fs::read_dir(tree.path().join("class/infiniband")).unwrap().count(), 0);
+        let tree = Tree::make(&TreeOptions {
+            devices: 0,
+            ..OPTIONS
+        })
+        .unwrap();
+        assert_eq!(
+            fs::read_dir(tree.path().join("class/infiniband"))
+                .unwrap()
+                .count(),
+            0
+        );
         assert!(!tree.path().join("devices").exists());
     }
 
     #[test]
     fn cpu_masks_are_written_in_words() {
-        assert_eq!((cpu_mask(1), cpu_mask(2), cpu_mask(32)), ("00000001".into(), "00000003".into(), "ffffffff".into()));
+        assert_eq!(
+            (cpu_mask(1), cpu_mask(2), cpu_mask(32)),
+            ("00000001".into(), "00000003".into(), "ffffffff".into())
+        );
         assert_eq!(cpu_mask(40), "000000ff,ffffffff");
     }
 }

@@ -1,13 +1,15 @@
-//! SEND as a contestant: one message, one receive, one completion each. Reliable connections ([`rc`]) and datagrams ([`ud`]) share
-//! everything but the queue pairs, which are behind [`Port`].
+//! SEND as a contestant: one message, one receive, one completion each. Reliable connections
+//! ([`rc`]) and datagrams ([`ud`]) share everything but the queue pairs, which are behind [`Port`].
 //!
-//! A client has a session with the server: as many slots as it may have unanswered calls, each of which is one credit. For each slot of
-//! each session a receive is posted at either end, and posted again before the slot can be used again. So no message meets a queue
-//! without receives, and no credits travel. As in eRPC a request has the number of its session, of its slot, and its own. Unlike in eRPC
-//! nothing is sent again: the software device loses no datagram of sessions of up to 32 slots, and a loss in a network ends the
-//! measurement.
+//! A client has a session with the server: as many slots as it may have unanswered calls, each of
+//! which is one credit. For each slot of each session a receive is posted at either end, and posted
+//! again before the slot can be used again. So no message meets a queue without receives, and no
+//! credits travel. As in eRPC a request has the number of its session, of its slot, and its own.
+//! Unlike in eRPC nothing is sent again: the software device loses no datagram of sessions of up to
+//! 32 slots, and a loss in a network ends the measurement.
 //!
-//! A slot's buffers are used again when its reply or its next request arrived: the other end has the bytes, so the device has read them.
+//! A slot's buffers are used again when its reply or its next request arrived: the other end has
+//! the bytes, so the device has read them.
 
 mod rc;
 mod ud;
@@ -40,7 +42,11 @@ pub(crate) struct Shape {
 
 impl Shape {
     const fn new(case: &Case, peers: usize) -> Self {
-        Self { peers, depth: case.depth, message_bytes: Header::BYTES + case.payload_bytes }
+        Self {
+            peers,
+            depth: case.depth,
+            message_bytes: Header::BYTES + case.payload_bytes,
+        }
     }
 
     /// Returns the maximum number of messages under way in either direction.
@@ -75,7 +81,8 @@ pub(crate) trait Port: Sized {
     /// Returns the record with which that peer reaches this end.
     fn record(&self, peer: usize) -> Vec<u8>;
     fn connect(&mut self, peer: usize, record: &[u8]) -> Result<(), Failure>;
-    /// Posts a receive, which is active after the next [`ring`](Self::ring). There is room for a receive for each slot.
+    /// Posts a receive, which is active after the next [`ring`](Self::ring). There is room for a
+    /// receive for each slot.
     fn post_receive(&mut self, buffer: Sge, place: usize) -> Result<(), Failure>;
     /// Posts a message. Returns `false` if there is no room now.
     fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure>;
@@ -98,7 +105,11 @@ impl Header {
     const BYTES: usize = 8;
 
     const fn encode(self) -> [u8; Self::BYTES] {
-        let ([a, b], [c, d], [e, f, g, h]) = (self.session.to_le_bytes(), self.slot.to_le_bytes(), self.number.to_le_bytes());
+        let ([a, b], [c, d], [e, f, g, h]) = (
+            self.session.to_le_bytes(),
+            self.slot.to_le_bytes(),
+            self.number.to_le_bytes(),
+        );
         [a, b, c, d, e, f, g, h]
     }
 
@@ -106,7 +117,14 @@ impl Header {
     fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
         let (&[a, b, c, d, e, f, g, h], rest) = message.split_first_chunk()?;
         let (session, slot) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
-        Some((Self { session, slot, number: u32::from_le_bytes([e, f, g, h]) }, rest))
+        Some((
+            Self {
+                session,
+                slot,
+                number: u32::from_le_bytes([e, f, g, h]),
+            },
+            rest,
+        ))
     }
 }
 
@@ -131,15 +149,34 @@ impl<P: Port> End<P> {
         let pd = device.alloc_pd()?;
         let mut port = P::open(device, &pd, &shape)?;
         let message_bytes = P::HEADROOM_BYTES + shape.message_bytes;
-        let receives = pd.alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
+        let receives = pd.alloc(
+            shape.messages() * Self::receive_bytes(&shape),
+            Access::LOCAL_WRITE,
+        )?;
         let sends = pd.alloc(shape.messages() * shape.buffer_bytes(), Access::empty())?;
         for place in 0..shape.messages() {
-            port.post_receive(receives.sge(place * Self::receive_bytes(&shape), message_bytes as u32)?, place)?;
+            port.post_receive(
+                receives.sge(place * Self::receive_bytes(&shape), message_bytes as u32)?,
+                place,
+            )?;
         }
         port.ring();
-        let (unsent, arrived) = (VecDeque::with_capacity(shape.messages()), Vec::with_capacity(POLL_BUDGET));
+        let (unsent, arrived) = (
+            VecDeque::with_capacity(shape.messages()),
+            Vec::with_capacity(POLL_BUDGET),
+        );
         let sessions = first_session..first_session + shape.peers;
-        Ok(Self { port, device: device.clone(), shape, sessions, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
+        Ok(Self {
+            port,
+            device: device.clone(),
+            shape,
+            sessions,
+            receives,
+            sends,
+            unsent,
+            arrived,
+            message: vec![0; message_bytes],
+        })
     }
 
     /// Returns the bytes of a receive's buffer.
@@ -185,16 +222,41 @@ impl<P: Port> End<P> {
     /// Copies a message out, and posts its receive again. Returns the header and payload.
     #[inline]
     fn read(&mut self, arrival: Arrival) -> Result<(Header, &[u8]), Failure> {
-        let Self { port, shape, sessions, receives, message, .. } = self;
+        let Self {
+            port,
+            shape,
+            sessions,
+            receives,
+            message,
+            ..
+        } = self;
         let at = arrival.place * Self::receive_bytes(shape);
-        let bytes = message.get_mut(..arrival.bytes).ok_or("a message that is longer than a receive")?;
+        let bytes = message
+            .get_mut(..arrival.bytes)
+            .ok_or("a message that is longer than a receive")?;
         receives.read(at, bytes)?;
-        port.post_receive(receives.sge(at, (P::HEADROOM_BYTES + shape.message_bytes) as u32)?, arrival.place)?;
-        let (header, payload) = bytes.get(P::HEADROOM_BYTES..).and_then(Header::decode).ok_or("a message without a header")?;
+        port.post_receive(
+            receives.sge(at, (P::HEADROOM_BYTES + shape.message_bytes) as u32)?,
+            arrival.place,
+        )?;
+        let (header, payload) = bytes
+            .get(P::HEADROOM_BYTES..)
+            .and_then(Header::decode)
+            .ok_or("a message without a header")?;
         let session = usize::from(header.session);
-        let is_session = sessions.contains(&session) && arrival.peer.is_none_or(|peer| sessions.start + peer == session);
-        if !is_session || usize::from(header.slot) >= shape.depth || payload.len() != shape.message_bytes - Header::BYTES {
-            return Err(format!("a message that is none: {header:?} and {} bytes", payload.len()).into());
+        let is_session = sessions.contains(&session)
+            && arrival
+                .peer
+                .is_none_or(|peer| sessions.start + peer == session);
+        if !is_session
+            || usize::from(header.slot) >= shape.depth
+            || payload.len() != shape.message_bytes - Header::BYTES
+        {
+            return Err(format!(
+                "a message that is none: {header:?} and {} bytes",
+                payload.len()
+            )
+            .into());
         }
         Ok((header, payload))
     }
@@ -207,21 +269,40 @@ pub(crate) struct SendServer<P> {
 }
 
 impl<P: Port> Server for SendServer<P> {
-    fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
+    fn open(
+        case: &Case,
+        device: &DeviceSpec,
+        answers: Answers,
+    ) -> Result<(Self, Vec<Vec<u8>>), Failure> {
         let end = End::<P>::open(&Device::open(device)?, Shape::new(case, case.clients), 0)?;
-        let offers = (0..case.clients).map(|peer| end.port.record(peer)).collect();
+        let offers = (0..case.clients)
+            .map(|peer| end.port.record(peer))
+            .collect();
         let reply = vec![0; answers.payload_bytes()];
-        Ok((Self { end, answers, reply }, offers))
+        Ok((
+            Self {
+                end,
+                answers,
+                reply,
+            },
+            offers,
+        ))
     }
 
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
-        said.iter().enumerate().try_for_each(|(peer, said)| self.end.port.connect(peer, said))?;
+        said.iter()
+            .enumerate()
+            .try_for_each(|(peer, said)| self.end.port.connect(peer, said))?;
         Ok(vec![Vec::new(); said.len()])
     }
 
     #[inline]
     fn step(&mut self) -> Result<usize, Failure> {
-        let Self { end, answers, reply } = self;
+        let Self {
+            end,
+            answers,
+            reply,
+        } = self;
         let mut arrived = std::mem::take(&mut end.arrived);
         let taken = end.port.take(&mut arrived)?;
         for arrival in arrived.drain(..) {
@@ -262,11 +343,24 @@ pub(crate) struct SendClient<P> {
 impl<P: Port> Client for SendClient<P> {
     type Pending = Self;
 
-    fn open(case: &Case, device: &Device, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+    fn open(
+        case: &Case,
+        device: &Device,
+        number: usize,
+        offer: &[u8],
+    ) -> Result<(Self::Pending, Vec<u8>), Failure> {
         let mut end = End::<P>::open(device, Shape::new(case, 1), number)?;
         let said = end.port.record(0);
         end.port.connect(0, offer)?;
-        Ok((Self { end, session: number as u16, next: 0, unanswered: vec![None; case.depth] }, said))
+        Ok((
+            Self {
+                end,
+                session: number as u16,
+                next: 0,
+                unanswered: vec![None; case.depth],
+            },
+            said,
+        ))
     }
 
     fn admitted(pending: Self::Pending, _: &[u8]) -> Result<Self, Failure> {
@@ -277,23 +371,38 @@ impl<P: Port> Client for SendClient<P> {
     fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
         let number = self.next;
         let place = slot as usize;
-        *self.unanswered.get_mut(place).ok_or("there is no such slot")? = Some(number);
+        *self
+            .unanswered
+            .get_mut(place)
+            .ok_or("there is no such slot")? = Some(number);
         self.next = number.wrapping_add(1);
-        self.end.write(place, Header { session: self.session, slot: slot as u16, number }, request)?;
+        self.end.write(
+            place,
+            Header {
+                session: self.session,
+                slot: slot as u16,
+                number,
+            },
+            request,
+        )?;
         self.end.send(0, place)?;
         Ok(true)
     }
 
     #[inline]
     fn poll(&mut self, mut ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure> {
-        let Self { end, unanswered, .. } = self;
+        let Self {
+            end, unanswered, ..
+        } = self;
         end.post()?;
         end.port.ring();
         let mut arrived = std::mem::take(&mut end.arrived);
         end.port.take(&mut arrived)?;
         for arrival in arrived.drain(..) {
             let (header, reply) = end.read(arrival)?;
-            let waits = unanswered.get_mut(usize::from(header.slot)).and_then(Option::take);
+            let waits = unanswered
+                .get_mut(usize::from(header.slot))
+                .and_then(Option::take);
             if waits != Some(header.number) {
                 return Err(format!("a reply that nothing waits for: {header:?}").into());
             }
@@ -314,7 +423,11 @@ mod tests {
 
     #[test]
     fn a_header_reads_back_as_written() {
-        let header = Header { session: 0x1234, slot: 0x5678, number: 0x9abc_def0 };
+        let header = Header {
+            session: 0x1234,
+            slot: 0x5678,
+            number: 0x9abc_def0,
+        };
         let message = [&header.encode()[..], b"payload"].concat();
         assert_eq!(Header::decode(&message), Some((header, &b"payload"[..])));
         assert_eq!(Header::decode(&message[..7]), None);
@@ -323,12 +436,40 @@ mod tests {
     /// Makes a server, and the second of its two clients.
     fn ends<P: Port>() -> (SendServer<P>, SendClient<P>) {
         let fabric = FabricSpec::Local(LocalFabric::new());
-        let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
-        let case = Case { kind: Kind::RcSend, clients: 2, depth: 2, payload_bytes: 16, group_size: 1, fault: None };
-        let (mut server, offers) = SendServer::<P>::open(&case, &device, Answers::new(&case)).unwrap();
-        let clients: Vec<_> =
-            (0..2).map(|number| SendClient::<P>::open(&case, &Device::open(&device).unwrap(), number, &offers[number]).unwrap()).collect();
-        server.admit(&clients.iter().map(|(_, said)| &said[..]).collect::<Vec<_>>()).unwrap();
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric,
+            arena_bytes: 1 << 30,
+            ..SoftOptions::default()
+        });
+        let case = Case {
+            kind: Kind::RcSend,
+            clients: 2,
+            depth: 2,
+            payload_bytes: 16,
+            group_size: 1,
+            fault: None,
+        };
+        let (mut server, offers) =
+            SendServer::<P>::open(&case, &device, Answers::new(&case)).unwrap();
+        let clients: Vec<_> = (0..2)
+            .map(|number| {
+                SendClient::<P>::open(
+                    &case,
+                    &Device::open(&device).unwrap(),
+                    number,
+                    &offers[number],
+                )
+                .unwrap()
+            })
+            .collect();
+        server
+            .admit(
+                &clients
+                    .iter()
+                    .map(|(_, said)| &said[..])
+                    .collect::<Vec<_>>(),
+            )
+            .unwrap();
         (server, clients.into_iter().nth(1).unwrap().0)
     }
 
@@ -347,18 +488,58 @@ mod tests {
             client.poll(|_, _| panic!("nobody has answered")).unwrap();
             assert!(server.step().unwrap() > 0);
             let mut replies = 0;
-            client.poll(|slot, reply| replies += usize::from(slot == 1 && pattern::is_reply(reply.unwrap(), tag))).unwrap();
+            client
+                .poll(|slot, reply| {
+                    replies += usize::from(slot == 1 && pattern::is_reply(reply.unwrap(), tag))
+                })
+                .unwrap();
             assert_eq!(replies, 1);
         }
-        assert_eq!((server.answers.answered(), server.answers.bad_requests()), (100, 0));
+        assert_eq!(
+            (server.answers.answered(), server.answers.bad_requests()),
+            (100, 0)
+        );
         // A reply to a call that has ended.
-        forge(&mut server.end, 1, 3, Header { session: 1, slot: 1, number: 99 });
-        assert!(client.poll(|_, _| ()).unwrap_err().to_string().contains("nothing waits for"));
+        forge(
+            &mut server.end,
+            1,
+            3,
+            Header {
+                session: 1,
+                slot: 1,
+                number: 99,
+            },
+        );
+        assert!(
+            client
+                .poll(|_, _| ())
+                .unwrap_err()
+                .to_string()
+                .contains("nothing waits for")
+        );
 
-        for header in [Header { session: 2, slot: 0, number: 0 }, Header { session: 1, slot: 2, number: 0 }] {
+        for header in [
+            Header {
+                session: 2,
+                slot: 0,
+                number: 0,
+            },
+            Header {
+                session: 1,
+                slot: 2,
+                number: 0,
+            },
+        ] {
             let (mut server, mut client) = ends::<P>();
             forge(&mut client.end, 0, 0, header);
-            assert!(server.step().unwrap_err().to_string().contains("a message that is none"), "{header:?}");
+            assert!(
+                server
+                    .step()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("a message that is none"),
+                "{header:?}"
+            );
             assert_eq!(server.answers.answered(), 0);
         }
     }
@@ -368,10 +549,27 @@ mod tests {
         sound_calls_are_answered_and_others_end_the_run::<RcPort>();
         // A request of another client's session, which datagrams do not tell.
         let (mut server, mut client) = ends::<RcPort>();
-        client.end.write(0, Header { session: 0, slot: 0, number: 0 }, &[0; 16]).unwrap();
+        client
+            .end
+            .write(
+                0,
+                Header {
+                    session: 0,
+                    slot: 0,
+                    number: 0,
+                },
+                &[0; 16],
+            )
+            .unwrap();
         client.end.send(0, 0).unwrap();
         client.end.port.ring();
-        assert!(server.step().unwrap_err().to_string().contains("a message that is none"));
+        assert!(
+            server
+                .step()
+                .unwrap_err()
+                .to_string()
+                .contains("a message that is none")
+        );
     }
 
     #[test]

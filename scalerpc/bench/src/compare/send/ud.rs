@@ -2,7 +2,8 @@
 
 use bench::load::Failure;
 use mlx5::{
-    Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge, Signal, UdQp, UdSend,
+    Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig,
+    ReceiveSource, Sge, Signal, UdQp, UdSend,
 };
 
 use super::super::contestant::record;
@@ -29,11 +30,23 @@ impl Port for UdPort {
         let wqebbs = (4 * WQEBBS * shape.messages()).min(MAX_WQEBBS) as u32;
         let messages = shape.messages() as u32;
         let (send_cq, recv_cq) = (device.create_cq(wqebbs)?, device.create_cq(2 * messages)?);
-        let own = ReceiveSource::Own { depth: messages, max_sge: 1 };
-        let config = QpConfig { max_send_wr: wqebbs, max_inline_data: MAX_INLINE_BYTES, ..QpConfig::default() };
+        let own = ReceiveSource::Own {
+            depth: messages,
+            max_sge: 1,
+        };
+        let config = QpConfig {
+            max_send_wr: wqebbs,
+            max_inline_data: MAX_INLINE_BYTES,
+            ..QpConfig::default()
+        };
         let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, own, &config)?;
         qp.activate(QKEY)?;
-        Ok(Self { qp, send_cq, recv_cq, destinations: Vec::with_capacity(shape.peers) })
+        Ok(Self {
+            qp,
+            send_cq,
+            recv_cq,
+            destinations: Vec::with_capacity(shape.peers),
+        })
     }
 
     fn record(&self, _: usize) -> Vec<u8> {
@@ -43,10 +56,16 @@ impl Port for UdPort {
     /// Connects a peer. Peers connect in the order of their numbers.
     fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
         if peer != self.destinations.len() {
-            return Err(format!("peer {peer} is not the next one, which is {}", self.destinations.len()).into());
+            return Err(format!(
+                "peer {peer} is not the next one, which is {}",
+                self.destinations.len()
+            )
+            .into());
         }
-        let address = QpAddress::from_bytes(record(said)?).ok_or("the record is not the address of a queue pair")?;
-        self.destinations.push(self.qp.destination_of(&address, QKEY)?);
+        let address = QpAddress::from_bytes(record(said)?)
+            .ok_or("the record is not the address of a queue pair")?;
+        self.destinations
+            .push(self.qp.destination_of(&address, QKEY)?);
         Ok(())
     }
 
@@ -57,8 +76,18 @@ impl Port for UdPort {
 
     #[inline]
     fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure> {
-        let to = self.destinations.get(peer).ok_or("a peer that is not known")?;
-        match self.qp.post(&UdSend { to, payload: message }, Signal::Reclaim, 0) {
+        let to = self
+            .destinations
+            .get(peer)
+            .ok_or("a peer that is not known")?;
+        match self.qp.post(
+            &UdSend {
+                to,
+                payload: message,
+            },
+            Signal::Reclaim,
+            0,
+        ) {
             Ok(()) => Ok(true),
             Err(PostError::QueueFull { .. }) => Ok(false),
             Err(error) => Err(error.into()),
@@ -73,7 +102,12 @@ impl Port for UdPort {
 
     #[inline]
     fn take(&mut self, arrived: &mut Vec<Arrival>) -> Result<usize, Failure> {
-        let Self { qp, send_cq, recv_cq, .. } = self;
+        let Self {
+            qp,
+            send_cq,
+            recv_cq,
+            ..
+        } = self;
         let mut failure = None;
         let mut note = |cqe: &Cqe<'_>| {
             if let Err(error) = cqe.result() {
@@ -83,7 +117,11 @@ impl Port for UdPort {
         let mut taken = recv_cq.poll(POLL_BUDGET, |cqe| {
             note(&cqe);
             if let Some(place) = qp.complete_receive(&cqe) {
-                arrived.push(Arrival { peer: None, place: place as usize, bytes: cqe.byte_count() as usize });
+                arrived.push(Arrival {
+                    peer: None,
+                    place: place as usize,
+                    bytes: cqe.byte_count() as usize,
+                });
             }
         });
         if send_cq.has_completion() {
