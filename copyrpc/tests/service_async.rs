@@ -646,6 +646,82 @@ fn clients_whose_credit_is_kept_by_calls_that_were_given_up_connect_again() {
     assert_eq!(block_on(live).unwrap(), b"still");
 }
 
+/// Fills the credit of a client's connection with calls that are held. Returns them, and their
+/// requests.
+fn use_up_credit(
+    server: &AsyncServer,
+    client: &AsyncClient,
+) -> Vec<(Pin<Box<AsyncCall>>, ServerRequest)> {
+    let mut held = Vec::new();
+    loop {
+        let call = start_call(client, b"held");
+        let mut request = Box::pin(server.recv());
+        let start = Instant::now();
+        let received = block_on(std::future::poll_fn(|task| {
+            loop {
+                match request.as_mut().poll(task) {
+                    Poll::Ready(request) => return Poll::Ready(request.unwrap()),
+                    // Far longer than a call takes.
+                    Poll::Pending if start.elapsed() > Duration::from_secs(1) => {
+                        return Poll::Ready(None);
+                    }
+                    Poll::Pending => thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        }));
+        match received {
+            Some(request) => held.push((call, request)),
+            None => return held,
+        }
+    }
+}
+
+/// One long poll of many is given up: the others are the reason that a further call waits. Once
+/// most are given up, a further call fails, and the one after it has another connection.
+#[test]
+fn a_call_without_credit_fails_once_and_only_if_most_calls_that_keep_it_were_given_up() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let connect_timeout = Duration::from_millis(50);
+    let options = ClientOptions {
+        connect_timeout,
+        ..net.client_options()
+    };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    let mut held = use_up_credit(&server, &client);
+    assert!(held.len() >= 4, "{}", held.len());
+    let (given_up, mut late) = held.pop().unwrap();
+    drop(given_up);
+    let mut waiting = start_call(&client, b"waiting");
+    thread::sleep(4 * connect_timeout);
+    assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
+        waiting.as_mut().poll(task).is_pending()
+    ))));
+    late.reply(*b"late");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(request.data(), b"waiting");
+    let (live, live_request) = held.pop().unwrap();
+    held.push((waiting, request));
+    let requests: Vec<_> = held
+        .into_iter()
+        .map(|(_given_up, request)| request)
+        .collect();
+    let error = block_on(client.call(b"?")).unwrap_err();
+    assert!(
+        matches!(error, ClientError::NoCredit { given_up } if given_up == requests.len()),
+        "{error}"
+    );
+    for _ in 0..3 {
+        let next = start_call(&client, b"next");
+        late = block_on(server.recv()).unwrap().unwrap();
+        assert_eq!(late.data(), b"next");
+        late.reply(*b"at once");
+        assert_eq!(block_on(next).unwrap(), b"at once");
+    }
+    live_request.reply(*b"still");
+    assert_eq!(block_on(live).unwrap(), b"still");
+}
+
 #[test]
 fn a_client_that_its_server_calls_refuses_each_call_at_once() {
     const PUSHES: usize = 1_000;
@@ -873,6 +949,22 @@ fn idle_process() {
     let full = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     let waiting = block_on(connect(&net, full.local_addr()));
     let _calls = [(); 2].map(|()| start_call(&waiting, b"not received"));
+    // A client whose credit a call that was given up keeps, and whose next call was given up while
+    // it waited for that.
+    let options = ClientOptions {
+        max_reply: Some(12_000),
+        connect_timeout: Duration::from_millis(50),
+        ..net.client_options()
+    };
+    let silent = block_on(start(&net, &any_port()));
+    let starving = block_on(AsyncClient::with_options(silent.local_addr(), &options)).unwrap();
+    let given_up = start_call(&starving, b"given up");
+    let _held = block_on(silent.recv()).unwrap().unwrap();
+    drop(given_up);
+    let given_up = start_call(&starving, b"no credit");
+    thread::sleep(Duration::from_millis(20));
+    drop(given_up);
+    thread::sleep(Duration::from_millis(100));
     let (before, since) = (processor_time(), Instant::now());
     let mut call = Box::pin(client.call_within(b"", Duration::from_secs(9)));
     while since.elapsed() < Duration::from_secs(1) {

@@ -174,6 +174,8 @@ pub(super) struct AsyncConnection {
     pub(super) caller: Caller,
     stats: Arc<Mutex<Stats>>,
     polls: u32,
+    /// A call waits for credit or room.
+    has_no_room: bool,
 }
 
 impl AsyncConnection {
@@ -191,6 +193,7 @@ impl AsyncConnection {
                 caller,
                 stats,
                 polls: 0,
+                has_no_room: false,
             },
             properties,
         )
@@ -202,7 +205,7 @@ impl AsyncConnection {
 
     /// Returns the error of a call that waits for credit or room which given up calls keep. Later
     /// calls are made on another connection.
-    fn starved(&self, is_late: bool) -> Option<ClientError> {
+    fn starved(&mut self, is_late: bool) -> Option<ClientError> {
         let starved = self.caller.starved(is_late);
         if starved.is_some() {
             self.caller.endpoint.close();
@@ -231,6 +234,7 @@ impl Connection for AsyncConnection {
             Err(refused) => refused,
         };
         let endpoint = &self.caller.endpoint;
+        self.has_no_room = true;
         match refused {
             CallError::PayloadTooLarge { len, max, .. } => {
                 Err(Refusal::Failed(ClientError::TooLarge { len, max }))
@@ -276,9 +280,12 @@ impl Connection for AsyncConnection {
 
     fn sleep(&mut self, limit: Option<Duration>) {
         self.publish();
-        // The context knows the deadlines of the calls that the endpoint has taken.
+        // The context knows the deadlines of the calls that the endpoint has taken. A call that
+        // still waits is tried again after the sleep.
+        let has_no_room = std::mem::take(&mut self.has_no_room);
+        let starves_for = self.caller.starves_for().filter(|_| has_no_room);
         self.caller
-            .sleep(limit.into_iter().chain(self.caller.starves_for()).min());
+            .sleep(limit.into_iter().chain(starves_for).min());
     }
 
     fn waker(&self) -> Waker {

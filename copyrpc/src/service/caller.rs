@@ -116,8 +116,9 @@ pub enum ClientError {
     )]
     NotSent,
     /// The call was not sent, since calls that ran out of time or were dropped keep the credit of
-    /// the connection, or the room in its ring: the server has not answered them. No handler got
-    /// the request, and none will. The next call connects again, and so has all of both.
+    /// the connection, or the room in its ring: the server has not answered them, and they are at
+    /// least as many as the calls that wait for a reply. No handler got the request, and none will.
+    /// The next call connects again, and so has all of both.
     #[error(
         "the request was not sent: {given_up} calls that were given up keep the credit, or the room in the ring, until the server answers \
          them; the next call connects again (a smaller ClientOptions::max_reply lets more calls wait at a server)"
@@ -200,8 +201,8 @@ pub(super) struct Caller {
     pub(super) options: ClientOptions,
     /// Maximum bytes of a reply.
     pub(super) max_reply: usize,
-    /// Time of the first call in a row that found no credit or no room, since given up calls keep
-    /// it.
+    /// Time of the first call in a row that found no credit or no room, since [given up calls keep
+    /// it](Self::is_starving).
     starving_since: Option<Instant>,
     /// Time of the last [`look`](Self::look), in ns.
     looked_ns: u64,
@@ -319,7 +320,7 @@ impl Caller {
             // A server keeps the bytes of a request that it holds, unless it releases them, and so
             // the ring after them.
             Err(CallError::InsufficientCredit(_) | CallError::RingFull(_))
-                if self.endpoint.given_up_calls() > 0 =>
+                if self.is_starving() =>
             {
                 self.starving_since.get_or_insert_with(Instant::now);
             }
@@ -328,13 +329,31 @@ impl Caller {
         outcome
     }
 
+    /// Returns whether a call without credit or room waits for given up calls: they are at least as
+    /// many as the live ones, and a new connection ends no live one of the [connection
+    /// before](Self::leaving).
+    fn is_starving(&self) -> bool {
+        let given_up = self.endpoint.given_up_calls();
+        given_up > 0
+            && given_up >= self.endpoint.outstanding_calls()
+            && self
+                .leaving
+                .as_ref()
+                .is_none_or(|before| before.outstanding_calls() == 0)
+    }
+
     /// Returns the error of a call that waits for credit or room which given up calls keep, if it
     /// is late, or such calls have waited for as long as a connection takes. A new connection has
-    /// both.
-    pub(super) fn starved(&self, is_late: bool) -> Option<ClientError> {
+    /// both, and the one in use is to take no further call.
+    pub(super) fn starved(&mut self, is_late: bool) -> Option<ClientError> {
         let is_over = self.starves_for()?.is_zero() || is_late;
-        let given_up = self.endpoint.given_up_calls();
-        (is_over && given_up > 0).then_some(ClientError::NoCredit { given_up })
+        if !is_over || !self.is_starving() {
+            return None;
+        }
+        self.starving_since = None;
+        Some(ClientError::NoCredit {
+            given_up: self.endpoint.given_up_calls(),
+        })
     }
 
     /// Returns the time for which calls go on waiting for what given up calls keep, if they do.
