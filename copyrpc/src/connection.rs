@@ -182,8 +182,8 @@ impl<U> Listed for Connection<U> {
         self.qpn
     }
 
-    fn is_closed(&self) -> bool {
-        self.is_closed()
+    fn has_request(&self) -> bool {
+        self.with_link(|link| link.has_request())
     }
 
     fn is_timed(&self) -> bool {

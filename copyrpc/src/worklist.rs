@@ -18,7 +18,8 @@ pub(crate) trait Listed: Timed + Sized {
     /// Returns a number that no other connection of the context has.
     fn qpn(&self) -> u32;
 
-    fn is_closed(&self) -> bool;
+    /// Returns whether [`take_request`](Self::take_request) has one.
+    fn has_request(&self) -> bool;
 
     /// Returns whether either side waits for the other.
     fn is_timed(&self) -> bool;
@@ -118,8 +119,10 @@ impl<C: Listed> Worklist<C> {
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // A connection without further requests leaves its entry behind.
-        let is_request = |(connection, left): &(Rc<C>, usize)| *left > 0 && !connection.is_closed();
-        self.requests.borrow().iter().any(is_request)
+        self.requests
+            .borrow()
+            .iter()
+            .any(|(connection, left)| *left > 0 && connection.has_request())
     }
 
     /// Returns whether there are connections that a drain has to continue.

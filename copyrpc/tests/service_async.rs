@@ -949,6 +949,17 @@ fn idle_process() {
     let full = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     let waiting = block_on(connect(&net, full.local_addr()));
     let _calls = [(); 2].map(|()| start_call(&waiting, b"not received"));
+    // A third one drains while a task holds a request. Those behind it were not received.
+    let draining = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
+    let leaving = block_on(connect(&net, draining.local_addr()));
+    let held = start_call(&leaving, b"held");
+    let _request = block_on(draining.recv()).unwrap().unwrap();
+    let _refused = [(); 3].map(|()| start_call(&leaving, b"not received"));
+    thread::sleep(Duration::from_millis(50));
+    let mut drain = Box::pin(draining.drain(WATCHDOG));
+    assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
+        drain.as_mut().poll(task).is_pending()
+    ))));
     // A client whose credit a call that was given up keeps, and whose next call was given up while
     // it waited for that.
     let options = ClientOptions {
@@ -976,7 +987,7 @@ fn idle_process() {
         since.elapsed().as_micros()
     );
     block_on(call.as_mut()).unwrap();
-    drop((call, client, answering));
+    drop((call, client, answering, held));
     std::process::exit(0);
 }
 

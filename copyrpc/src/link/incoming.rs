@@ -375,6 +375,12 @@ impl<U> Link<U> {
         )
     }
 
+    /// Returns whether [`take_request`](Self::take_request) has one for the application. After the
+    /// mark the requests that arrived are refused.
+    pub(crate) fn has_request(&self) -> bool {
+        self.closed.is_none() && !self.has_marked() && self.rx.requests.has_untaken()
+    }
+
     /// Takes the next request that arrived, in the order of the calls. There are as many as
     /// [`Event::Requests`] said, and none once the mark is posted (G5).
     #[inline]

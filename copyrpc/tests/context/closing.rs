@@ -74,6 +74,31 @@ fn both_ends_part_when_all_is_answered_and_not_before() {
     );
 }
 
+/// An owner that sleeps until there is work would not sleep until the last held request is
+/// answered.
+#[test]
+fn requests_that_an_end_refuses_are_no_work() {
+    let pair = Pair::small();
+    pair.to_server.call(b"", 0, 8).unwrap();
+    let held = pair.receive(1);
+    for serial in 1..4 {
+        pair.to_server.call(b"", serial, 8).unwrap();
+    }
+    step_a_while(|| pair.poll());
+    assert!(pair.server.has_work(), "three wait to be received");
+    pair.to_client.close();
+    step_until(|| pair.ended.borrow().len() == 3, || pair.poll());
+    step_a_while(|| pair.poll());
+    assert!(!pair.server.has_work());
+    for request in held {
+        request.reply(b"answer").unwrap();
+    }
+    step_until(
+        || reasons(&pair).iter().all(Option::is_some),
+        || pair.poll(),
+    );
+}
+
 /// Requests that were received are answered; those that wait to be received, and those on the way,
 /// are refused; none is lost.
 #[test]
