@@ -3,7 +3,8 @@ core, the random worlds, and for those of connections by packets the random oper
 
   scripts/defects               all defects that such jobs and worlds can find; fails if one is not found
   scripts/defects --only NAME   one defect; may be repeated
-  scripts/defects --check       checks that each can still be put back, and that two of them are found
+  scripts/defects --texts       checks that the sources still have the places of each; builds nothing
+  scripts/defects --check       checks that, and that two of them are found
 
 Each defect is a change of the sources, made in a copy of them under the target folder. A defect that cannot be put back, because its code has
 changed, must be rewritten here.
@@ -294,6 +295,7 @@ def hunt(program, test):
 def main():
     """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
     asked = parser.parse_args()
@@ -301,12 +303,14 @@ def main():
     unknown = [name for name in asked.only if name not in known]
     if unknown:
         parser.error(f"{unknown[0]} is no defect; there are {', '.join(known)}")
-    if asked.check:
+    if asked.check or asked.texts:
         texts = [(path, text) for _, changes, *_ in known.values() for path, text, _ in changes]
         gone = [f"{path}: {text}" for path, text in texts if len(places((tools.ROOT / path).read_text(), text)) != 1]
         if gone:
             raise tools.Failure("\n".join(["this is not in the sources once any more, so that a defect of scripts/measuring/defects.py cannot be put back:", *gone]))
         print(f"{len(known)} defects can be put back")
+        if asked.texts:
+            return 0
         asked.only = CHEAP
     root = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", tools.ROOT / "target")).resolve() / "defects" / "sources"
     missed = []
