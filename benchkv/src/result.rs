@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::JobArgs;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
+use crate::sim::course::Sweep;
 use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::Counts;
@@ -333,6 +334,18 @@ impl JobResult {
             .unwrap_or(0)
             .saturating_mul((self.ranks * self.client_threads) as u64);
         asked.saturating_sub(self.fate.issued)
+    }
+
+    /// Returns the load of each run of a sweep, whose runs are no repeats.
+    #[must_use]
+    pub fn sweep(&self) -> Option<Sweep> {
+        self.simulation.as_ref()?.sweep()
+    }
+
+    /// Returns whether threads shared cores. In virtual time no thread has a core.
+    #[must_use]
+    pub fn is_oversubscribed(&self) -> bool {
+        self.simulation.is_none() && self.placement.threads > self.placement.usable_cores.len()
     }
 
     /// Returns whether all operations that were asked for were issued, none was lost, and every

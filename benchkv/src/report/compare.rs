@@ -10,8 +10,9 @@ use crate::result::JobResult;
 
 /// Members of the document that are settings, in order of significance; `options` stands for all
 /// settings within.
-const SETTINGS: [&str; 15] = [
+const SETTINGS: [&str; 19] = [
     "options.label",
+    "clock.source",
     "backend",
     "carrier",
     "ranks",
@@ -20,6 +21,9 @@ const SETTINGS: [&str; 15] = [
     "server_threads",
     "options.device",
     "options",
+    "simulation.cpu",
+    "simulation.nic",
+    "simulation.course",
     "sizes.ring_bytes",
     "launcher.kind",
     "environment.cpu_model",
@@ -266,12 +270,16 @@ fn described(name: &str, value: Option<&Value>) -> String {
 }
 
 fn title(name: &str) -> String {
+    if let Some(model) = name.strip_prefix("simulation.") {
+        return model.replace('.', " ");
+    }
     let last = name.rsplit('.').next().unwrap_or(name);
     match last {
         "queue_depth" => "depth".to_owned(),
         "server_threads" => "daemons".to_owned(),
         "client_threads" => "clients".to_owned(),
         "git_commit" => "commit".to_owned(),
+        "source" if name.starts_with("clock") => "clock".to_owned(),
         "kind" if name.starts_with("launcher") => "launcher".to_owned(),
         "kind" if name.contains("distribution") => "distribution".to_owned(),
         last => last.replace('_', " "),
@@ -286,6 +294,9 @@ fn with_unit(name: &str) -> String {
         "queue_depth" => "operations outstanding per client",
         "server_threads" | "client_threads" => "threads per rank",
         "key_range" => "keys per rank",
+        "contexts" => "queue pairs",
+        "byte" => "ps",
+        _ if name.starts_with("simulation.") => "ns",
         _ if suffixed("ratio") => "share",
         _ => ["bytes", "s", "ms", "us", "ns"]
             .into_iter()
@@ -306,6 +317,7 @@ fn text(value: Option<&Value>) -> String {
         }
         Some(Value::String(text)) => text.clone(),
         Some(Value::Bool(is)) => (if *is { "on" } else { "off" }).to_owned(),
+        Some(Value::Array(parts)) if parts.is_empty() => "none".to_owned(),
         Some(Value::Array(parts)) => parts
             .iter()
             .map(|part| text(Some(part)))

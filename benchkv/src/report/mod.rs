@@ -215,7 +215,7 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         };
         Some(format!("{what}: {which}."))
     };
-    let checks: [(&str, Is); 10] = [
+    let checks: [(&str, Is); 12] = [
         (
             "Operations were lost or not issued, or values were wrong",
             |result| !result.is_sound(),
@@ -238,23 +238,30 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         ),
         (
             "Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's",
-            |result| result.placement.threads > result.placement.usable_cores.len(),
+            |result| result.is_oversubscribed(),
         ),
         ("Debug build, whose figures mean nothing", |result| {
             result.environment.build_profile != "release"
         }),
         (
             "Software device: the protocol is the real one, the NIC and the network are not",
-            |result| result.device == "soft",
+            |result| result.device == "soft" && result.simulation.is_none(),
+        ),
+        (
+            "Virtual time: the protocol is the real one, and CPUs, NICs and the network are models",
+            |result| result.simulation.is_some(),
+        ),
+        (
+            "A sweep: its runs have different loads, so that means over runs, and their spread, describe none of them",
+            |result| result.sweep().is_some(),
         ),
         (
             "Runs are far apart (standard deviation above 20 %)",
             |result| {
-                result
-                    .over_runs
-                    .total_rps
-                    .std_dev
-                    .is_some_and(|deviation| deviation > WIDE_SPREAD * result.measured.total_rps)
+                result.sweep().is_none()
+                    && result.over_runs.total_rps.std_dev.is_some_and(|deviation| {
+                        deviation > WIDE_SPREAD * result.measured.total_rps
+                    })
             },
         ),
         (
@@ -268,8 +275,12 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the number of polling threads of rank 0's host, and of the cores they could use.
+/// Returns the number of polling threads of rank 0's host, and of the cores they could use; nothing
+/// of them in virtual time.
 fn threads_on_cores(result: &JobResult) -> String {
+    if result.simulation.is_some() {
+        return "-".to_owned();
+    }
     format!(
         "{} on {}",
         result.placement.threads,
@@ -301,10 +312,9 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
                 "differs".to_owned()
             }
         };
-        let others: [(&str, Property); 5] = [
+        let others: [(&str, Property); 4] = [
             ("threads on cores", threads_on_cores),
             ("kernel", |result| result.environment.kernel.clone()),
-            ("clock", |result| result.clock.to_string()),
             ("measured", |result| {
                 let JobArgs {
                     runs,

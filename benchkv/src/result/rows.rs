@@ -92,6 +92,14 @@ impl Row<'_> {
         let job = self.job;
         let options = &self.job.options;
         let workload = &self.job.options.workload;
+        // Of a simulation the models: what a measured row does not have.
+        let simulation = job.simulation.as_ref();
+        let models = simulation.map(|record| serde_json::json!({ "cpu": record.cpu, "nic": record.nic, "course": record.course }));
+        self.put_any(
+            "clock",
+            serde_json::to_value(job.clock).unwrap_or_default()["source"].as_str(),
+        );
+        self.put_any("simulation_json", models);
         put!(self, job; backend, carrier, device, ranks, server_threads, client_threads, queue_depth, seed);
         self.put("duration_s", options.duration);
         self.put("warmup_s", options.warmup);

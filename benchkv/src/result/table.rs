@@ -53,6 +53,12 @@ impl fmt::Display for JobResult {
         if let Some(label) = &self.options.label {
             writeln!(f, "label: {label}")?;
         }
+        if let Some(loads) = self.sweep_table() {
+            writeln!(
+                f,
+                "\n{loads}\nAll loads together, whose means describe none of them:"
+            )?;
+        }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
         if self.fate.unfinished > 0 {
@@ -198,8 +204,35 @@ impl JobResult {
         table
     }
 
-    /// Returns one line about the spread of the runs.
+    /// Returns the runs of a sweep, a row for each load.
+    fn sweep_table(&self) -> Option<Table> {
+        let mut table = Table::new([
+            "load",
+            "local",
+            "remote",
+            "total",
+            "mean latency",
+            "p50",
+            "p99",
+        ]);
+        for (load, run) in self.sweep()?.loads().zip(&self.runs) {
+            let (of, latency) = (&run.measured, run.measured.latency_ns);
+            let rates = [of.local_rps, of.remote_rps, of.total_rps].map(rate);
+            table.row(
+                [load]
+                    .into_iter()
+                    .chain(rates)
+                    .chain([latency.mean, latency.p50 as f64, latency.p99 as f64].map(nanos)),
+            );
+        }
+        Some(table)
+    }
+
+    /// Returns one line about the spread of the runs, if they repeat each other.
     fn runs_line(&self) -> Option<String> {
+        if self.sweep().is_some() {
+            return None;
+        }
         let RunSpread { min, max, std_dev } = self.over_runs.total_rps;
         let deviation = 100.0 * std_dev? / self.measured.total_rps.max(f64::MIN_POSITIVE);
         Some(format!(
@@ -215,7 +248,7 @@ impl JobResult {
         let cpu = format!("{} of core time an operation", nanos(self.cpu_ns_per_op?));
         let (threads, cores) = (self.placement.threads, self.placement.usable_cores.len());
         let warning = "OVER-SUBSCRIBED: latencies and rates contain the scheduler's";
-        Some(if threads > cores {
+        Some(if self.is_oversubscribed() {
             format!(
                 "{cpu}; {warning} ({threads} polling threads on {})",
                 plural(cores, "core")

@@ -113,6 +113,20 @@ impl fmt::Display for Sweep {
     }
 }
 
+impl Sweep {
+    /// Returns the load of each run in words.
+    pub fn loads(&self) -> impl Iterator<Item = String> {
+        let name = if self.is_of_clients {
+            "clients"
+        } else {
+            "depth"
+        };
+        self.values
+            .iter()
+            .map(move |value| format!("{name} {value}"))
+    }
+}
+
 impl CourseArgs {
     /// Returns the number of runs of a sweep.
     #[must_use]

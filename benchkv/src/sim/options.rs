@@ -10,6 +10,8 @@ use engine::drive::simulated::{Cpu, Summary};
 use mlx5::NicParameters;
 use serde::{Deserialize, Serialize};
 
+use super::course::Sweep;
+
 /// The members of a simulated result beside those of a real one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulationRecord {
@@ -22,6 +24,16 @@ pub struct SimulationRecord {
     /// Counters of the simulation.
     #[serde(flatten)]
     pub summary: Summary,
+}
+
+impl SimulationRecord {
+    /// Returns the load of each run, if the job was swept.
+    #[must_use]
+    pub fn sweep(&self) -> Option<Sweep> {
+        self.course
+            .iter()
+            .find_map(|typed| typed.strip_prefix("--sweep ")?.parse().ok())
+    }
 }
 
 /// Options of the models of `benchkv sim`.

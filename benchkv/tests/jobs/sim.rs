@@ -220,3 +220,104 @@ fn a_job_takes_no_more_memory_than_is_reckoned_before() {
         );
     }
 }
+
+/// Returns the page of `benchkv report` about simulated jobs, one a line of options beside the
+/// common ones.
+fn page_of(jobs: &[&str]) -> String {
+    let dir = Scratch::on_disk();
+    let files: Vec<_> = (0..jobs.len())
+        .map(|number| dir.path().join(format!("{number}.json")))
+        .collect();
+    for (words, file) in jobs.iter().zip(&files) {
+        let (status, document, said) =
+            sim(
+                &["-n 2 -d 2 --client-threads 4 -t 60us --warmup 20us", words]
+                    .join(" ")
+                    .split_whitespace()
+                    .collect::<Vec<_>>(),
+            );
+        assert_eq!(status, Some(0), "{said}");
+        std::fs::write(file, document.unwrap().to_string()).unwrap();
+    }
+    let page = benchkv(&["report", "-o", "-"])
+        .args(&files)
+        .output()
+        .unwrap();
+    assert!(page.status.success(), "{page:?}");
+    String::from_utf8(page.stdout).unwrap()
+}
+
+#[test]
+fn results_of_different_models_or_courses_are_no_repeats_of_each_other() {
+    for (jobs, told) in [
+        (["--nic queue=526", "--nic queue=0"], "nic queue"),
+        (["--cpu message=45", "--cpu message=70"], "cpu message"),
+        (["--runs 2", "--sweep depth=1,2"], "--sweep depth=1,2"),
+    ] {
+        let page = page_of(&jobs);
+        assert!(
+            !page.contains("repeat 1 of") && page.contains(told),
+            "{jobs:?}: {told} is missing, or a repeat is not"
+        );
+    }
+    let same = page_of(&["--nic queue=526"; 2]);
+    assert!(
+        same.contains("repeat 2 of 2")
+            && same.contains("nic queue")
+            && same.contains("Virtual time: the protocol is the real one")
+    );
+    assert!(
+        !same.contains("Over-subscribed") && !same.contains("Software device"),
+        "its threads have no cores, and its NIC is a model"
+    );
+}
+
+/// The mean over different loads says nothing about any.
+#[test]
+fn a_sweep_is_printed_by_load() {
+    let output = benchkv(&["sim", "-d", "8", "-t", "100us", "--sweep", "depth=1,8"])
+        .output()
+        .unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    let row = |load: &str| {
+        table
+            .lines()
+            .find(|line| line.starts_with(load))
+            .map(str::to_owned)
+    };
+    assert!(
+        row("depth 1 ").is_some()
+            && row("depth 8 ").is_some()
+            && row("depth 1 ") != row("depth 8 "),
+        "{table}"
+    );
+    assert!(!table.contains("standard deviation"), "{table}");
+    assert!(page_of(&["--sweep depth=1,2"]).contains("A sweep: its runs have different loads"));
+}
+
+#[test]
+fn a_row_tells_a_simulation_and_its_models() {
+    let files = Scratch::on_disk();
+    let csv = files.path().join("a.csv");
+    let mut command = benchkv(&[
+        "sim",
+        "-n",
+        "2",
+        "-t",
+        "100us",
+        "--nic",
+        "queue=526",
+        "--output",
+    ]);
+    assert!(command.arg(&csv).output().unwrap().status.success());
+    let mut rows = csv::Reader::from_path(csv).unwrap();
+    let names = rows.headers().unwrap().clone();
+    for row in rows.records().map(Result::unwrap) {
+        let cell = |name: &str| &row[names.iter().position(|column| column == name).unwrap()];
+        let models: Value = serde_json::from_str(cell("simulation_json")).unwrap();
+        assert_eq!(
+            (cell("clock"), &models["nic"]["queue"], &models["course"]),
+            ("virtual", &526.into(), &Value::Array(Vec::new()))
+        );
+    }
+}
