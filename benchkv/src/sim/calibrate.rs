@@ -42,6 +42,8 @@ const MOST_SPOILT: usize = 4 * TURNS;
 const EMPTY: usize = 16;
 /// Operations outstanding where turns move many messages.
 const MANY: usize = 32;
+/// Share by which the simulated latency may be above the measured one.
+const FIT: f64 = 0.05;
 /// Number of real jobs, whose median counts.
 const JOBS: usize = 5;
 /// The job of one client that is measured, real and simulated.
@@ -85,16 +87,25 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
         line_ns: line_ns(&job, cpu, real_ns)?,
         ..cpu
     };
-    let text = text(cpu, real_ns);
+    let text = text(cpu, real_ns, simulated_latency_ns(&job, cpu)?);
     harness::file::write(file, text.as_bytes())?;
     Ok(text)
 }
 
 /// Returns the text of the file: `NAME=NS` in lines, and comments.
-fn text(cpu: Cpu, real_ns: f64) -> String {
+fn text(cpu: Cpu, real_ns: f64, simulated_ns: f64) -> String {
+    // The median latency of both is a whole number of ns, and a delay moves that of the simulated
+    // job by a few.
+    let fit = if simulated_ns > real_ns * (1.0 + FIT) {
+        "# NO line FITS: the other values alone take longer than the real job did; calibrate again on an idle machine.\n"
+    } else {
+        ""
+    };
     let mut text = format!(
         "# What CPUs take, in ns: measured by `benchkv sim --calibrate`, for `benchkv sim --cpu FILE`.\n\
-         # Measured: round, message, client, operation, stall; line, from a median latency of {real_ns:.0} ns of one client and one daemon.\n\
+         # Measured: round, message, client, operation, stall; line, from the median latency of one client and one daemon.\n\
+         # That latency: {real_ns:.0} ns measured, {simulated_ns:.0} ns with these values.\n\
+         {fit}\
          # One rank shows nothing of poll, completion and write: these are the defaults, times what round and message are of theirs.\n"
     );
     for (name, ns) in cpu.clone().named() {
@@ -370,7 +381,7 @@ mod tests {
             assert!(cpu.named().iter().all(|(_, ns)| **ns > 0), "{cpu:?}");
         }
         let file = std::env::temp_dir().join(format!("benchkv-cpu-{}", std::process::id()));
-        harness::file::write(&file, text(cpu, 1.0).as_bytes()).unwrap();
+        harness::file::write(&file, text(cpu, 1.0, 1.0).as_bytes()).unwrap();
         let read = file
             .display()
             .to_string()
@@ -418,6 +429,27 @@ mod tests {
                 "{line} ns, found {found} ns"
             );
         }
+    }
+
+    /// No delay is short enough for a real job that took less than the steps alone.
+    #[test]
+    fn a_model_without_the_latency_of_the_real_job_says_so() {
+        let (job, cpu) = (job().unwrap(), Cpu::default());
+        let of = |real_ns: f64| {
+            let cpu = Cpu {
+                line_ns: line_ns(&job, cpu, real_ns).unwrap(),
+                ..cpu
+            };
+            text(cpu, real_ns, simulated_latency_ns(&job, cpu).unwrap())
+        };
+        let (short, fits) = (of(5.0), of(simulated_latency_ns(&job, cpu).unwrap()));
+        assert!(
+            short.contains("5 ns measured")
+                && short.contains("NO line FITS")
+                && short.contains("line=1\n"),
+            "{short}"
+        );
+        assert!(!fits.contains("NO line FITS"), "{fits}");
     }
 
     #[test]
