@@ -181,8 +181,9 @@ impl CourseArgs {
                 return Err(range(
                     flag,
                     "with --backend direct",
-                    "its daemons send no requests that a policy could hold",
-                    "another --backend".to_owned(),
+                    "only policies and windows of daemons begin and end in mid-run, and its clients send the requests",
+                    "no value, so that its window acts all the time; or another --backend"
+                        .to_owned(),
                 ));
             }
             if !job.policies.govern() && job.policies.window.batch_window.batches().is_none() {

@@ -412,7 +412,7 @@ fn changes_that_mean_nothing_are_refused_by_name() {
         (
             format!("--policies-until 1ms {window} --backend direct"),
             "--policies-until",
-            "another --backend",
+            "clients send the requests; legal is no value, so that its window acts all the time; or another --backend",
         ),
         (
             format!("--policies-from 9ms {window}"),
