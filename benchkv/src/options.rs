@@ -133,7 +133,7 @@ impl Options {
             let device = &asked.device;
             let hosts = launcher.hosts.len();
             let names = launcher.hosts.join(", ");
-            let where_to = "name a device, such as mlx5_0, or start all ranks on one host";
+            let where_to = "name a device, such as mlx5_0, or the network of a software device with packets, soft:roce=10.1.0.0/24, or start all ranks on one host";
             let what = format!(
                 "it connects the processes of one host, and the ranks are on {hosts}: {names}"
             );

@@ -82,7 +82,10 @@ pub struct JobArgs {
     /// devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US
     /// (0 to 100000 [default: 0]), of a request and its response; jitter_us=US (the same), the
     /// extra delay of every second operation; seed=N [default: 1]; fault=rnr:PERMILLE,
-    /// fault=reorder:PERMILLE, fault=drop:OPERATION.
+    /// fault=reorder:PERMILLE, fault=drop:OPERATION. soft:roce=ADDRESS[/BITS] is the software
+    /// device with a port for packets, which connects hosts without a NIC: the address of each
+    /// host, or the one that it has in this network; then its keys, as docs/between-hosts.md has
+    /// them.
     #[arg(long, value_name = "DEVICE", default_value_t = Devices::default())]
     #[serde(skip)]
     pub device: Devices,

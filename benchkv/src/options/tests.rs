@@ -91,7 +91,9 @@ fn the_software_device_does_not_connect_hosts() {
         .unwrap_err()
         .to_string();
     assert!(
-        refused.starts_with("--device soft: ") && refused.contains("on 2: a, b; name a device"),
+        refused.starts_with("--device soft: ")
+            && refused.contains("on 2: a, b; name a device")
+            && refused.contains("soft:roce=10.1.0.0/24"),
         "{refused}"
     );
     resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();

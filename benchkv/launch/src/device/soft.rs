@@ -92,7 +92,11 @@ impl SoftDevice {
                     "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none".into()
                 );
             }
-            _ => return Err("known are rtt_us, jitter_us, seed and fault".into()),
+            _ => {
+                return Err(
+                    "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts".into()
+                );
+            }
         }
         Ok(())
     }
