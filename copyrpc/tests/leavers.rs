@@ -179,9 +179,9 @@ impl Nursery {
     fn end(self) {
         drop(self.commands);
         let mut status = 0;
-        // SAFETY: waitpid(2) of a child.
         assert_eq!(
             (
+                // SAFETY: waitpid(2) of a child.
                 unsafe { libc::waitpid(self.process, &raw mut status, 0) },
                 status
             ),

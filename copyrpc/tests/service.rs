@@ -1048,8 +1048,8 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
         thread::sleep(Duration::from_millis(seed >> 33 & 63));
         let victim = (seed >> 40) as usize % clients.len();
         let signal = |signal| {
-            // SAFETY: a child that was not waited for.
             assert_eq!(
+                // SAFETY: a child that was not waited for.
                 unsafe { libc::kill(clients[victim].id() as libc::pid_t, signal) },
                 0
             );

@@ -336,8 +336,8 @@ impl Service {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a child that was not waited for.
         assert_eq!(
+            // SAFETY: a child that was not waited for.
             unsafe { libc::kill(self.process.id() as libc::pid_t, signal) },
             0
         );

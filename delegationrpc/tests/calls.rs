@@ -254,9 +254,9 @@ fn clients_announce_themselves_once() {
     let (mut a, mut b) = (connect(&scratch), connect(&scratch));
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let words = region.view().array_at::<u64>(256, 8).unwrap().as_ptr();
-    // SAFETY: in bounds, and only this thread is running.
     let full = || {
         (0..8)
+            // SAFETY: in bounds, and only this thread is running.
             .filter(|&at| unsafe { words.add(at).read_volatile() } & 1 << 12 != 0)
             .count()
     };

@@ -125,8 +125,8 @@ impl Process {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: kill(2) of our own child.
         assert_eq!(
+            // SAFETY: kill(2) of our own child.
             unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) },
             0
         );

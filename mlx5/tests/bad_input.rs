@@ -517,8 +517,8 @@ fn regions_that_cannot_be_are_refused() {
         a.pd.alloc(0, ANY),
         Err(RegisterError::Refused(hca::RegisterError::Empty))
     ));
-    // SAFETY: as above.
     assert!(matches!(
+        // SAFETY: as above.
         unsafe { a.pd.register(at, 0, Access::empty()) },
         Err(RegisterError::Refused(hca::RegisterError::Empty))
     ));

@@ -183,8 +183,8 @@ fn state(child: &Child) -> char {
 
 impl Target {
     fn signal(&self, signal: i32) {
-        // SAFETY: kill(2) of our own child.
         assert_eq!(
+            // SAFETY: kill(2) of our own child.
             unsafe { libc::kill(self.child.id().try_into().unwrap(), signal) },
             0
         );

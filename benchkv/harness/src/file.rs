@@ -264,8 +264,8 @@ mod tests {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one live entry.
         assert_eq!(
+            // SAFETY: one live entry.
             unsafe { libc::poll(&raw mut polled, 1, 0) },
             0,
             "the writer that the check was has gone"

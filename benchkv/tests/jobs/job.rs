@@ -241,8 +241,8 @@ pub(crate) struct Process(libc::pid_t);
 
 impl Process {
     pub(crate) fn signal(self, signal: libc::c_int) {
-        // SAFETY: no pointers are involved.
         assert_eq!(
+            // SAFETY: no pointers are involved.
             unsafe { libc::kill(self.0, signal) },
             0,
             "signal {signal} to {self:?}: {}",

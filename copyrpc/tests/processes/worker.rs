@@ -160,8 +160,8 @@ fn cpu_ns() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: room for the answer.
     assert_eq!(
+        // SAFETY: room for the answer.
         unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
         0
     );

@@ -188,8 +188,8 @@ fn forked_child_does_not_keep_a_dead_owner_alive() {
     let child: i32 = owner.hear().parse().unwrap();
     let seen = Region::open(&dir, "r", KIND, 1).unwrap();
     owner.kill();
-    // SAFETY: signal 0 only asks whether the process exists.
     assert_eq!(
+        // SAFETY: signal 0 only asks whether the process exists.
         unsafe { libc::kill(child, 0) },
         0,
         "the child must outlive its parent for this test"

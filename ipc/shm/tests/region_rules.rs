@@ -217,9 +217,9 @@ fn region_of_another_user_is_refused_and_left_alone() {
 fn directory_of_another_user_is_refused_by_the_name_of_its_owner() {
     let scratch = Scratch::new("closed");
     let user = std::fs::metadata(scratch.path()).unwrap().uid();
-    // SAFETY: no pointers are involved. The system call changes this thread alone, unlike the
-    // function of libc.
     assert_eq!(
+        // SAFETY: no pointers are involved. The system call changes this thread alone, unlike the
+        // function of libc.
         unsafe { libc::syscall(libc::SYS_setresuid, -1, user + 1, -1) },
         0
     );
@@ -229,8 +229,8 @@ fn directory_of_another_user_is_refused_by_the_name_of_its_owner() {
         }) => assert_eq!((owner, own), (user, user + 1)),
         other => panic!("{other:?}"),
     }
-    // SAFETY: as above; the real user is the old one.
     assert_eq!(
+        // SAFETY: as above; the real user is the old one.
         unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) },
         0
     );

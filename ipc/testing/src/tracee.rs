@@ -363,8 +363,8 @@ impl Tracee {
         let mut status = 0;
         while !libc::WIFSIGNALED(status) {
             // Its tracer comes before its parent.
-            // SAFETY: `status` is valid for the call.
             assert_eq!(
+                // SAFETY: `status` is valid for the call.
                 unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) },
                 self.tid
             );

@@ -324,8 +324,8 @@ impl Cq {
     ) -> (NonNull<[u8; CQE_BYTES]>, Beside<'a>) {
         udma_from_device_barrier();
         let is_large = stride != CQE_BYTES;
-        // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
         let beside = if is_large {
+            // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
             Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() })
         } else {
             Beside::Nothing

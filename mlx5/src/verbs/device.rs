@@ -45,9 +45,9 @@ impl List {
     /// Returns all devices.
     pub(crate) fn all(&self) -> impl Iterator<Item = Found<'_>> {
         (0..self.count).map(|i| {
-            // SAFETY: one of `count` pointers to devices that live as long as the list.
             Found {
                 api: self.api,
+                // SAFETY: one of `count` pointers to devices that live as long as the list.
                 device: unsafe { &**self.list.add(i).as_ref() },
             }
         })

@@ -28,14 +28,14 @@ fn allow_many_files() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: room for the answer.
     assert_eq!(
+        // SAFETY: room for the answer.
         unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) },
         0
     );
     limit.rlim_cur = limit.rlim_max;
-    // SAFETY: a valid limit, which helpers inherit.
     assert_eq!(
+        // SAFETY: a valid limit, which helpers inherit.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
         0
     );

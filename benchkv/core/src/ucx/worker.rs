@@ -331,8 +331,8 @@ impl Worker {
     /// Makes progress, for a bounded time. Returns whether there was any.
     pub(crate) fn progress(&mut self) -> bool {
         let mut rounds = 0;
-        // SAFETY: a worker, and no reference to what callbacks write.
         while rounds < PROGRESS_ROUNDS
+            // SAFETY: a worker, and no reference to what callbacks write.
             && unsafe { (self.api.functions.ucp_worker_progress)(self.handle) } > 0
         {
             rounds += 1;

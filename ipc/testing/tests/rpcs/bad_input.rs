@@ -159,8 +159,8 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
                 rlim_cur: 100_000,
                 rlim_max: 100_000,
             };
-            // SAFETY: a valid limit.
             assert_eq!(
+                // SAFETY: a valid limit.
                 unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) },
                 0
             );

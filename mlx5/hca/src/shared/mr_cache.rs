@@ -106,8 +106,8 @@ impl MrCache {
         if offset > arena.len() as u64 || cached.len > arena.len() as u64 - offset {
             return Err(Fault::Bounds);
         }
-        // SAFETY: inside the arena's mapping.
         Ok(Self {
+            // SAFETY: inside the arena's mapping.
             base: unsafe { arena.base().add(offset as usize) },
             ..cached
         })

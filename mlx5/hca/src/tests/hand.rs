@@ -61,8 +61,8 @@ impl HandCq {
             compression: false,
             record,
         };
-        // SAFETY: the memory is never freed.
         Self {
+            // SAFETY: the memory is never freed.
             cqn: unsafe { hca.create_cq(&memory) }.unwrap(),
             memory,
             consumed: 0,

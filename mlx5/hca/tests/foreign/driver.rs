@@ -75,8 +75,8 @@ pub(crate) struct Pages {
 impl Pages {
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 4096).unwrap();
-        // SAFETY: the size is not 0.
         Self {
+            // SAFETY: the size is not 0.
             base: NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap(),
             layout,
         }

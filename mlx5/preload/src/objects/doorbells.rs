@@ -59,8 +59,8 @@ impl Registers {
         if at + HALF > self.0.len() {
             return [0; HALF / 8];
         }
-        // SAFETY: inside the mapping, aligned; the driver writes there, in words of 8 bytes.
         array::from_fn(|word| {
+            // SAFETY: inside the mapping, aligned; the driver writes there, in words of 8 bytes.
             unsafe { &*self.0.as_mut_ptr().add(at).cast::<AtomicU64>().add(word) }
                 .load(Ordering::Relaxed)
         })

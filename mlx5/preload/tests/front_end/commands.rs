@@ -35,8 +35,8 @@ fn the_device_file_is_a_character_device() {
                 assert_eq!(status.st_mode & libc::S_IFMT, libc::S_IFCHR);
                 assert_eq!(status.st_rdev, libc::makedev(231, 192));
             }
-            // SAFETY: plain numbers.
             assert_eq!(
+                // SAFETY: plain numbers.
                 unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, 20) },
                 -1
             );

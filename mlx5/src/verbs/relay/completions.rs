@@ -24,9 +24,9 @@ pub(super) struct CompletionRing {
 
 impl CompletionRing {
     pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace) -> Self {
-        // SAFETY: the memory is kept beside the ring.
         Self {
             cq,
+            // SAFETY: the memory is kept beside the ring.
             ring: unsafe { SoftCq::new(&place.cq) },
             _place: place,
         }

@@ -347,10 +347,10 @@ impl Relay {
             match NonNull::new(unsafe {
                 (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr)
             }) {
-                // SAFETY: just created.
                 Some(qp) => {
                     return Ok(MadeQp {
                         qp,
+                        // SAFETY: just created.
                         qpn: unsafe { qp.as_ref() }.qp_num,
                         max_inline: attr.cap.max_inline_data,
                     });

@@ -201,9 +201,9 @@ impl VerbsDevice {
                 parts.as_mut_ptr(),
             )
         });
-        // SAFETY: filled.
         VerbsCq {
             device: *self,
+            // SAFETY: filled.
             parts: unsafe { parts.assume_init() },
             producer: 0,
         }
@@ -216,9 +216,9 @@ impl VerbsDevice {
         self.check(unsafe {
             (self.functions.lv_create_srq)(self.device, receives, sges, parts.as_mut_ptr())
         });
-        // SAFETY: filled.
         VerbsSrq {
             device: *self,
+            // SAFETY: filled.
             parts: unsafe { parts.assume_init() },
         }
     }
@@ -230,9 +230,9 @@ impl VerbsDevice {
         self.check(unsafe {
             (self.functions.lv_create_qp)(self.device, request, parts.as_mut_ptr())
         });
-        // SAFETY: filled.
         VerbsQp {
             device: *self,
+            // SAFETY: filled.
             parts: unsafe { parts.assume_init() },
         }
     }

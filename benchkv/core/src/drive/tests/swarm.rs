@@ -407,8 +407,8 @@ fn cpu_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the kernel writes one `timespec` into the variable of that type.
     assert_eq!(
+        // SAFETY: the kernel writes one `timespec` into the variable of that type.
         unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) },
         0
     );
