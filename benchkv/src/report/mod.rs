@@ -233,7 +233,7 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
             |result| result.interrupted,
         ),
         (
-            "The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew",
+            "The rate that was asked for was not kept: the latencies are of a queue that grew, or that was there when a run began",
             |result| result.open_loop.as_ref().is_some_and(|open| !open.kept_up),
         ),
         (

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// One in this many operations that became due in a window may end after it, and one in any case.
+/// One in this many operations that became due in a window may end after it, or those that end may
+/// be due before it, and one in any case.
 const TOLERATED: u64 = 100;
-/// One in this many may, if a pause of the machine at the end of the window, or chance, explains
-/// it. If more do, the rate was not reached.
+/// One in this many may, if a pause of the machine at an end of the window, or chance, explains it.
+/// If more do, the rate was not kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
@@ -24,12 +25,13 @@ pub struct OpenLoop {
     pub due: u64,
     /// Operations due and not issued when the window ended; of several windows the maximum.
     pub backlog: u64,
-    /// Whether the rate was reached: in each window, and in all together, as many operations ended
-    /// as became due, less a hundredth and at least one; or less a twentieth, but no more than the
-    /// clients may have outstanding, if the rest is below three times the square root of the mean
-    /// number outstanding, or four times the mean number that were due and had not ended, because
-    /// they fell behind at the end only. An operation that falls behind steadily waits for half of
-    /// the window, in the mean.
+    /// Whether the rate was kept: in each window, and in all together, as many operations ended as
+    /// became due, give or take a hundredth and at least one; or a twentieth, but no more than the
+    /// clients may have outstanding, if the difference is below three times the square root of the
+    /// mean number outstanding, or above four times the mean number that were due and had not
+    /// ended, because they fell behind at the end only, or caught up at the beginning. An operation
+    /// that falls behind steadily waits for half of the window, in the mean. Operations that end in
+    /// excess were due before the window: its latencies are those of a backlog.
     pub kept_up: bool,
     /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of
     /// each latency.
@@ -73,16 +75,16 @@ impl OpenLoop {
         outstanding: f64,
         depth: u64,
     ) -> Self {
-        let late = all.due.saturating_sub(ended);
-        let is_explained = (late as f64) < 3.0 * outstanding.sqrt()
-            || 4.0 * (outstanding + all.held) < late as f64;
+        let apart = all.due.abs_diff(ended);
+        let is_explained = (apart as f64) < 3.0 * outstanding.sqrt()
+            || 4.0 * (outstanding + all.held) < apart as f64;
         Self {
             offered_rps: all.offered_rps,
             reached_rps,
             due: all.due,
             backlog: all.backlog,
-            kept_up: late <= (all.due / TOLERATED).max(1)
-                || (late <= depth.min(all.due / EXPLAINED) && is_explained),
+            kept_up: apart <= (all.due.max(ended) / TOLERATED).max(1)
+                || (apart <= depth.min(all.due / EXPLAINED) && is_explained),
             issue_delay_ns: if reached_rps > 0.0 {
                 all.held / reached_rps * 1e9
             } else {
@@ -114,6 +116,11 @@ impl fmt::Display for OpenLoop {
         )?;
         if self.kept_up {
             return Ok(());
+        }
+        if self.reached_rps > self.offered_rps {
+            return f.write_str(
+                "\nMORE OPERATIONS ENDED THAN BECAME DUE: a run began with a backlog, whose latencies these are; use a longer --warmup or a lower --rate",
+            );
         }
         write!(
             f,

@@ -596,6 +596,20 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
             && text.contains("10 operations were overdue"),
         "{text}"
     );
+    // A backlog of the warm-up is drained in the window.
+    let (caught_up, text, _) = open_loop("--queue-depth 1", 62, 0);
+    assert!(
+        !caught_up.kept_up && caught_up.reached_rps > 1.6 * caught_up.offered_rps,
+        "{caught_up:?}"
+    );
+    assert!(
+        text.contains("MORE OPERATIONS ENDED THAN BECAME DUE") && text.contains("--warmup"),
+        "{text}"
+    );
+    assert!(
+        open_loop("--queue-depth 1", 99, 0).0.kept_up,
+        "one may be due before"
+    );
     let deep = |due| open_loop("--queue-depth 4096", due, 0).0.kept_up;
     assert!(
         deep(105),
@@ -611,10 +625,10 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
 
 #[test]
 fn a_short_window_or_a_deep_queue_hides_no_shortfall() {
-    /// Returns whether the rate was reached in a window of `span_s`, in which `late` of `due`
-    /// operations did not end, `outstanding` were and `held` were due before that, in the mean over
+    /// Returns whether the rate was reached in a window of `span_s`, in which `late` fewer than
+    /// `due` operations ended, `outstanding` were and `held` were due before that, in the mean over
     /// time.
-    fn kept_up(span_s: f64, due: u64, late: u64, outstanding: f64, held: f64) -> bool {
+    fn kept_up(span_s: f64, due: u64, late: i64, outstanding: f64, held: f64) -> bool {
         let held_ns = (held * span_s * 1e9) as u128;
         let mut tally = open_loop::OpenTally::default();
         tally.add(
@@ -625,7 +639,7 @@ fn a_short_window_or_a_deep_queue_hides_no_shortfall() {
             },
             span_s * 1e9,
         );
-        let ended = due - late;
+        let ended = due.saturating_add_signed(-late);
         OpenLoop::of_run(&tally, ended as f64 / span_s, ended, outstanding, 8_192).kept_up
     }
     assert!(
@@ -650,6 +664,14 @@ fn a_short_window_or_a_deep_queue_hides_no_shortfall() {
     );
     assert!(kept_up(2.0, 20_000, 900, 4.0, 20.0), "a pause at the end");
     assert!(kept_up(2.0, 20_000, 200, 4.0, 100.0), "a hundredth");
+    assert!(
+        !kept_up(2.0, 20_000, -900, 4.0, 450.0),
+        "a backlog that is drained all the time"
+    );
+    assert!(
+        kept_up(2.0, 20_000, -900, 4.0, 20.0),
+        "a backlog that is drained at once"
+    );
     assert!(
         kept_up(1.0, 20, 1, 0.05, 0.0) && !kept_up(1.0, 20, 2, 1.0, 0.0),
         "few operations"
