@@ -468,9 +468,9 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of
 /// the worst one. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
+    let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     let write = |file: &Path| Ok::<(), Failure>(harness::file::write(file, &csv(result)?)?);
     let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
-    let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(
         result
@@ -506,13 +506,10 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     }
 }
 
-/// Writes the document to its place, then the text to standard output, or to standard error if
-/// standard output is for the document. Each is written even if the other fails. Returns the
-/// failures in words.
+/// Writes the text to standard output, or to standard error if standard output is for the document;
+/// then the document to its place, which may be a pipe whose reader is slow. Each is written even
+/// if the other fails. Returns the failures in words.
 fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<String> {
-    let written = json
-        .map_or(Ok(()), |sink| sink.write(document))
-        .map_err(|error| error.to_string());
     let shown = if json == Some(&JsonSink::Stdout) {
         say(text);
         Ok(())
@@ -520,6 +517,9 @@ fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<
         to_stdout(format!("{text}\n").as_bytes())
             .map_err(|error| format!("the table cannot be written to standard output: {error}"))
     };
+    let written = json
+        .map_or(Ok(()), |sink| sink.write(document))
+        .map_err(|error| error.to_string());
     [written, shown]
         .into_iter()
         .filter_map(Result::err)

@@ -7,9 +7,16 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, access, linkat};
+use rustix::fs::{Access, AtFlags, CWD, OFlags, access, fcntl_setfl, linkat};
 use thiserror::Error;
+
+/// Time that the reader of a pipe has to come when the result is there, and the distance of looks
+/// for it.
+const READER_LIMIT: Duration = Duration::from_secs(2);
+const READER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The reason why a file cannot be written.
 #[derive(Debug, Error)]
@@ -24,6 +31,9 @@ pub struct WriteError {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         _ if source.raw_os_error() == Some(libc::ENAMETOOLONG) => "give it a shorter name",
+        _ if source.raw_os_error() == Some(libc::ENXIO) => {
+            "start a reader of the pipe before the end of the run, or name a file"
+        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "make room, or name a file elsewhere"
         }
@@ -93,16 +103,37 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     let written = if is_replaceable(path) {
         replace(path, content)
     } else {
-        OpenOptions::new()
-            .write(true)
-            .truncate(true)
-            .open(path)
-            .and_then(|mut file| file.write_all(content))
+        open_existing(path).and_then(|mut file| file.write_all(content))
     };
     written.map_err(|source| WriteError {
         place: path.to_owned(),
         source,
     })
+}
+
+/// Opens what is not replaced. A pipe that nobody reads would keep an open waiting for ever, so its
+/// reader has [`READER_LIMIT`] to come.
+fn open_existing(path: &Path) -> io::Result<File> {
+    let started = Instant::now();
+    let file = loop {
+        match OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+        {
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENXIO)
+                    && started.elapsed() < READER_LIMIT =>
+            {
+                sleep(READER_INTERVAL)
+            }
+            opened => break opened?,
+        }
+    };
+    // Writes wait for the reader.
+    fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
 }
 
 /// Returns whether `path` is absent or a regular file, so that a new file may take its name. A

@@ -326,6 +326,25 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// The job ends, with the table and the reason.
+#[test]
+fn a_pipe_that_nobody_reads_costs_its_document_and_not_the_table() {
+    for flag in ["--json", "--output"] {
+        let (_turn, dir) = (turn(), Scratch::in_memory());
+        let pipe = dir.path().join("pipe.csv");
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: the name is a live string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{flag}");
+        let ended = Job::start(benchkv(&["sim", "-t", "60us", flag]).arg(&pipe)).end();
+        ended.assert_failed(1, &[pipe.to_str().unwrap(), "start a reader of the pipe"]);
+        assert!(
+            ended.stdout.contains("benchkv delegation by copyrpc"),
+            "{}",
+            ended.stdout
+        );
+    }
+}
+
 /// Standard output is a pipe without a reader, or a file system without room.
 #[test]
 fn files_are_written_whatever_becomes_of_standard_output() {
