@@ -475,6 +475,35 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     serving.1.join().unwrap();
 }
 
+/// The server says goodbye, and there is no other. Two of its calls are under way: the time of one
+/// ends, the other is answered.
+#[test]
+fn calls_under_way_end_while_the_client_looks_for_the_next_server() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
+    let answered = start_call(&client, b"answered");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    let late = {
+        let client = client.clone();
+        thread::spawn(move || block_on(client.call_within(b"late", Duration::from_millis(300))))
+    };
+    let _held = block_on(server.recv()).unwrap().unwrap();
+    server.stop_handle().stop();
+    let mut next = Box::pin(client.call_within(b"next", WATCHDOG / 3));
+    let mut is_pending = || {
+        block_on(std::future::poll_fn(|task| {
+            Poll::Ready(next.as_mut().poll(task).is_pending())
+        }))
+    };
+    assert!(is_pending());
+    thread::sleep(Duration::from_millis(50));
+    request.reply(*b"at once");
+    assert_eq!(block_on(answered).unwrap(), b"at once");
+    assert!(matches!(late.join().unwrap(), Err(ClientError::TimedOut)));
+    assert!(is_pending(), "it has looked for a server all the time");
+}
+
 /// Addresses that are tried in this order.
 #[derive(Clone, Debug)]
 struct ListOf([SocketAddr; 2]);

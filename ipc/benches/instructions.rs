@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bench::counted::{self, Operation};
-use calls::futures::{Connection, Ended, Refusal, Worker};
+use calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
@@ -282,7 +282,7 @@ impl Connection for Echo {
         !ended.is_empty()
     }
 
-    fn repeats(&self, _: &AskError, _: bool) -> bool {
+    fn repeats(_: &AskError, _: bool) -> bool {
         false
     }
 
@@ -298,7 +298,7 @@ impl Connection for Echo {
         Waker::noop().clone()
     }
 
-    fn reconnect(&mut self, _: Duration, _: &mut dyn FnMut() -> bool) -> Result<(), AskError> {
+    fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), AskError> {
         Ok(())
     }
 

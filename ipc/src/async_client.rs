@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Connection, Ended, Refusal};
+use calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
 use calls::oneshot::lock;
 use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
 use shm::dir::Dir;
@@ -337,7 +337,7 @@ impl<C: Session> Connection for AsyncConnection<C> {
     }
 
     /// The server was leaving. There may be another server by now.
-    fn repeats(&self, error: &AskError, is_second: bool) -> bool {
+    fn repeats(error: &AskError, is_second: bool) -> bool {
         *error == AskError::Failed(CallFailed::Stopped) && !is_second
     }
 
@@ -375,11 +375,11 @@ impl<C: Session> Connection for AsyncConnection<C> {
     fn reconnect(
         &mut self,
         within: Duration,
-        is_wanted: &mut dyn FnMut() -> bool,
+        goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), AskError> {
         let next = blocking::retry(
             within,
-            |error: &ConnectError| error.may_pass() && is_wanted(),
+            |error: &ConnectError| error.may_pass() && goes_on(&mut Vec::new()),
             &self.open,
         );
         self.client = next.map_err(|_| AskError::NotSent(SessionEnd::PeerGone))?;

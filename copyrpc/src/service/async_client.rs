@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Connection, Ended, Refusal};
+use calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
 use calls::methods;
 use calls::oneshot::lock;
 use mlx5::DeviceInfo;
 
-use super::caller::{Caller, ClientError, ClientOptions, ended};
+use super::caller::{Caller, ClientError, ClientOptions, ended, poll};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
@@ -260,13 +260,13 @@ impl Connection for AsyncConnection {
             self.publish();
         }
         let max_reply = self.caller.max_reply;
-        self.caller
-            .poll(|number, outcome| replies.push((number, ended(outcome, max_reply))))
-            > 0
+        poll(&self.caller.context, |number, outcome| {
+            replies.push((number, ended(outcome, max_reply)))
+        }) > 0
     }
 
     /// The server was leaving. There may be another server by now.
-    fn repeats(&self, error: &ClientError, is_second: bool) -> bool {
+    fn repeats(error: &ClientError, is_second: bool) -> bool {
         matches!(error, ClientError::Closed(CloseReason::ClosedByPeer)) && !is_second
     }
 
@@ -295,9 +295,15 @@ impl Connection for AsyncConnection {
     fn reconnect(
         &mut self,
         within: Duration,
-        is_wanted: &mut dyn FnMut() -> bool,
+        goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ClientError> {
-        self.caller.reconnect(within, is_wanted)
+        let (max_reply, mut replies) = (self.caller.max_reply, Vec::new());
+        self.caller.reconnect(within, |context| {
+            poll(context, |number, outcome| {
+                replies.push((number, ended(outcome, max_reply)))
+            });
+            goes_on(&mut replies)
+        })
     }
 
     fn connect_timeout(&self) -> Duration {

@@ -264,12 +264,13 @@ impl Caller {
     }
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`,
-    /// and as long as it `is_wanted`. Calls that are under way end over the connection before,
-    /// until there is a third one. Calls of a device that broke down must have ended before.
+    /// and as long as `goes_on` returns true, which [polls](poll) the context. Calls that are under
+    /// way end over the connection before, until there is a third one. Calls of a device that broke
+    /// down must have ended before.
     pub(super) fn reconnect(
         &mut self,
         patience: Duration,
-        mut is_wanted: impl FnMut() -> bool,
+        mut goes_on: impl FnMut(&Context<u64>) -> bool,
     ) -> Result<(), ClientError> {
         self.starving_since = None;
         if self.endpoint.outstanding_calls() == 0 {
@@ -285,18 +286,14 @@ impl Caller {
             let broken = std::mem::replace(&mut self.context, open(&self.options)?);
             self.past += broken.stats();
         }
-        // A server that leaves waits until its last messages were taken, by packets in this thread.
-        let goes_on = || {
-            self.context.device().progress();
-            is_wanted()
-        };
+        let context = &self.context;
         let connected = reach(
-            &self.context,
+            context,
             &self.address,
             &self.addresses,
             &self.options,
             patience,
-            goes_on,
+            || goes_on(context),
         )?;
         (self.endpoint, self.lifeline) = connected;
         Ok(())
@@ -365,16 +362,6 @@ impl Caller {
         )
     }
 
-    /// Polls the context: gives the ends of calls to `on_response`, and refuses the requests of the
-    /// server. A client has no handler, and requests that stay in the ring are in the way of
-    /// replies. Returns what [`Context::serve`] does.
-    pub(super) fn poll(&self, on_response: impl FnMut(u64, Outcome<'_>)) -> usize {
-        // The polls of a client do not nest.
-        self.context
-            .serve(|_, reply| refuse(reply), on_response)
-            .unwrap_or(0)
-    }
-
     /// Learns of an end of the connection in a pause between calls, and sends nothing. A call
     /// without a pause learns of it by its own end.
     #[inline(always)]
@@ -436,6 +423,16 @@ impl Caller {
         stats += self.context.stats();
         stats
     }
+}
+
+/// Polls a client's context: gives the ends of calls to `on_response`, and refuses the requests of
+/// the server. A client has no handler, and requests that stay in the ring are in the way of
+/// replies. Returns what [`Context::serve`] does.
+pub(super) fn poll(context: &Context<u64>, on_response: impl FnMut(u64, Outcome<'_>)) -> usize {
+    // The polls of a client do not nest.
+    context
+        .serve(|_, reply| refuse(reply), on_response)
+        .unwrap_or(0)
 }
 
 fn refuse(reply: Reply<'_, u64>) {

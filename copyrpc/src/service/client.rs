@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calls::{Patience, methods};
 use mlx5::DeviceInfo;
 
-use super::caller::{Caller, ClientError, ClientOptions, ended};
+use super::caller::{Caller, ClientError, ClientOptions, ended, poll};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
@@ -171,10 +171,15 @@ impl Client {
     fn reconnect(&mut self, limit: &mut Limit) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
         // Frees the resources of the ended connection.
-        self.caller.poll(|_, _| ());
+        poll(&self.caller.context, |_, _| ());
         let patience = self.caller.options.connect_timeout;
         let longest = left(limit.end()).map_or(patience, |left| left.min(patience));
-        let outcome = self.caller.reconnect(longest, || true);
+        let outcome = self.caller.reconnect(longest, |context| {
+            // A server that leaves waits until its last messages were taken, by packets in this
+            // thread.
+            poll(context, |_, _| ());
+            true
+        });
         outcome.map_err(|error| {
             if left(limit.end()) == Some(Duration::ZERO) {
                 ClientError::NotSent
@@ -196,7 +201,7 @@ impl Client {
         let mut call = self.make(request, left(limit.end))?;
         loop {
             let mut end_of_call = None;
-            self.caller.poll(|of, outcome| {
+            poll(&self.caller.context, |of, outcome| {
                 if of == number {
                     end_of_call = Some(ended(outcome, max_reply));
                 }

@@ -74,7 +74,7 @@ pub trait Connection {
 
     /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is
     /// set if that was its second time.
-    fn repeats(&self, error: &Self::Error, is_second: bool) -> bool;
+    fn repeats(error: &Self::Error, is_second: bool) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
     fn late(&mut self) -> Self::Error;
@@ -88,15 +88,16 @@ pub trait Connection {
     /// Returns the waker that ends the sleep. It is another one after a new connection.
     fn waker(&self) -> Waker;
 
-    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as it
-    /// `is_wanted`.
+    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as
+    /// `goes_on` returns true, which takes the calls that have ended meanwhile over the connection
+    /// before.
     ///
     /// # Errors
     /// The error of a call that waits for the connection.
     fn reconnect(
         &mut self,
         within: Duration,
-        is_wanted: &mut dyn FnMut() -> bool,
+        goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), Self::Error>;
 
     /// Returns the maximum time for a new connection.
@@ -105,6 +106,10 @@ pub trait Connection {
     /// Returns the error of a call that waited for a new connection, which failed for this reason.
     fn unreachable(&self, reason: &str) -> Self::Error;
 }
+
+/// Takes the calls that have ended, and returns whether a connection is still wanted.
+pub type GoesOn<'a, C> =
+    dyn FnMut(&mut Ended<<C as Connection>::Reply, <C as Connection>::Error>) -> bool + 'a;
 
 /// A call, until it ends.
 struct Job<R, P, E> {
@@ -119,6 +124,9 @@ struct Job<R, P, E> {
 /// The side of the callers of a connection.
 pub type CallsOf<C> =
     Calls<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
+
+/// The calls that a connection has taken, by number.
+type UnderWay<C> = FxHashMap<u64, (<C as Connection>::Call, JobOf<C>)>;
 
 type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
 
@@ -222,7 +230,7 @@ impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<P, E>> {
         self.poster.wakes.wake_all();
         let (number, mut receiver) = match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Over => return Poll::Pending,
+            Stage::Over => return Poll::Ready(Err(E::closed())),
             Stage::Posted(number, receiver) => (number, receiver),
             Stage::New(request, timeout) => {
                 let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -273,8 +281,7 @@ pub struct Worker<C: Connection> {
     pub connection: C,
     /// Its waiting calls are those that the connection has not taken yet.
     posted: Posted<JobOf<C>>,
-    /// The calls that a connection has taken, by number.
-    under_way: FxHashMap<u64, (C::Call, JobOf<C>)>,
+    under_way: UnderWay<C>,
     /// Calls that have ended; empty between turns.
     ended: Ended<C::Reply, C::Error>,
     /// Their wakers; empty too.
@@ -352,21 +359,12 @@ impl<C: Connection> Worker<C> {
         // A connection that has ended since the last turn takes no call.
         let mut moved = self.connection.poll(&mut self.ended);
         for (number, reply) in self.ended.drain(..) {
-            let Some((_, job)) = self.under_way.remove(&number) else {
-                continue;
-            };
-            match reply {
-                Err(error) if self.connection.repeats(&error, job.is_second) => {
-                    self.posted.put_back(
-                        number,
-                        Job {
-                            is_second: true,
-                            ..job
-                        },
-                    );
-                }
-                reply => self.wakers.extend(job.reply.put(reply)),
-            }
+            self.wakers.extend(end::<C>(
+                &mut self.under_way,
+                &mut self.posted,
+                number,
+                reply,
+            ));
         }
         if !self.wakers.is_empty() {
             self.posted.wakes.wake_one_of(&mut self.wakers);
@@ -410,18 +408,26 @@ impl<C: Connection> Worker<C> {
         moved
     }
 
-    /// Connects again. If that is not possible, every waiting call ends.
+    /// Connects again. Calls of the connection before end meanwhile. If no other connection is
+    /// possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self {
             connection,
             posted,
+            under_way,
             alarm,
             ..
         } = self;
         // It may take long.
         posted.wakes.wake_all();
-        let connected = posted.reconnect(connection.connect_timeout(), |within, is_wanted| {
-            connection.reconnect(within, is_wanted)
+        let connected = posted.reconnect(connection.connect_timeout(), |within, posted| {
+            connection.reconnect(within, &mut |ended| {
+                ended
+                    .drain(..)
+                    .filter_map(|(number, reply)| end::<C>(under_way, posted, number, reply))
+                    .for_each(Waker::wake);
+                posted.is_wanted()
+            })
         });
         *lock(&alarm.0) = connection.waker();
         let Err(error) = connected else { return };
@@ -431,6 +437,31 @@ impl<C: Connection> Worker<C> {
                 .take()
                 .unwrap_or_else(|| connection.unreachable(&text))));
         }
+    }
+}
+
+/// Ends a call that a connection has taken, or makes it wait for the next one. Returns the waker of
+/// its task.
+#[inline]
+fn end<C: Connection>(
+    under_way: &mut UnderWay<C>,
+    posted: &mut Posted<JobOf<C>>,
+    number: u64,
+    reply: Result<C::Reply, C::Error>,
+) -> Option<Waker> {
+    let (_, job) = under_way.remove(&number)?;
+    match reply {
+        Err(error) if C::repeats(&error, job.is_second) && job.reply.is_wanted() => {
+            posted.put_back(
+                number,
+                Job {
+                    is_second: true,
+                    ..job
+                },
+            );
+            None
+        }
+        reply => job.reply.put(reply),
     }
 }
 
@@ -487,7 +518,7 @@ mod tests {
             false
         }
 
-        fn repeats(&self, _: &No, _: bool) -> bool {
+        fn repeats(_: &No, _: bool) -> bool {
             false
         }
 
@@ -503,7 +534,7 @@ mod tests {
             Waker::noop().clone()
         }
 
-        fn reconnect(&mut self, _: Duration, _: &mut dyn FnMut() -> bool) -> Result<(), No> {
+        fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), No> {
             Ok(())
         }
 
@@ -573,6 +604,11 @@ mod tests {
             .position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1)
             .unwrap();
         assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(woken as u8)));
+        assert_eq!(
+            poll(&mut calls[woken]),
+            Poll::Ready(Err(No)),
+            "it had its end, and waits for no other"
+        );
         assert!(
             calls
                 .iter()

@@ -232,16 +232,24 @@ impl<J: Job> Posted<J> {
         }
     }
 
+    /// Takes what was posted, and ends the jobs whose time is over. Returns whether an attempt to
+    /// connect is still wanted: there is a poster and a waiting job.
+    pub(crate) fn is_wanted(&mut self) -> bool {
+        let has_posters = self.take();
+        self.end_late();
+        has_posters && !self.waiting.is_empty()
+    }
+
     /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of
-    /// a length, and gives it up when the function that it is lent returns `false`. A job whose
-    /// time ends meanwhile ends then. If no poster is left, drops the jobs and makes no attempt.
+    /// a length, and gives it up when it is not [wanted](Self::is_wanted). If no poster is left,
+    /// drops the jobs and makes no attempt.
     ///
     /// # Errors
     /// The error of the last attempt. The jobs that still wait are the caller's to end.
     pub(crate) fn reconnect<E>(
         &mut self,
         patience: Duration,
-        mut connect: impl FnMut(Duration, &mut dyn FnMut() -> bool) -> Result<(), E>,
+        mut connect: impl FnMut(Duration, &mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
         let is_over = {
             // In one step: a poster that is dropped sets the one flag and reads the other, and
@@ -260,11 +268,7 @@ impl<J: Job> Posted<J> {
             // An attempt ends with the first job, as a server may never say anything.
             let attempt = self.left().map_or(whole, |first| first.min(whole));
             let began = Instant::now();
-            let connected = connect(attempt, &mut || {
-                let has_posters = self.take();
-                self.end_late();
-                has_posters && !self.waiting.is_empty()
-            });
+            let connected = connect(attempt, self);
             if connected.is_ok() {
                 break connected;
             }
@@ -495,16 +499,16 @@ mod tests {
         post(&poster, &tell, Some(LONG));
         posted.take();
         let mut attempts = Vec::new();
-        let outcome = posted.reconnect(LONG, |attempt, is_wanted| {
+        let outcome = posted.reconnect(LONG, |attempt, posted| {
             attempts.push(attempt);
             if attempts.len() > 1 {
                 return Ok(());
             }
-            assert!(is_wanted());
+            assert!(posted.is_wanted());
             // A job that comes meanwhile is kept.
             post(&poster, &tell, None);
             thread::sleep(attempt + Duration::from_millis(1));
-            assert!(is_wanted());
+            assert!(posted.is_wanted());
             Err("silent")
         });
         assert_eq!(outcome, Ok(()));
@@ -547,17 +551,17 @@ mod tests {
         } = pair();
         post(&poster, &tell, Some(SHORT));
         posted.take();
-        let outcome = posted.reconnect(LONG, |attempt, is_wanted| {
+        let outcome = posted.reconnect(LONG, |attempt, posted| {
             thread::sleep(attempt + Duration::from_millis(1));
-            assert!(!is_wanted(), "the only job is late");
+            assert!(!posted.is_wanted(), "the only job is late");
             Err::<(), _>("silent")
         });
         assert_eq!((outcome, posted.waiting.len()), (Err("silent"), 0));
         post(&poster, &tell, None);
         let mut poster = Some(poster);
-        let outcome = posted.reconnect(LONG, |_, is_wanted| {
+        let outcome = posted.reconnect(LONG, |_, posted| {
             drop(poster.take());
-            assert!(!is_wanted(), "the last poster is gone");
+            assert!(!posted.is_wanted(), "the last poster is gone");
             Err::<(), _>("given up")
         });
         assert_eq!((outcome, posted.waiting.len()), (Err("given up"), 1));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Ended, Refusal};
+use calls::futures::{self, Calls, Ended, GoesOn, Refusal};
 use calls::methods;
 use mlx5::DeviceInfo;
 
@@ -269,13 +269,13 @@ impl futures::Connection for AsyncConnection {
         moved
     }
 
-    /// The connection had ended, so the server has not seen the call.
-    fn repeats(&self, error: &ClientError, _: bool) -> bool {
-        self.connection.is_closed()
-            && matches!(
-                error,
-                ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))
-            )
+    /// The server has not seen the call: its connection had ended. Or its time is over, and it ends
+    /// at once.
+    fn repeats(error: &ClientError, _: bool) -> bool {
+        matches!(
+            error,
+            ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))
+        )
     }
 
     fn late(&mut self) -> ClientError {
@@ -301,9 +301,10 @@ impl futures::Connection for AsyncConnection {
     fn reconnect(
         &mut self,
         within: Duration,
-        is_wanted: &mut dyn FnMut() -> bool,
+        goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ClientError> {
-        self.connection.reconnect(within, is_wanted)
+        self.connection
+            .reconnect(within, || goes_on(&mut Vec::new()))
     }
 
     fn connect_timeout(&self) -> Duration {
