@@ -27,7 +27,7 @@ use harness::Failure;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
-use harness::machine::allow_open_files;
+use harness::machine::{allow_open_files, available_memory};
 use harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use launch::echo::{self, Echo, EchoResult};
 use launch::exchange::{Exchange, ExchangeError};
@@ -165,6 +165,7 @@ fn simulate(args: &SimArgs) -> ExitCode {
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };
     say(&options.to_string());
+    warn_of_memory(&options);
     // The memory of a rank's device is three files.
     if let Err(few) = allow_open_files(3 * options.job.topology.ranks as u64 + 64) {
         say(&few.to_string());
@@ -215,6 +216,7 @@ fn launch(cli: Cli) -> ExitCode {
         return fail(EXIT_OPTIONS, &error);
     }
     say(&options.to_string());
+    warn_of_memory(&options);
     let args = std::env::args_os().skip(1).collect();
     let launch = Launch {
         ranks: options.job.workload.ranks,
@@ -433,7 +435,16 @@ fn announce(options: &Options, rank: usize) {
         } else {
             format!("rank {rank}: {launcher}\n{plan}")
         });
+        warn_of_memory(options);
     }
+}
+
+/// Prints a warning if the ranks of this host need more memory than is available.
+fn warn_of_memory(options: &Options) {
+    available_memory()
+        .and_then(|available| options.memory.warning(available))
+        .iter()
+        .for_each(|warning| say(warning));
 }
 
 /// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket

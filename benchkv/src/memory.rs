@@ -21,6 +21,8 @@ const CALL_BYTES: u64 = 128;
 /// An outstanding operation of a client, in the tables of the client, of its paths and of the
 /// daemons.
 const OPERATION_BYTES: u64 = 256;
+/// The remedies of a job that needs too much.
+const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
 /// Histograms of a client and run: of gets and puts, on its own rank and others.
 const HISTOGRAMS: u64 = 4;
 
@@ -135,8 +137,17 @@ impl Memory {
             "and may take {limit_bytes} ({}, {source_of_limit})",
             bytes(limit_bytes)
         );
-        let fewer = "fewer ranks or threads, a smaller --ring-size, --queue-depth or --key-range, --no-verify; or raise --memory-limit";
-        Err(format!("{need} {limit}: {fewer}").into())
+        Err(format!("{need} {limit}: {SMALLER}; or raise --memory-limit").into())
+    }
+
+    /// Returns a warning if the job needs more than the memory `available` at the moment. It is
+    /// none of [`check`](Self::check), because other programs may end.
+    #[must_use]
+    pub fn warning(&self, available: u64) -> Option<String> {
+        let [need, has] = [self.total_bytes, available].map(bytes);
+        let end = "so it swaps, is killed, or its ranks start too late";
+        (self.total_bytes > available)
+            .then(|| format!("MEMORY: the job needs about {need}, and {has} is available on this host at the moment, {end}: {SMALLER}; or end other programs"))
     }
 }
 
@@ -216,6 +227,24 @@ mod tests {
             delegation.channels_bytes > meta.channels_bytes
                 && sharded.channels_bytes > delegation.channels_bytes,
             "rings"
+        );
+    }
+
+    #[test]
+    fn a_job_that_takes_more_than_is_free_is_warned_of_with_both_sizes() {
+        let memory = Memory {
+            total_bytes: 23 << 30,
+            ..memory("")
+        };
+        assert_eq!(memory.warning(23 << 30), None);
+        let warning = memory.warning(5 << 30).unwrap();
+        assert!(
+            warning.contains("needs about 23.0 GiB, and 5.0 GiB is available")
+                && warning.contains("--value-size"),
+            "{warning}"
+        );
+        assert!(
+            harness::machine::available_memory().unwrap() <= Environment::detect().memory_bytes
         );
     }
 

@@ -193,18 +193,27 @@ pub struct HugePages {
 /// Reads the state of huge pages.
 #[must_use]
 pub fn huge_pages() -> HugePages {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let number = |field: &str| {
-        let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
-        rest.split_whitespace().next()?.parse::<u64>().ok()
-    };
     let choices =
         fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     HugePages {
-        page_bytes: number("Hugepagesize:").unwrap_or(0) * 1024,
-        reserved: number("HugePages_Total:").unwrap_or(0),
+        page_bytes: memory_info("Hugepagesize:").unwrap_or(0) * 1024,
+        reserved: memory_info("HugePages_Total:").unwrap_or(0),
         shared: chosen(&choices).to_owned(),
     }
+}
+
+/// Returns the number of a field of the kernel's `/proc/meminfo`.
+fn memory_info(field: &str) -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// Returns the bytes of memory that new processes can have without swapping, as the kernel
+/// estimates them.
+#[must_use]
+pub fn available_memory() -> Option<u64> {
+    memory_info("MemAvailable:").map(|kib| kib * 1024)
 }
 
 /// Returns the word in brackets of the kernel's `always [advise] never`.
