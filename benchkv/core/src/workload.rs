@@ -24,6 +24,10 @@ pub const PATTERN_LEN: usize = 1 << 16;
 /// Keys that only one client ever touches, per client.
 pub const PRIVATE_KEYS: usize = 16;
 
+/// Share of the keys below which the caches of a job hold much more of what it accesses than of
+/// what it stores.
+const TOUCHED: f64 = 0.25;
+
 /// Maximum share of accesses to private keys, when results are verified.
 const PRIVATE_SHARE: f64 = 1.0 / 16.0;
 
@@ -252,6 +256,14 @@ impl Workload {
             0
         };
         self.key_range + private as u64
+    }
+
+    /// Returns the maximum share of the shared keys of all ranks that clients access, if it is
+    /// below [`TOUCHED`]: each client repeats its [`accesses`](Self::accesses).
+    #[must_use]
+    pub fn touched_at_most(&self) -> Option<f64> {
+        let share = (self.clients * self.accesses) as f64 / self.key_range as f64;
+        (share < TOUCHED).then_some(share)
     }
 
     /// Returns the bytes of a rank's store.

@@ -536,3 +536,21 @@ fn the_options_of_a_port_reach_its_device() {
         (Some(2), Some(3), Some(1024))
     );
 }
+
+#[test]
+fn a_plan_says_how_few_of_many_keys_its_clients_can_touch() {
+    let plan = |args: &str| resolve(&format!("--ranks 2 {args}")).unwrap().to_string();
+    let few = plan("--key-range 10000000 --value-size 100 --memory-limit 1T");
+    assert!(
+        few.contains("FEW KEYS")
+            && few.contains("65536 accesses")
+            && few.contains("at most 0.66 % of the keys"),
+        "{few}"
+    );
+    for enough in [
+        "",
+        "--key-range 10000000 --client-threads 64 --memory-limit 1T",
+    ] {
+        assert!(!plan(enough).contains("FEW KEYS"), "{enough}");
+    }
+}
