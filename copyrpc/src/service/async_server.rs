@@ -300,7 +300,8 @@ impl ServerRequest {
     /// Returns the end of the caller's time, if this is the request of a method
     /// ([`service!`](crate::service!)) and its caller has a limit. It is counted from the arrival
     /// of the request, so the caller's time is over by then. The bytes of another request may look
-    /// like the header of a method: ask only in a server of methods.
+    /// like the header of a method: ask only in a server of methods. That of a request in
+    /// [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.arrival

@@ -33,6 +33,9 @@
 //! instance because the connection was lost, has reached no handler and is retryable, whatever
 //! became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
+//! The time that the request of a method says its caller has left is that at its first part:
+//! [`Whole::deadline`].
+//!
 //! # Memory
 //! The length of a payload is checked before memory is reserved, at both ends. A server keeps at
 //! most one payload of a client, and at most [`max_held`](Reassembler::new) bytes in all; further
@@ -42,11 +45,13 @@
 //! is sent when the server has taken the one before it.
 //!
 //! # The bytes
-//! A part is a header of 40 bytes (what it is u32: 1 a part of the request, 2 a request for a part
-//! of the reply; maximum length of the reply u32; number of the client u64; number of the call u64;
-//! length of the payload u64; offset u64) and the bytes. A reply is one byte (0 a part of the
-//! reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64
-//! (of the whole reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
+//! A part is a header of 40 bytes (what it is u32: 0x1_0001 a part of the request, 0x1_0002 a
+//! request for a part of the reply, neither of which begins the request of a
+//! [method](crate::methods::Header); maximum length of the reply u32; number of the client u64;
+//! number of the call u64; length of the payload u64; offset u64) and the bytes. A reply is one
+//! byte (0 a part of the reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0
+//! and 3 a length u64 (of the whole reply; the maximum), and with 0 the bytes. All is
+//! little-endian, without padding.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -54,7 +59,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::Ending;
-use crate::methods::{AsyncCaller, Caller};
+use crate::methods::{AsyncCaller, Caller, Header};
 use crate::payloads::{Payload, decode};
 
 /// Bytes of a part's header, and of a reply's.
@@ -65,8 +70,9 @@ const REPLY_HEADER: usize = 9;
 /// calls.
 const CALL_BYTES: usize = 256;
 
-const REQUEST: u32 = 1;
-const FETCH: u32 = 2;
+/// The upper half is 0 in the header of a method.
+const REQUEST: u32 = 0x1_0001;
+const FETCH: u32 = 0x1_0002;
 
 const DONE: u8 = 0;
 const MORE: u8 = 1;
@@ -363,6 +369,8 @@ struct Held {
     len: usize,
     /// Bytes that have travelled.
     done: usize,
+    /// Arrival of the first part.
+    since: Instant,
     touched: Instant,
 }
 
@@ -378,6 +386,17 @@ pub struct Whole {
     client: u64,
     call: u64,
     room: usize,
+    since: Instant,
+}
+
+impl Whole {
+    /// Returns the end of the caller's time, if `request`, which came with this, is the request of
+    /// a method ([`service!`](crate::service!)) and its caller has a limit. It is counted from the
+    /// arrival of the first part. A part itself has none.
+    #[must_use]
+    pub fn deadline(&self, request: &[u8]) -> Option<Instant> {
+        self.since.checked_add(Header::read(request)?.0.left?)
+    }
 }
 
 impl Reassembler {
@@ -450,7 +469,15 @@ impl Reassembler {
         held.bytes.extend_from_slice(part);
         held.done += part.len();
         if held.done == len {
-            return Ok((Whole { client, call, room }, held.bytes));
+            return Ok((
+                Whole {
+                    client,
+                    call,
+                    room,
+                    since: held.since,
+                },
+                held.bytes,
+            ));
         }
         self.keep(client, held);
         Err(vec![MORE])
@@ -464,6 +491,7 @@ impl Reassembler {
             len: reply.len(),
             bytes: reply,
             done: 0,
+            since: to.since,
             touched: Instant::now(),
         };
         self.send(to.client, to.room, held)
@@ -486,13 +514,15 @@ impl Reassembler {
         if is_short(self) || bytes.try_reserve_exact(len).is_err() {
             return Err(vec![BUSY]);
         }
+        let now = Instant::now();
         Ok(Held {
             call,
             kind: REQUEST,
             bytes,
             len,
             done: 0,
-            touched: Instant::now(),
+            since: now,
+            touched: now,
         })
     }
 

@@ -293,7 +293,7 @@ fn parts_that_do_not_fit_reach_no_handler() {
         part(REQUEST, (1, 1), 30, 10, b""),
         part(REQUEST, (1, 2), 30, 10, b"0123456789"),
         part(FETCH, (1, 1), 30, 10, b""),
-        part(3, (1, 1), 30, 10, b"0123456789"),
+        part(0x1_0003, (1, 1), 30, 10, b"0123456789"),
     ];
     for bad in bad {
         let mut parts = Reassembler::new(1000, 2000);
@@ -313,6 +313,34 @@ fn parts_that_do_not_fit_reach_no_handler() {
             "{bad:?}"
         );
     }
+}
+
+/// A server of methods without parts says that it cannot decode it, and no handler of it is dropped
+/// early.
+#[test]
+fn a_part_is_no_request_of_a_method_and_the_whole_has_the_time_from_its_first_part() {
+    assert!(
+        [REQUEST, FETCH]
+            .iter()
+            .all(|kind| Header::read(&part(*kind, (1, 1), 30, 0, b"")).is_none())
+    );
+    // Method 7, whose caller has 5 s left.
+    let mut request = Vec::new();
+    (7_u32, 5_000_u32, 1_u64).encode(&mut request);
+    let (mut parts, before) = (Reassembler::new(1000, 2000), Instant::now());
+    assert_eq!(
+        parts
+            .receive(&part(REQUEST, (1, 1), 16, 0, &request[..9]))
+            .unwrap_err(),
+        [MORE]
+    );
+    let first = Instant::now();
+    let (whole, bytes) = parts
+        .receive(&part(REQUEST, (1, 1), 16, 9, &request[9..]))
+        .unwrap();
+    let since = whole.deadline(&bytes).unwrap() - Duration::from_secs(5);
+    assert!(bytes == request && since >= before && since <= first);
+    assert_eq!(whole.deadline(b"no method"), None);
 }
 
 /// A call whose only part was sent.
@@ -347,7 +375,7 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
             } as usize
         ];
         let mut any = part(
-            random(4) as u32,
+            REQUEST - 1 + random(4) as u32,
             (random(4), random(2)),
             len,
             offset,
