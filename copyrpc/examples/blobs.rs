@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::methods::MethodError;
-use copyrpc::parts::{self, PartsError, Reassembler};
+use copyrpc::parts::{self, PartsError, Reassembler, Replies};
 use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, payload, service};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -74,12 +74,12 @@ fn sum_of(bytes: &[u8]) -> u64 {
 fn serve(
     address: SocketAddr,
     mut store: Blobs,
-    tell: &Sender<(SocketAddr, StopHandle)>,
+    tell: &Sender<(SocketAddr, StopHandle, Replies)>,
 ) -> Result<Blobs, AnyError> {
     let mut server = Server::bind(address)?;
     // A blob of each client at once.
     let mut parts = Reassembler::new(MAX_BYTES, 4 * MAX_BYTES);
-    tell.send((server.local_addr()?, server.stop_handle()))?;
+    tell.send((server.local_addr()?, server.stop_handle(), parts.replies()))?;
     server.serve(|part| {
         parts.answer(&part.to_vec(), |request| {
             blobs::answer(&mut store, &request)
@@ -89,11 +89,15 @@ fn serve(
 }
 
 /// Calls until the call has its result. Repeats it if no handler got it, also if the connection
-/// ended in the middle of a blob.
+/// ended in the middle of a blob, and if its reply was lost: no method here does harm if it runs
+/// twice.
 fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     loop {
         match call() {
             Err(error) if error.is_retryable() => println!("once more: {error}"),
+            Err(MethodError::Call(error @ (PartsError::Unfetched(_) | PartsError::ReplyLost))) => {
+                println!("once more: {error}")
+            }
             outcome => return outcome,
         }
     }
@@ -135,17 +139,19 @@ fn run() -> Result<(), AnyError> {
         Blobs::default(),
         tell.clone(),
     );
-    let (address, mut stop) = told.recv()?;
+    let (address, mut stop, replies) = told.recv()?;
     let clients = ["one", "two"]
         .map(|name| thread::spawn(move || work(address, name, (mebibytes << 20).min(MAX_BLOB))));
     thread::sleep(Duration::from_millis(20));
+    // Blobs that are on their way back.
+    replies.drain(Duration::from_secs(1));
     stop.stop();
     server = start(
         address,
         server.join().map_err(|_| "the server panicked")??,
         tell,
     );
-    (_, stop) = told.recv()?;
+    (_, stop, _) = told.recv()?;
     clients
         .into_iter()
         .try_for_each(|client| client.join().map_err(|_| "a client panicked")?)?;

@@ -16,7 +16,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc::parts::Reassembler;
+use copyrpc::methods::Caller;
+use copyrpc::parts::{self, Reassembler};
 use copyrpc::{
     CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder,
     EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError, Refusal, Server,
@@ -982,6 +983,36 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
     methods::check(net.client(served.address), |error| {
         matches!(error, ClientError::TimedOut)
     });
+    served.end();
+}
+
+/// The server is stopped while a client fetches a reply.
+#[test]
+fn a_server_that_stops_lets_its_client_fetch_a_long_reply() {
+    const LEN: usize = 8 << 20;
+    let net = Net::new();
+    let (tell, told) = std::sync::mpsc::channel();
+    let served = net.serve(&any_port(), move |server| {
+        let mut parts = Reassembler::new(1 << 20, 2 * LEN);
+        let (replies, stop) = (parts.replies(), server.stop_handle());
+        let handler = |_| {
+            tell.send((replies.clone(), stop.clone())).unwrap();
+            vec![7; LEN]
+        };
+        server
+            .serve(|part| parts.answer(&part.to_vec(), handler))
+            .unwrap();
+    });
+    let client = net.client(served.address);
+    let (max_request, max_reply) = (client.max_request(), client.max_reply());
+    let mut client = parts::Client::new(client, max_request, max_reply);
+    let stopping = thread::spawn(move || {
+        let (replies, stop) = told.recv().unwrap();
+        assert_eq!(replies.drain(WATCHDOG), 0);
+        stop.stop();
+    });
+    assert_eq!(client.call(b"get", None).unwrap(), vec![7; LEN]);
+    stopping.join().unwrap();
     served.end();
 }
 

@@ -33,6 +33,9 @@
 //! instance because the connection was lost, has reached no handler and is retryable, whatever
 //! became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
+//! A reply that is not fetched whole when its server ends is lost ([`PartsError::ReplyLost`]): a
+//! server that stops lets clients fetch the replies before, by [`Replies::drain`].
+//!
 //! The time that the request of a method says its caller has left is that at its first part:
 //! [`Whole::deadline`].
 //!
@@ -53,10 +56,15 @@
 //! and 3 a length u64 (of the whole reply; the maximum), and with 0 the bytes. All is
 //! little-endian, without padding.
 
+mod replies;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
+
+pub use replies::Replies;
+use replies::Unfetched;
 
 use crate::Ending;
 use crate::methods::{AsyncCaller, Caller, Header};
@@ -106,8 +114,8 @@ pub enum PartsError<E> {
     /// handler got it. Retryable.
     #[error("the server has lost the first parts of the request")]
     Lost,
-    /// The handler ran, and the server has no reply of it any more: it was restarted, or needed the
-    /// memory.
+    /// The handler ran, and the server has no reply of it any more: it was restarted without
+    /// [`Replies::drain`], or needed the memory.
     #[error("the handler ran, but the server has lost its reply")]
     ReplyLost,
     /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of
@@ -356,6 +364,7 @@ pub struct Reassembler {
     calls: HashMap<u64, Held>,
     /// Bytes that they take, or will when they are whole.
     held: usize,
+    replies: Replies,
 }
 
 /// A request that is not whole, or a reply that is not fetched.
@@ -372,6 +381,8 @@ struct Held {
     /// Arrival of the first part.
     since: Instant,
     touched: Instant,
+    /// Counts a reply.
+    _unfetched: Option<Unfetched>,
 }
 
 impl Held {
@@ -387,6 +398,7 @@ pub struct Whole {
     call: u64,
     room: usize,
     since: Instant,
+    unfetched: Unfetched,
 }
 
 impl Whole {
@@ -412,6 +424,7 @@ impl Reassembler {
             max_held,
             calls: HashMap::new(),
             held: 0,
+            replies: Replies::default(),
         }
     }
 
@@ -419,6 +432,12 @@ impl Reassembler {
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held
+    }
+
+    /// Returns the replies, for the thread that stops the server.
+    #[must_use]
+    pub fn replies(&self) -> Replies {
+        self.replies.clone()
     }
 
     /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
@@ -452,6 +471,9 @@ impl Reassembler {
         // A client has one call. Its next one replaces one that it gave up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
+        if kind == REQUEST && self.replies.are_closed() {
+            return Err(vec![BUSY]);
+        }
         let mut held = match earlier
             .filter(|held| (held.call, held.kind, held.done) == (call, kind, offset) && offset > 0)
         {
@@ -475,6 +497,7 @@ impl Reassembler {
                     call,
                     room,
                     since: held.since,
+                    unfetched: self.replies.count(),
                 },
                 held.bytes,
             ));
@@ -485,14 +508,19 @@ impl Reassembler {
 
     /// Returns the reply to the last part of a request.
     pub fn reply(&mut self, to: Whole, reply: Vec<u8>) -> Vec<u8> {
+        let call = to.call;
+        let len = reply.len();
+        let since = to.since;
+        let unfetched = Some(to.unfetched);
         let held = Held {
-            call: to.call,
+            call,
             kind: FETCH,
-            len: reply.len(),
             bytes: reply,
+            len,
             done: 0,
-            since: to.since,
+            since,
             touched: Instant::now(),
+            _unfetched: unfetched,
         };
         self.send(to.client, to.room, held)
     }
@@ -523,6 +551,7 @@ impl Reassembler {
             done: 0,
             since: now,
             touched: now,
+            _unfetched: None,
         })
     }
 

@@ -315,6 +315,59 @@ fn parts_that_do_not_fit_reach_no_handler() {
     }
 }
 
+/// One reply is being fetched, and a handler runs. The reply of a third call was given up by its
+/// client.
+#[test]
+fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_request() {
+    let mut parts = Reassembler::new(1000, 20_000);
+    let replies = parts.replies();
+    let fetch = |parts: &mut Reassembler, client, done: usize| {
+        parts
+            .receive(&part(FETCH, (client, 1), 1, done as u64, b""))
+            .unwrap_err()
+    };
+    let first = parts.answer(&part(REQUEST, (1, 1), 1, 0, b"a"), |_| vec![7; 100]);
+    assert_eq!(
+        parts.answer(&part(REQUEST, (2, 1), 1, 0, b"a"), |_| vec![0; 100])[0],
+        DONE
+    );
+    let (running, _) = parts.receive(&part(REQUEST, (3, 1), 1, 0, b"a")).unwrap();
+    assert_eq!(
+        parts
+            .receive(&part(REQUEST, (4, 1), 9, 0, b"a"))
+            .unwrap_err(),
+        [MORE]
+    );
+    assert_eq!(replies.drain(Duration::ZERO), 3);
+    assert_eq!(
+        parts.answer(&part(REQUEST, (2, 2), 1, 0, b"a"), |_| unreachable!()),
+        [BUSY]
+    );
+    assert_eq!(
+        parts.answer(
+            &part(REQUEST, (4, 1), 9, 1, b"12345678"),
+            |_| unreachable!()
+        ),
+        [BUSY]
+    );
+    assert_eq!(replies.drain(Duration::ZERO), 2);
+    let mut done = first.len() - REPLY_HEADER;
+    let draining = std::thread::spawn({
+        let replies = replies.clone();
+        move || replies.drain(Duration::from_secs(60))
+    });
+    while done < 100 {
+        assert!(!draining.is_finished());
+        done += fetch(&mut parts, 1, done).len() - REPLY_HEADER;
+    }
+    assert_eq!(
+        (replies.drain(Duration::ZERO), draining.is_finished()),
+        (1, false)
+    );
+    parts.reply(running, b"short".to_vec());
+    assert_eq!((draining.join().unwrap(), parts.held()), (0, 0));
+}
+
 /// A server of methods without parts says that it cannot decode it, and no handler of it is dropped
 /// early.
 #[test]
