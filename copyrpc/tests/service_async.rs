@@ -433,6 +433,30 @@ fn an_answer_to_a_client_that_has_gone_reaches_no_other() {
     assert_eq!(block_on(call).unwrap(), b"answer");
 }
 
+/// Its client has gone before any task receives the request.
+#[test]
+fn a_request_that_nobody_received_goes_with_its_client() {
+    let net = Net::new();
+    let options = ServerOptions {
+        max_buffered: 0,
+        ..net.server_options()
+    };
+    let server = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
+    let gone = block_on(connect(&net, server.local_addr()));
+    let call = start_call(&gone, b"gone");
+    thread::sleep(Duration::from_millis(50));
+    drop((call, gone));
+    while server.clients() > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let client = block_on(connect(&net, server.local_addr()));
+    let call = start_call(&client, b"here");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(request.data(), b"here");
+    request.reply(*b"answer");
+    assert_eq!(block_on(call).unwrap(), b"answer");
+}
+
 /// The first server of the list stops while a task has a request, and while others wait to be
 /// received.
 #[test]
