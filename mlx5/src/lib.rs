@@ -130,8 +130,8 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
 pub use mlx5_hca::{
-    Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages, Queue,
-    RoceOptions, Rule, SoftOptions, Timing, Violation,
+    BadNetwork, Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages,
+    Queue, RoceOptions, Rule, SoftOptions, Timing, Violation,
 };
 #[doc(no_inline)]
 pub use mlx5_sim::{

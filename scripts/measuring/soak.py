@@ -83,7 +83,7 @@ PARTS = {
         test("mlx5", "--test", "soft", "strangers", release=True, MLX5_TEST_SCALE=3400),
         test("copyrpc", "--test", "context", "--", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
              "--skip", "a_call_behind_a_goodbye",
-             MLX5_TEST_TIME="packets", MLX5_TEST_LOSS=5),
+             MLX5_TEST_TIME="packets", MLX5_TEST_NETWORK="loss=5,double=5,reorder=50,delay_us=0..300"),
         "if scripts/two-hosts true; then cargo test --release --locked -p benchkv --features mpi --test mpi -- --ignored by_packets; fi",
     ]),
     "rxe": ("the suites of scripts/verbs-tests, copyrpc and benchkv on rdma_rxe of Linux, in an emulated machine", ["scripts/rxe all"]),

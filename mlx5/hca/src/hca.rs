@@ -283,6 +283,13 @@ impl State {
             next_pd: 1,
         }
     }
+
+    /// Returns the time of the next scheduled event, or of the next packet that a bad network
+    /// holds.
+    pub(crate) fn next_event_ns(&self) -> Option<u64> {
+        let packet_ns = self.links.wire.as_ref().and_then(|wire| wire.due_ns());
+        self.deferred.next_ns().into_iter().chain(packet_ns).min()
+    }
 }
 
 impl Hca {

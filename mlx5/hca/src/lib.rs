@@ -77,6 +77,7 @@ pub use objects::request::{
 pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
+pub use packets::network::BadNetwork;
 pub use packets::options::RoceOptions;
 pub use packets::port::PacketCounters;
 pub use queues::cq;

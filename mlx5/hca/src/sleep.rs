@@ -165,7 +165,7 @@ impl Hca {
             .wire
             .as_mut()
             .is_none_or(|wire| wire.waker().is_some());
-        match (&self.clock, state.deferred.next_ns()) {
+        match (&self.clock, state.next_event_ns()) {
             (Clock::System, None) if !is_woken => SHORT_SLEEP_NS,
             (Clock::System, None) => longest_ns(),
             (Clock::System, Some(at_ns)) => at_ns

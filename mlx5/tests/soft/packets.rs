@@ -147,7 +147,12 @@ fn every_verb_reaches_a_device_that_shares_no_memory() {
 fn what_is_lost_is_sent_again_and_arrives_once() {
     let mut expected = vec![0; 1 << 16];
     let lossy = |address| RoceOptions {
-        loss_permille: 50,
+        network: BadNetwork {
+            loss_permille: 50,
+            double_permille: 50,
+            reorder_permille: 50,
+            delay_us: (0, 100),
+        },
         mtu: Some(256),
         ..on(address)
     };

@@ -29,7 +29,8 @@ pub(crate) enum Mode {
     Delay,
     /// At the times of the NIC model, on a clock that polls advance.
     Virtual,
-    /// By packets over the loopback interface, of which `MLX5_TEST_LOSS` in a thousand are lost.
+    /// By packets over the loopback interface, on the network that `MLX5_TEST_NETWORK` describes,
+    /// such as `loss=1,delay_us=0..500`.
     Packets,
     /// By a device behind libibverbs, at any time.
     Hardware,
@@ -102,13 +103,11 @@ const PACKETS_QUIET: Duration = Duration::from_millis(5);
 
 /// Returns the port of a device whose peers all get packets.
 fn packets() -> RoceOptions {
-    let loss_permille = std::env::var("MLX5_TEST_LOSS").map_or(0, |loss| loss.parse().unwrap());
-    RoceOptions {
-        port: Some(0),
-        is_for_all: true,
-        loss_permille,
-        ..RoceOptions::new([127, 0, 0, 1].into())
-    }
+    let network = std::env::var("MLX5_TEST_NETWORK")
+        .map_or_else(|_| String::new(), |network| format!(",{network}"));
+    format!("127.0.0.1,port=0,packets=all{network}")
+        .parse()
+        .unwrap()
 }
 
 /// Devices of one local fabric, with one clock and one network.

@@ -172,7 +172,12 @@ impl Hca {
             // A random number that only this user's processes learn.
             Some(roce) => {
                 let vf = options.port.map(|_| membership.lid);
-                let mut wire = WirePort::open(roce, vf, memory.ids()[2].token)?;
+                let mut wire = WirePort::open(
+                    roce,
+                    vf,
+                    memory.ids()[2].token,
+                    (membership.seed, &options.clock),
+                )?;
                 wire.traffic = options.counters.and_then(<[_]>::first);
                 Some(Box::new(wire))
             }
@@ -265,7 +270,7 @@ impl Hca {
         // A lane with a fault was skipped.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
         let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
-        [self.state.borrow().deferred.next_ns(), again_ns]
+        [self.state.borrow().next_event_ns(), again_ns]
             .into_iter()
             .flatten()
             .min()

@@ -4,8 +4,8 @@
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: what both count.
 //! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes
-//!   and decodes packets. `options`: its options. `udp`: the socket. `interface`: addresses of this
-//!   host. `pcap`: a capture.
+//!   and decodes packets. `options`: its options. `network`: a bad network, for tests. `udp`: the
+//!   socket. `interface`: addresses of this host. `pcap`: a capture.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! says which packet is to be sent next, and learns from responses and from the time which ones
@@ -39,6 +39,7 @@
 pub(crate) mod connection;
 pub(crate) mod interface;
 mod message;
+pub(crate) mod network;
 pub(crate) mod options;
 pub(crate) mod pcap;
 pub(crate) mod port;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::interface::address_in;
+use super::network::BadNetwork;
 
 /// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module.
 /// Its peers are software HCAs and other RoCEv2 devices on any host. Packets are neither encrypted
@@ -27,8 +28,8 @@ pub struct RoceOptions {
     /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
     /// to measure.
     pub is_for_all: bool,
-    /// Packets in a thousand that are lost on purpose.
-    pub loss_permille: u16,
+    /// What happens to the packets that leave the port, on purpose.
+    pub network: BadNetwork,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
     /// virtual functions that share an address: its name, a period, and the device's
     /// `ADDRESS:PORT`.
@@ -61,15 +62,21 @@ impl RoceOptions {
             port: None,
             mtu: None,
             is_for_all: false,
-            loss_permille: 0,
+            network: BadNetwork {
+                loss_permille: 0,
+                double_permille: 0,
+                reorder_permille: 0,
+                delay_us: (0, 0),
+            },
             pcap: None,
         }
     }
 }
 
 /// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`,
-/// `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `pcap=FILE`. The
-/// error is a sentence that says what is legal.
+/// `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `double=PERMILLE`,
+/// `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX` ([`network`](Self::network)),
+/// `pcap=FILE`. The error is a sentence that says what is legal.
 impl FromStr for RoceOptions {
     type Err = String;
 
@@ -98,6 +105,9 @@ impl FromStr for RoceOptions {
                     .parse()
                     .map_err(|_| format!("{key}={value}: use {legal}"))
             };
+            let permille = || {
+                number("packets in a thousand, 0 to 1000").map(|permille: u16| permille.min(1000))
+            };
             match key {
                 "port" => options.port = Some(number("a UDP port, 0 to 65535")?),
                 "mtu" => {
@@ -110,14 +120,27 @@ impl FromStr for RoceOptions {
                         return Err(format!("mtu={value}: use {legal}"));
                     });
                 }
-                "loss" => {
-                    options.loss_permille = number("packets in a thousand, 0 to 1000")?.min(1000)
+                "loss" => options.network.loss_permille = permille()?,
+                "double" => options.network.double_permille = permille()?,
+                "reorder" => options.network.reorder_permille = permille()?,
+                "delay_us" => {
+                    let (least, most) = value.split_once("..").unwrap_or((value, value));
+                    options.network.delay_us = match (least.parse(), most.parse()) {
+                        (Ok(least), Ok(most)) if least <= most && most <= 1_000_000 => {
+                            (least, most)
+                        }
+                        _ => {
+                            return Err(format!(
+                                "delay_us={value}: use microseconds, 0 to 1000000, or a range of them, such as 3000..7000"
+                            ));
+                        }
+                    };
                 }
                 "packets" if value == "all" => options.is_for_all = true,
                 "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
                 _ => {
                     return Err(format!(
-                        "\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, pcap=FILE"
+                        "\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, double=PERMILLE, reorder=PERMILLE, delay_us=MIN..MAX, pcap=FILE"
                     ));
                 }
             }
@@ -135,7 +158,7 @@ impl fmt::Display for RoceOptions {
             port,
             mtu,
             is_for_all,
-            loss_permille,
+            network,
             pcap,
         } = self;
         address.fmt(f)?;
@@ -143,8 +166,25 @@ impl fmt::Display for RoceOptions {
         port.map_or(Ok(()), |port| write!(f, ",port={port}"))?;
         mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
         f.write_str(if *is_for_all { ",packets=all" } else { "" })?;
-        if *loss_permille > 0 {
-            write!(f, ",loss={loss_permille}")?;
+        let BadNetwork {
+            loss_permille,
+            double_permille,
+            reorder_permille,
+            delay_us: (least, most),
+        } = network;
+        for (key, permille) in [
+            ("loss", loss_permille),
+            ("double", double_permille),
+            ("reorder", reorder_permille),
+        ] {
+            if *permille > 0 {
+                write!(f, ",{key}={permille}")?;
+            }
+        }
+        match most {
+            0 => {}
+            _ if least == most => write!(f, ",delay_us={most}")?,
+            _ => write!(f, ",delay_us={least}..{most}")?,
         }
         pcap.as_ref()
             .map_or(Ok(()), |file| write!(f, ",pcap={}", file.display()))
@@ -161,7 +201,8 @@ mod tests {
         for text in [
             "127.0.0.1",
             "::1,port=0",
-            "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,pcap=/tmp/a",
+            "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,double=5,reorder=1000,delay_us=0..7000,pcap=/tmp/a",
+            "::1,delay_us=5000",
         ] {
             assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
         }
@@ -172,6 +213,8 @@ mod tests {
             ("::1,port=70000", "a UDP port, 0 to 65535"),
             ("::1,mtu=1000", "256, 512, 1024, 2048 or 4096"),
             ("::1,loss=1.5", "0 to 1000"),
+            ("::1,delay_us=5ms", "microseconds"),
+            ("::1,delay_us=7..3", "such as 3000..7000"),
             ("::1,packets=some", "packets=all"),
             ("::1,pcap=", "pcap=FILE"),
             ("::1,", "port=N"),

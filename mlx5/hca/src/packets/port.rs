@@ -10,9 +10,11 @@ use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 use shm::sleep::Notifier;
 
 use super::interface::gid_of;
+use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::udp::{self, BATCH, Packets, Udp};
+use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
@@ -64,7 +66,8 @@ pub(crate) struct WirePort {
     end: usize,
     /// Empty while its packets are being handled.
     incoming: Packets,
-    loss: (u16, Random),
+    /// What holds packets before they are in `out`, if something is to happen to them.
+    network: Option<Network>,
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
     /// Counters that its packets are added to.
@@ -102,11 +105,13 @@ fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
 }
 
 impl WirePort {
-    /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`.
+    /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`,
+    /// and what a bad network does from `seed`.
     pub(crate) fn open(
         options: &RoceOptions,
         vf: Option<u16>,
         secret: u64,
+        (seed, clock): (u64, &Clock),
     ) -> Result<Self, OpenError> {
         let address = options.address;
         let failed = |port: u16| {
@@ -121,7 +126,7 @@ impl WirePort {
             port,
             mtu,
             is_for_all,
-            loss_permille,
+            network,
             pcap,
             ..
         } = options.clone().on_this_host().map_err(failed(0))?;
@@ -162,7 +167,7 @@ impl WirePort {
             first: 0,
             end: 0,
             incoming: Packets::new(),
-            loss: (loss_permille, Random::new(secret)),
+            network: (network != BadNetwork::default()).then(|| Network::new(network, seed, clock)),
             pcap,
             counters: PacketCounters::default(),
             traffic: None,
@@ -242,7 +247,7 @@ impl WirePort {
         if self.end == BATCH {
             self.flush();
         }
-        self.end < BATCH
+        self.end < BATCH && self.network.as_ref().is_none_or(Network::has_room)
     }
 
     /// Adds a packet to those that [`flush`](Self::flush) sends, if there is room. Its payload has
@@ -268,16 +273,33 @@ impl WirePort {
         if let Some(pcap) = &mut self.pcap {
             pcap.record(&self.own, to, &buffer[..whole]);
         }
-        let (permille, random) = &mut self.loss;
-        if !random.happens(*permille) {
-            self.out.set(self.end, whole, to);
-            self.end += 1;
+        match &mut self.network {
+            Some(network) => network.take(to, &self.out.buffer(self.end)[..whole]),
+            None => {
+                self.out.set(self.end, whole, to);
+                self.end += 1;
+            }
         }
         Ok(())
     }
 
-    /// Sends the packets that were added, as far as the socket has room for them.
+    /// Returns the time at which [`flush`](Self::flush) sends a packet that a bad network holds.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        self.network.as_ref()?.due_ns()
+    }
+
+    /// Sends the packets that were added and are due, as far as the socket has room for them.
     pub(crate) fn flush(&mut self) {
+        while let Some((to, packet)) = self
+            .network
+            .as_mut()
+            .filter(|_| self.end < BATCH)
+            .and_then(Network::pop_due)
+        {
+            self.out.buffer(self.end)[..packet.len()].copy_from_slice(&packet);
+            self.out.set(self.end, packet.len(), &to);
+            self.end += 1;
+        }
         if self.first == self.end {
             return;
         }
