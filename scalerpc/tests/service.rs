@@ -25,7 +25,7 @@ use scalerpc::{
     ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::executor::block_on;
-use shm_testing::limits::any_port;
+use shm_testing::limits::{self, any_port};
 use shm_testing::methods::{self, Sums, numbers};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -151,6 +151,103 @@ fn many_clients_get_their_own_responses() {
     thread::scope(|scope| (0..12).for_each(|name| drop(scope.spawn(move || client(name)))));
     let (_, stats) = server.stop();
     assert_eq!((stats.accepted, stats.garbage), (12 * 203, 0));
+}
+
+/// Calls over networks that lose, double, delay and reorder packets, counted at both ends: each is
+/// executed once and answered.
+#[test]
+fn each_call_is_executed_once_and_answered_however_bad_the_network_is() {
+    const CALLERS: u64 = 16;
+    let calls = 100 * u64::from(limits::scale_of("SHM_TEST_SCALE"));
+    for network in [
+        "reorder=50,delay_us=1000",
+        "delay_us=3000..7000",
+        "double=50",
+        "loss=10,double=10,reorder=100,delay_us=0..500",
+    ] {
+        let device = format!("soft:roce=127.0.0.1,port=0,mtu=1024,packets=all,{network}");
+        let base = ServerOptions::default();
+        let device = DeviceSpec::from(&*device);
+        let counts = Arc::new(Mutex::new(HashMap::<u64, u32>::new()));
+        let counted = Arc::clone(&counts);
+        let server = start_with(
+            &any_port(),
+            ServerOptions {
+                device: device.clone(),
+                ..base
+            },
+            move |server| {
+                let count = |request: &[u8]| {
+                    *counted
+                        .lock()
+                        .unwrap()
+                        .entry(u64::from_le_bytes(request[..8].try_into().unwrap()))
+                        .or_default() += 1;
+                    request.to_vec()
+                };
+                server.serve(count).unwrap();
+            },
+        );
+        let (address, options) = (
+            server.address,
+            &ClientOptions {
+                device,
+                ..ClientOptions::default()
+            },
+        );
+        let make = |name: u64, call: u64| {
+            let mut payload = (name << 32 | call).to_le_bytes().to_vec();
+            // With the header and the trailer, some of these lengths have a packet that begins
+            // inside the trailer.
+            payload.resize(
+                [8, 980 + call as usize % 16, 3000][call as usize % 3],
+                name as u8,
+            );
+            thread::sleep(Duration::from_millis(if call % 50 == 0 { name } else { 0 }));
+            payload
+        };
+        let check = |name: u64, call: u64, answer: Result<Vec<u8>, ClientError>| match answer {
+            Ok(answer) => assert_eq!(answer[..8], (name << 32 | call).to_le_bytes()),
+            Err(error) => panic!("{network}: client {name}, call {call}: {error}"),
+        };
+        let alone = |name: u64| {
+            let mut client = Client::with_options(address, options).unwrap();
+            (0..calls).for_each(|call| {
+                check(
+                    name,
+                    call,
+                    client.call_within(&make(name, call), WATCHDOG / 6),
+                )
+            });
+        };
+        // Some calls at once.
+        let shared =
+            &[0, 1].map(|_| block_on(AsyncClient::with_options(address, options)).unwrap());
+        let together = |name: u64| {
+            (0..calls).for_each(|call| {
+                check(
+                    name,
+                    call,
+                    block_on(shared[name as usize % 2].call_within(make(name, call), WATCHDOG / 6)),
+                )
+            });
+        };
+        thread::scope(|scope| {
+            (0..CALLERS / 4).for_each(|name| drop(scope.spawn(move || alone(name))));
+            (CALLERS / 4..CALLERS).for_each(|name| drop(scope.spawn(move || together(name))));
+        });
+        let (_, stats) = server.stop();
+        let counts = counts.lock().unwrap();
+        assert!(
+            counts.len() as u64 == CALLERS * calls && counts.values().all(|count| *count == 1),
+            "{network}"
+        );
+        assert_eq!(
+            (stats.accepted, stats.garbage),
+            (CALLERS * calls, 0),
+            "{network}: {stats:?}"
+        );
+    }
 }
 
 #[test]

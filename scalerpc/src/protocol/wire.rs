@@ -28,7 +28,8 @@ pub const RESPONSE_MAGIC: u32 = 0xBEEF_DEAD;
 
 const VALID: u32 = 1 << 31;
 
-/// The last eight bytes of a slot: its arrival proves the message (S1).
+/// The last eight bytes of a slot: its arrival proves the message (S1). It may arrive in two parts,
+/// as a message of several packets can end inside of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// Bytes of header and payload.
@@ -51,6 +52,12 @@ impl Trailer {
             len: word as u32,
             valid: (word >> 32) as u32,
         }
+    }
+
+    /// Returns whether all of it is here, if it was 0 before: its last bit is in its last byte.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        self.valid & VALID != 0
     }
 }
 

@@ -167,13 +167,17 @@ fn check(
     expected.type_if_equal(&pools.header(trailer_at - len)?)
 }
 
-/// Removes a message that is not a request, or was accepted before (S4). `last` is the number
-/// accepted last. Removes by an exchange, so that a good message that lands meanwhile is not
-/// removed (S2).
+/// Removes a message that is not a request, or was accepted before (S4), and leaves the first part
+/// of a trailer (S1). `last` is the number accepted last. Removes by an exchange, so that a good
+/// message that lands meanwhile is not removed (S2).
 #[cold]
 fn remove(pools: &impl Memory, stats: &mut ServerStats, trailer_at: usize, word: u64, last: u32) {
+    let trailer = Trailer::from_word(word);
+    if !trailer.is_whole() {
+        return;
+    }
     pools.exchange(trailer_at, word, 0);
-    let is_duplicate = Trailer::from_word(word).valid == valid(last);
+    let is_duplicate = trailer.valid == valid(last);
     let counter = if is_duplicate {
         &mut stats.duplicates
     } else {
