@@ -27,6 +27,9 @@ impl Hca {
         for rq in state.rqs.iter_mut().flatten() {
             any |= rq.refresh();
         }
+        let copies = &self.memory.control().header.copies;
+        // H9. The word has one writer.
+        copies.store(copies.load(Ordering::Relaxed) + 1, Ordering::Release);
         for index in 0..state.queues.qps.len() {
             any |= self.poll_records(&mut state, index);
         }

@@ -7,7 +7,7 @@ use mlx5_wire::{
     Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome,
 };
 
-use crate::queues::qp::{SoftQp, Transport};
+use crate::queues::qp::{SoftQp, Transport, Waiting};
 use crate::requester::data::{Data, check_local, has_result, header_bytes, scatter};
 use crate::requester::datagrams;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
@@ -16,6 +16,10 @@ use crate::shared::layout::{Message, RECEIVES, allows};
 use crate::shared::memory::{Fault, Span};
 use crate::shared::remote::Remote;
 use crate::{Hca, Links};
+
+/// Time in ns for which a message waits until a peer that runs another driver copies that driver's
+/// receives: much longer than the pauses of its thread. A process that has stopped copies none.
+const COPY_WAIT_NS: u64 = 1_000_000_000;
 
 /// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A
 /// destroyed queue pair does not answer. So it refuses nothing, even if its regions disappear
@@ -30,6 +34,7 @@ pub(crate) fn execute(
 ) -> Outcome {
     match attempt(hca, links, qp, ctrl, wqe, granted) {
         Outcome::Done(byte_count) => Outcome::Done(byte_count),
+        Outcome::Wait(WaitFor::Receive) => not_done(qp, ctrl, Outcome::Wait(no_receive(hca, qp))),
         outcome => not_done(qp, ctrl, outcome),
     }
 }
@@ -62,6 +67,44 @@ fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
             Outcome::Wait(WaitFor::Peer)
         }
         _ => outcome,
+    }
+}
+
+/// Returns the reason to wait after the search for a receive: none is posted only once the owner
+/// has copied those of its driver. The copy during which the search took place may have begun
+/// before one was posted, so the next one must end too.
+#[cold]
+fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
+    let Some(remote) = qp.remote() else {
+        return WaitFor::Receive;
+    };
+    let copies = remote.peer.copies();
+    match &qp.waiting {
+        Some(Waiting {
+            reason: WaitFor::Copies(0),
+            ..
+        }) => WaitFor::Receive,
+        Some(Waiting {
+            reason: WaitFor::Copies(from),
+            ..
+        }) if copies.wrapping_sub(*from) >= 2 => WaitFor::Copies(0),
+        Some(Waiting {
+            reason: reason @ WaitFor::Copies(_),
+            since_ns,
+            ..
+        }) => {
+            let is_over = hca.clock.now_ns() >= since_ns.saturating_add(COPY_WAIT_NS);
+            if is_over {
+                remote.stopped_at.set(copies);
+            }
+            if is_over || remote.peer.is_gone() {
+                WaitFor::Receive
+            } else {
+                *reason
+            }
+        }
+        _ if copies == remote.stopped_at.get() => WaitFor::Receive,
+        _ => WaitFor::Copies(copies),
     }
 }
 

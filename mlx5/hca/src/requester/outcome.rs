@@ -63,6 +63,10 @@ pub(crate) enum WaitFor {
     Peer,
     /// The peer has no receive posted.
     Receive,
+    /// The peer's owner has to copy the receives that its driver has posted. Its
+    /// [`copies`](crate::shared::fabric::Peer::copies) when none was found; 0 once it has copied
+    /// all that were posted by then, and they are to be searched again.
+    Copies(u64),
     /// The lane of the peer is full.
     Room,
     /// The peer's owner has not executed an atomic yet.

@@ -32,17 +32,24 @@ pub(crate) fn wait(
     let waiting = match &mut qp.waiting {
         Some(waiting) if waiting.reason == reason => waiting,
         // First attempt, or the reason changed: the wait starts now.
-        slot => slot.insert(Waiting {
-            reason,
-            since_ns: now_ns,
-            again_ns: now_ns,
-            rnr_left: qp.options.rnr_retry,
-        }),
+        slot => {
+            let rnr_left = slot
+                .as_ref()
+                .map_or(qp.options.rnr_retry, |waiting| waiting.rnr_left);
+            slot.insert(Waiting {
+                reason,
+                since_ns: now_ns,
+                again_ns: now_ns,
+                rnr_left,
+            })
+        }
     };
     waiting.again_ns = match reason {
         // The clock of a stepper would never pass an event that is always due again.
-        WaitFor::Room if hca.has_exact_lanes => now_ns.saturating_add(LANE_RETRY_NS),
-        WaitFor::Room => now_ns,
+        WaitFor::Room | WaitFor::Copies(_) if hca.has_exact_lanes => {
+            now_ns.saturating_add(LANE_RETRY_NS)
+        }
+        WaitFor::Room | WaitFor::Copies(_) => now_ns,
         WaitFor::Answer if !is_gone => now_ns,
         WaitFor::Fault => now_ns.saturating_add(fault_ns),
         WaitFor::Receive => {

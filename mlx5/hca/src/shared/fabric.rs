@@ -313,6 +313,11 @@ impl Peer {
             .load(Ordering::Acquire)
     }
 
+    /// Returns how often it has copied its driver's receives. H9
+    pub(crate) fn copies(&self) -> u64 {
+        self.memory.control().header.copies.load(Ordering::Acquire)
+    }
+
     /// Returns whether its process executes a full fence after its `executing` word, so that a
     /// fence here orders the two (H3).
     pub(crate) fn has_fences(&self) -> bool {

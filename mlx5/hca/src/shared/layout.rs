@@ -28,6 +28,7 @@
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
+//! | `Header::copies` | owner, per poll | requesters | **H9** Release/Acquire: the records and WQEs that the owner copied from its driver's receive queues |
 
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 use shm::lane::Slot;
@@ -37,7 +38,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC15");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC16");
 
 /// Bits of a QPN that index the table. The upper 10 count the queue pairs of a place, so numbers
 /// are sparse and a stale number names no queue pair.
@@ -72,6 +73,9 @@ pub(crate) struct Header {
     /// Not 0 if the owner executes a full fence after that word, because membarrier(2) does not
     /// work in its process. Written before the device has peers.
     pub(crate) has_fences: AtomicU32,
+    /// Number of times that the owner has copied the receives that its driver posts elsewhere. 0 of
+    /// a device whose driver posts into the rings that peers map.
+    pub(crate) copies: AtomicU64,
 }
 
 /// One queue pair.

@@ -53,6 +53,8 @@ pub(crate) struct Remote {
     generation: u32,
     own: u64,
     own_epoch: u64,
+    /// [`Peer::copies`] when a wait for it ended in vain, because the owner has stopped; 0 before.
+    pub(crate) stopped_at: Cell<u64>,
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
     ready: ReadyWords,
@@ -93,6 +95,7 @@ impl Remote {
             is_asking: false,
             own,
             own_epoch,
+            stopped_at: Cell::new(0),
             pd: entry.pd.load(Ordering::Relaxed),
             // SAFETY: the slots live as long as `peer`. They belong to this queue pair alone once
             // the peer's `peer` word names it, which is checked before every message, and

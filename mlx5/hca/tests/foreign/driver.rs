@@ -161,6 +161,18 @@ impl World {
         }
     }
 
+    /// Makes a world whose connections fail where they find no receive.
+    pub(crate) fn without_rnr_retries() -> Self {
+        let world = Self::default();
+        Self {
+            options: ConnectOptions {
+                rnr_retry: 0,
+                ..world.options
+            },
+            ..world
+        }
+    }
+
     /// Makes the world of a RoCE port.
     pub(crate) fn roce() -> Self {
         Self::default().at(ROCE)

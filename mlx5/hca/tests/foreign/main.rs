@@ -693,6 +693,71 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     assert_eq!(a.poll().len(), 1, "it was lost");
 }
 
+/// Makes a connected pair that runs without RNR retries.
+fn pair_without_retries(service: Service, is_shared: bool) -> (World, [End; 2]) {
+    let world = World::without_rnr_retries();
+    let ends = [(); 2].map(|()| End::new(&world, service, is_shared, ALL));
+    ends[0].connect(ends[1].qpn);
+    ends[1].connect(ends[0].qpn);
+    (world, ends)
+}
+
+#[test]
+fn a_receive_counts_from_its_doorbell_on_although_its_owner_has_not_polled_since() {
+    for (service, is_shared, opcode) in [
+        (Service::Connected, false, Opcode::Send),
+        (Service::Connected, true, Opcode::Send),
+        (Service::Connected, false, Opcode::RdmaWriteImm),
+        (Service::Unreliable, false, Opcode::Send),
+    ] {
+        let (world, [mut a, mut b]) = pair_without_retries(service, is_shared);
+        b.hca.poll();
+        b.receive_at(&[4096; 2], 32);
+        let segments = if opcode == Opcode::Send {
+            vec![a.sge(0, 32)]
+        } else {
+            vec![b.remote(512), a.sge(0, 32)]
+        };
+        a.post_now(opcode, 0, &segments);
+        (0..10).for_each(|_| _ = a.hca.poll());
+        assert_eq!(
+            a.poll(),
+            [],
+            "the owner may not know yet what it has posted"
+        );
+        let (done, arrived) = a.exchange(&mut b);
+        assert_eq!((done, arrived.len()), (vec![sent(0)], 1));
+
+        // A process that has stopped delays a message once: from then on its queue counts as empty.
+        b.receive_at(&[4096; 4], 32);
+        a.post_now(opcode, 0, &segments);
+        a.post_now(opcode, 0, &segments);
+        a.hca.poll();
+        assert_eq!(a.poll(), [sent(1)], "the second receive was known");
+        world.pass_a_second();
+        a.hca.poll();
+        let lost = if service == Service::Unreliable {
+            sent(2)
+        } else {
+            refused(2, Syndrome::RnrRetryExceeded)
+        };
+        assert_eq!(a.poll(), [lost]);
+    }
+}
+
+#[test]
+fn a_message_without_a_receive_fails_once_the_owner_has_polled_twice() {
+    let (_, [mut a, b]) = pair_without_retries(Service::Connected, false);
+    b.hca.poll();
+    a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
+    let polls = (1..10).find(|_| {
+        a.hca.poll();
+        b.hca.poll();
+        !a.poll().is_empty()
+    });
+    assert_eq!(polls, Some(4));
+}
+
 #[test]
 fn receives_are_flushed_behind_atomics_which_took_none() {
     let (_, [mut a, mut b]) = pair();
