@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Prefix of the names of directories that are locked, or left over.
 const PREFIX: &str = "mlx5-run-";
+/// A file that each of them holds. Users may have directories whose names begin likewise.
+const MARK: &str = ".private-directory-of-mlx5-run";
 
 /// A directory that only this user can access. Dropping it removes it.
 #[derive(Debug)]
@@ -29,6 +31,7 @@ impl PrivateDir {
         if !try_lock(&lock) {
             return Err(io::Error::last_os_error());
         }
+        File::create(unlocked.join(MARK))?;
         let name = unlocked.to_string_lossy().replace("mlx5-new-", PREFIX);
         fs::rename(&unlocked, &name)?;
         Ok(Self {
@@ -64,12 +67,13 @@ fn try_lock(dir: &File) -> bool {
     unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Removes directories whose runs were killed. Leaves those of other users, and tries again next
-/// time if one cannot be removed.
+/// Removes marked directories whose runs were killed. Leaves those of other users, and tries again
+/// next time if one cannot be removed.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())
-            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && entry.path().join(MARK).symlink_metadata().is_ok();
         if is_of_a_run && File::open(entry.path()).is_ok_and(|dir| try_lock(&dir)) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -102,6 +106,12 @@ mod tests {
         let left_over = parent.join("mlx5-run-killed");
         fs::create_dir(&left_over).unwrap();
         fs::write(left_over.join("file"), "").unwrap();
+        drop(PrivateDir::make(&parent).unwrap());
+        assert!(
+            left_over.exists(),
+            "a user's, such as `--fabric /tmp/mlx5-run-a`"
+        );
+        fs::write(left_over.join(MARK), "").unwrap();
         drop(PrivateDir::make(&parent).unwrap());
         assert!(!left_over.exists() && other.path().exists());
         drop(other);
