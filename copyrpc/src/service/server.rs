@@ -503,8 +503,9 @@ impl Server {
                 .for_each(|client| client.endpoint.probe());
         }
         // A client that lived when its socket was cut may have died since, and another one needs
-        // its place.
+        // its place. So may one of those that connect: each that has sent its record has a place.
         if is_full {
+            gate.make_room();
             clients
                 .iter()
                 .filter(|client| !lifelines.has(client.peer))

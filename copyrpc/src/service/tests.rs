@@ -2,7 +2,8 @@
 //! reached.
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -17,8 +18,9 @@ use shm_testing::limits;
 use super::async_client::{AsyncClient, AsyncConnection};
 use super::caller::Caller;
 use super::*;
-use crate::connect::ConnectError;
-use crate::context::BuildError;
+use crate::config::EndpointConfig;
+use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE};
+use crate::context::{BuildError, ContextBuilder};
 use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -316,4 +318,41 @@ fn an_error_says_whether_the_call_may_be_made_again() {
             "{ending}"
         );
     }
+}
+
+/// Peers with a valid record that say nothing more take the places of a server. They lose them when
+/// a client needs one, not after 5 s.
+#[test]
+fn peers_that_stop_after_their_record_keep_no_client_out() {
+    limits::watchdog(WATCHDOG);
+    let fabric = LocalFabric::new();
+    let options = ServerOptions {
+        device: device(&fabric),
+        clients: 2,
+        ..ServerOptions::default()
+    };
+    let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
+    let (address, stop) = (server.local_addr().unwrap(), server.stop_handle());
+    let client = thread::spawn(move || {
+        let context = ContextBuilder::new(device(&fabric)).build::<()>().unwrap();
+        let silent = [(); 2].map(|()| {
+            let endpoint = context.create_endpoint(&EndpointConfig::default()).unwrap();
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(&endpoint.local_info().encode()).unwrap();
+            // The answer shows that the peer has a place.
+            stream.read_exact(&mut [0; EXCHANGE_RECORD_SIZE]).unwrap();
+            (endpoint, stream)
+        });
+        let options = ClientOptions {
+            connect_timeout: Duration::from_secs(4),
+            ..client_options(&fabric)
+        };
+        let connected =
+            Client::with_options(address, &options).map(|mut client| client.call(b"x").unwrap());
+        stop.stop();
+        drop(silent);
+        connected.unwrap()
+    });
+    server.serve(|request| request.to_vec()).unwrap();
+    assert_eq!(client.join().unwrap(), b"x");
 }

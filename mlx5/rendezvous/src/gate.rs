@@ -14,7 +14,16 @@ use crate::secret::{Proof, Secret};
 /// by default.
 const BACKLOG: i32 = 4096;
 /// Number of peers that one poll accepts.
-const PEERS_PER_POLL: usize = 256;
+const PEERS_PER_POLL: usize = 64;
+/// Maximum number of peers that connect at once, each with a descriptor: a quarter of those that a
+/// process usually has. Further peers wait in the backlog, which costs the process nothing.
+const PLACES: usize = 256;
+/// Time after which a peer that connects loses its place, if another one needs it. Not less: of
+/// many clients that come at once each needs its turn, and one whose connection is closed comes
+/// again.
+const SHORT_PATIENCE: Duration = Duration::from_millis(250);
+/// Time after which a poll advances no further peer: the next poll goes on with it.
+const POLL_TIME: Duration = Duration::from_millis(2);
 
 /// Number of peers that this process has accepted.
 static PEERS: AtomicU64 = AtomicU64::new(0);
@@ -41,6 +50,9 @@ pub struct Gate<A> {
     connecting: Vec<Connecting<A>>,
     options: GateOptions,
     peers_per_poll: usize,
+    /// Index of the peer with which the next poll begins.
+    next: usize,
+    is_crowded: bool,
 }
 
 struct Connecting<A> {
@@ -82,6 +94,8 @@ impl<A> Gate<A> {
             connecting: Vec::new(),
             options,
             peers_per_poll: PEERS_PER_POLL,
+            next: 0,
+            is_crowded: false,
         }
     }
 
@@ -93,7 +107,7 @@ impl<A> Gate<A> {
         self.listener.try_clone()
     }
 
-    /// Sets the maximum number of peers that one poll accepts. Default 256.
+    /// Sets the maximum number of peers that one poll accepts. Default 64.
     pub const fn accept_at_most(&mut self, peers: usize) {
         self.peers_per_poll = peers;
     }
@@ -106,15 +120,24 @@ impl<A> Gate<A> {
         self.listener.local_addr()
     }
 
+    /// Tells that the peers that connect are in the way of another one: the next poll disconnects
+    /// those that have had their time, 250 ms.
+    pub const fn make_room(&mut self) {
+        self.is_crowded = true;
+    }
+
     /// Returns the states of the peers that have not yet arrived.
     pub fn connecting(&self) -> impl Iterator<Item = &A> {
         self.connecting.iter().map(|connecting| &connecting.stage)
     }
 
-    /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as
-    /// its socket allows. `advance` returns `None` until the peer has arrived, and is not called
-    /// for it again; `arrived` gets its socket, to keep it in [`Lifelines`] or to close it. A peer
-    /// whose `advance` fails is disconnected, as is one that does not prove the secret.
+    /// Accepts peers, each with the state that `begin` makes, and advances their exchanges as far
+    /// as their sockets allow. A poll is bounded, whatever peers do: it reads no more of one than
+    /// its records, begins with no further one after 2 ms, and has at most 256 of them at once.
+    /// When those are connecting, the ones that have had 250 ms are disconnected for others.
+    /// `advance` returns `None` until the peer has arrived, and is not called for it again;
+    /// `arrived` gets its socket, to keep it in [`Lifelines`] or to close it. A peer whose
+    /// `advance` fails is disconnected, as is one that does not prove the secret.
     ///
     /// [`Lifelines`]: crate::Lifelines
     pub fn poll<T, E: fmt::Display>(
@@ -123,8 +146,12 @@ impl<A> Gate<A> {
         mut advance: impl FnMut(&mut A, &mut TcpStream, Peer) -> Result<Option<T>, E>,
         mut arrived: impl FnMut(T, TcpStream, Peer),
     ) {
+        let is_crowded = std::mem::take(&mut self.is_crowded) || self.connecting.len() >= PLACES;
         // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
-        for _ in 0..self.peers_per_poll {
+        for _ in 0..self
+            .peers_per_poll
+            .min(PLACES.saturating_sub(self.connecting.len()))
+        {
             let Ok((stream, address)) = self.listener.accept() else {
                 break;
             };
@@ -148,24 +175,38 @@ impl<A> Gate<A> {
             secret,
             refusal,
         } = &self.options;
-        let mut next = 0;
-        while let Some(Connecting {
-            stream,
-            peer,
-            proof,
-            stage,
-            since,
-        }) = self.connecting.get_mut(next)
-        {
+        let patience = if is_crowded {
+            SHORT_PATIENCE.min(*patience)
+        } else {
+            *patience
+        };
+        let start = Instant::now();
+        for _ in 0..self.connecting.len() {
+            self.next = if self.next < self.connecting.len() {
+                self.next
+            } else {
+                0
+            };
+            let Some(Connecting {
+                stream,
+                peer,
+                proof,
+                stage,
+                since,
+            }) = self.connecting.get_mut(self.next)
+            else {
+                break;
+            };
             let outcome = match proof.advance(stream, secret.as_ref(), refusal) {
                 Ok(true) => advance(stage, stream, *peer).map_err(|error| error.to_string()),
                 Ok(false) => Ok(None),
                 Err(error) => Err(error.to_string()),
             };
+            let now = Instant::now();
             match outcome {
-                Ok(None) if since.elapsed() < *patience => next += 1,
+                Ok(None) if now - *since < patience => self.next += 1,
                 Ok(Some(met)) => {
-                    let Connecting { stream, peer, .. } = self.connecting.swap_remove(next);
+                    let Connecting { stream, peer, .. } = self.connecting.swap_remove(self.next);
                     events.tell(Event::Connected(peer));
                     arrived(met, stream, peer);
                 }
@@ -176,8 +217,11 @@ impl<A> Gate<A> {
                         *peer,
                         reason.as_deref().unwrap_or("it took too long to connect"),
                     ));
-                    drop(self.connecting.swap_remove(next));
+                    drop(self.connecting.swap_remove(self.next));
                 }
+            }
+            if now - start >= POLL_TIME {
+                break;
             }
         }
     }
@@ -186,6 +230,7 @@ impl<A> Gate<A> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::sync::atomic::AtomicBool;
     use std::sync::{Arc, Mutex};
 
     use super::*;
@@ -238,6 +283,90 @@ mod tests {
             );
         }
         drop(good);
+    }
+
+    /// Strangers stream, drip and stop, more of them than have places. Every peer that sends its
+    /// two bytes arrives meanwhile.
+    #[test]
+    fn strangers_delay_no_peer_and_take_no_more_than_their_places() {
+        for secret in [None, Some(Secret::from(*b"key"))] {
+            let mut gate = Gate::<Incoming<2>>::bind(
+                "127.0.0.1:0",
+                GateOptions {
+                    secret: secret.clone(),
+                    ..options(Duration::from_secs(3600))
+                },
+            )
+            .unwrap();
+            let address = gate.local_addr().unwrap();
+            let is_over = Arc::new(AtomicBool::new(false));
+            let stranger = |hello: &'static [u8], then: &'static [u8], pause: Duration| {
+                let is_over = Arc::clone(&is_over);
+                std::thread::spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let Ok(mut stream) = TcpStream::connect(address) else {
+                            continue;
+                        };
+                        let mut sent = stream.write_all(hello);
+                        while sent.is_ok() && !is_over.load(Ordering::Relaxed) {
+                            std::thread::sleep(pause);
+                            sent = stream.write_all(then);
+                        }
+                    }
+                })
+            };
+            let challenge: &[u8; 48] =
+                b"secretHS\x01\0\x30\0\0\0\0\0................................";
+            let (stop, pause) = (Duration::ZERO, Duration::from_millis(20));
+            let strangers = [
+                stranger(challenge, &[0; 1 << 16], stop),
+                stranger(b"", &[1; 1 << 16], stop),
+                stranger(b"", b"s", pause),
+            ];
+            let silent: Vec<_> = (0..PLACES + 64)
+                .map(|_| TcpStream::connect(address).unwrap())
+                .collect();
+            let honest = std::thread::spawn(move || -> io::Result<()> {
+                for _ in 0..20 {
+                    let mut stream = TcpStream::connect(address)?;
+                    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+                    secret
+                        .iter()
+                        .try_for_each(|secret| {
+                            secret.prove::<Box<dyn std::error::Error>>(&mut stream)
+                        })
+                        .map_err(|e| io::Error::other(e.to_string()))?;
+                    stream.write_all(b"ab")?;
+                    stream.read_exact(&mut [0])?;
+                }
+                Ok(())
+            });
+            let (start, mut longest) = (Instant::now(), Duration::ZERO);
+            while !honest.is_finished() {
+                assert!(
+                    start.elapsed() < Duration::from_secs(60),
+                    "peers do not arrive"
+                );
+                let poll = Instant::now();
+                gate.poll(
+                    Incoming::default,
+                    |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
+                    |bytes, mut stream, _| {
+                        drop(stream.write(&bytes[..usize::from(&bytes == b"ab")]))
+                    },
+                );
+                longest = longest.max(poll.elapsed());
+                assert!(gate.connecting().count() <= PLACES);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            drop((gate, silent));
+            honest.join().unwrap().unwrap();
+            strangers
+                .into_iter()
+                .for_each(|stranger| stranger.join().unwrap());
+            assert!(longest < Duration::from_secs(2), "a poll took {longest:?}");
+        }
     }
 
     const KIND: Kind = Kind {

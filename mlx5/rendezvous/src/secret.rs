@@ -27,6 +27,8 @@ const KIND: Kind = Kind {
 };
 const BYTES: usize = HEAD_BYTES + FIELD_BYTES;
 const FIELD_BYTES: usize = 32;
+/// Maximum bytes that are read of a peer behind those for which it is refused.
+const DRAINED_BYTES: usize = 4096;
 
 type Field = [u8; FIELD_BYTES];
 
@@ -189,11 +191,12 @@ impl Proof {
 }
 
 /// Tells a peer why it is not connected, and returns that as the error.
-fn refuse(stream: &mut TcpStream, record: &[u8], reason: Refusal) -> io::Result<bool> {
-    // A socket that is closed with unread bytes is reset, and the peer may lose the record. A peer
-    // that cannot take it does not learn of it.
+fn refuse(stream: &mut (impl Read + Write), record: &[u8], reason: Refusal) -> io::Result<bool> {
+    // A peer that cannot take the record does not learn of it. A socket that is closed with unread
+    // bytes is reset, and the peer may lose the record. One read takes all that a client sends
+    // before it is answered; a stranger may send without end.
     let _sent = stream.write(record);
-    while matches!(stream.read(&mut [0; BYTES]), Ok(1..)) {}
+    let _unread = stream.read(&mut [0; DRAINED_BYTES]);
     Err(io::Error::other(reason))
 }
 
@@ -243,6 +246,38 @@ mod tests {
         );
         assert_eq!(format!("{secret:?}"), "Secret");
         assert_ne!(challenge().unwrap(), challenge().unwrap());
+    }
+
+    /// Once `refuse` read until the stranger stopped: the server did nothing else.
+    #[test]
+    fn a_stranger_that_sends_without_end_is_refused_at_once() {
+        struct Endless(usize);
+        impl Read for Endless {
+            fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+                self.0 += bytes.len();
+                if self.0 < 1 << 20 {
+                    Ok(bytes.len())
+                } else {
+                    Err(io::ErrorKind::WouldBlock.into())
+                }
+            }
+        }
+        impl Write for Endless {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut stranger = Endless(0);
+        refuse(&mut stranger, &[], Refusal::Secret).unwrap_err();
+        assert!(
+            stranger.0 <= DRAINED_BYTES,
+            "{} bytes were read",
+            stranger.0
+        );
     }
 
     /// A server that repeats what it was sent, as one that relays it to the client itself would,
