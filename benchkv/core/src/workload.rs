@@ -259,7 +259,7 @@ impl Workload {
     }
 
     /// Returns the maximum share of the shared keys of all ranks that clients access, if it is
-    /// below [`TOUCHED`]: each client repeats its [`accesses`](Self::accesses).
+    /// below 2 %: each client repeats its [`accesses`](Self::accesses).
     #[must_use]
     pub fn touched_at_most(&self) -> Option<f64> {
         let share = (self.clients * self.accesses) as f64 / self.key_range as f64;

@@ -23,7 +23,7 @@ use crate::recv::RecvHandle;
 use crate::stats::Stats;
 use crate::wire::Status;
 
-/// Minimum time between two looks at the clients of all held requests, and at the counters of all
+/// Minimum time between two checks of the clients of all held requests, and at the counters of all
 /// clients: a server that wakes for each message has no time for them each time.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -514,7 +514,7 @@ fn serve(
     drop(over);
 }
 
-/// Returns whether the last look, which is noted, was long ago.
+/// Returns whether the last check was long ago, and notes the time of this one.
 fn is_look_due(looked: &mut Option<Instant>, now: Instant) -> bool {
     let is_due = looked.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_INTERVAL);
     if is_due {

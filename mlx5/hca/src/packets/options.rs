@@ -28,7 +28,7 @@ pub struct RoceOptions {
     /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
     /// to measure.
     pub is_for_all: bool,
-    /// What happens to the packets that leave the port, on purpose.
+    /// Bad network that the packets that leave the port pass.
     pub network: BadNetwork,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
     /// virtual functions that share an address: its name, a period, and the device's

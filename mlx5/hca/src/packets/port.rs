@@ -66,7 +66,7 @@ pub(crate) struct WirePort {
     end: usize,
     /// Empty while its packets are being handled.
     incoming: Packets,
-    /// What holds packets before they are in `out`, if something is to happen to them.
+    /// Bad network, if there is one, which holds packets before they are in `out`.
     network: Option<Network>,
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,

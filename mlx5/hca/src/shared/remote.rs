@@ -53,7 +53,8 @@ pub(crate) struct Remote {
     generation: u32,
     own: u64,
     own_epoch: u64,
-    /// [`Peer::copies`] when a wait for it ended in vain, because the owner has stopped; 0 before.
+    /// [`Peer::copies`] when a wait for it ended without a copy, because the owner has stopped; 0
+    /// before.
     pub(crate) stopped_at: Cell<u64>,
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
