@@ -105,9 +105,11 @@ PARTS = {
         "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
     ]),
     "services": ("10^7 calls of all four RPCs, blocking and as futures, with deadlines and cancels, at servers that hold, refuse, drop, call back, "
-                 "and are killed and replaced; credit is back; copyrpc: also suspensions", [
+                 "and are killed and replaced; credit is back; copyrpc: also suspensions; copyrpc and scalerpc on bad networks", [
         test("shm-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "services", "--", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
+        test("copyrpc", "--test", "service", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
+        test("scalerpc", "--test", "service", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
