@@ -42,6 +42,13 @@ pub enum OpenError {
     NoFreeLid(u16),
 }
 
+impl OpenError {
+    /// Returns whether another socket has the UDP port.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self, Self::Wire { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
+    }
+}
+
 /// The reason why an object could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {

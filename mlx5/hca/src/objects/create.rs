@@ -126,6 +126,49 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
     );
 }
 
+/// Joins the fabric and opens the port for packets. A virtual function whose UDP port is taken, by
+/// a device of another fabric, user or kind, is left for the next one.
+fn join(
+    options: &SoftOptions,
+    memory: &DeviceMemory,
+) -> Result<(Membership, Option<Box<WirePort>>), OpenError> {
+    let Some(roce) = &options.roce else {
+        return Ok((
+            Membership::join(&options.fabric, memory, options.port.as_ref(), None)?,
+            None,
+        ));
+    };
+    if !options.timing.is_immediate() {
+        return Err(OpenError::WireInModel);
+    }
+    let (mut behind, mut taken) = (0, None);
+    loop {
+        let membership = match (
+            Membership::join(&options.fabric, memory, options.port.as_ref(), Some(behind)),
+            taken,
+        ) {
+            (Err(OpenError::NoFreeLid(_)), Some(taken)) => return Err(taken),
+            (joined, _) => joined?,
+        };
+        // A random number that only this user's processes learn.
+        match WirePort::open(
+            roce,
+            options.port.map(|_| membership.lid),
+            memory.ids()[2].token,
+            (membership.seed, &options.clock),
+        ) {
+            Err(error) if options.port.is_some() && error.is_taken() => {
+                (behind, taken) = (membership.lid, Some(error))
+            }
+            wire => {
+                let mut wire = wire?;
+                wire.traffic = options.counters.and_then(<[_]>::first);
+                return Ok((membership, Some(Box::new(wire))));
+            }
+        }
+    }
+}
+
 impl Hca {
     /// Opens a device, which joins its fabric.
     ///
@@ -160,29 +203,8 @@ impl Hca {
             .header
             .has_fences
             .store(barrier.is_fence().into(), Ordering::Relaxed);
-        let membership = Membership::join(
-            &options.fabric,
-            &memory,
-            options.port.as_ref(),
-            options.roce.is_some(),
-        )?;
+        let (membership, wire) = join(options, &memory)?;
         let random = &mut Random::new(membership.seed);
-        let wire = match &options.roce {
-            Some(_) if !options.timing.is_immediate() => return Err(OpenError::WireInModel),
-            // A random number that only this user's processes learn.
-            Some(roce) => {
-                let vf = options.port.map(|_| membership.lid);
-                let mut wire = WirePort::open(
-                    roce,
-                    vf,
-                    memory.ids()[2].token,
-                    (membership.seed, &options.clock),
-                )?;
-                wire.traffic = options.counters.and_then(<[_]>::first);
-                Some(Box::new(wire))
-            }
-            None => None,
-        };
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate()
             && !options.strict

@@ -2,7 +2,6 @@
 //! means.
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use mlx5_wire::DatagramSegment;
@@ -133,11 +132,7 @@ impl WirePort {
         let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
         let port = vf.map(port_of_vf).or(port);
         let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
-            (None, Err(OpenError::Wire { source, .. }))
-                if source.kind() == io::ErrorKind::AddrInUse =>
-            {
-                bind(0)?
-            }
+            (None, Err(error)) if error.is_taken() => bind(0)?,
             (_, bound) => bound?,
         };
         let own = udp.local().map_err(failed(0))?;

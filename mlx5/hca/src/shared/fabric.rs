@@ -69,14 +69,14 @@ enum Place {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID, or as a free virtual function of `port`. All
-    /// queue pair numbers of the device begin with the virtual function, so a directory chooses it
-    /// at random, unless it `is_first` that is free.
+    /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
+    /// first one `behind` a number, if there is such a number. All queue pair numbers of the device
+    /// begin with the virtual function, so a directory otherwise chooses it at random.
     pub(crate) fn join(
         spec: &FabricSpec,
         memory: &DeviceMemory,
         port: Option<&Port>,
-        is_first: bool,
+        behind: Option<u16>,
     ) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
         let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
@@ -84,13 +84,14 @@ impl Membership {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if port.is_some() && !is_first {
-                    (memory.ids()[0].token % u64::from(max_lid)) as u16
-                } else {
-                    0
+                let (first, before) = match (behind, port) {
+                    (None, Some(_)) => {
+                        [(memory.ids()[0].token % u64::from(max_lid)) as u16; 2].into()
+                    }
+                    (behind, _) => (behind.unwrap_or(0), 0),
                 };
                 for lid in (first..max_lid)
-                    .chain(0..first)
+                    .chain(0..before)
                     .map(|n| n + 1)
                     .filter(is_of_port)
                 {
@@ -130,7 +131,12 @@ impl Membership {
                 }
                 Err(OpenError::NoFreeLid(max_lid))
             }
-            FabricSpec::Local(fabric) => fabric.join(memory, (1..=max_lid).filter(is_of_port)),
+            FabricSpec::Local(fabric) => fabric.join(
+                memory,
+                (behind.unwrap_or(0)..max_lid)
+                    .map(|n| n + 1)
+                    .filter(is_of_port),
+            ),
         }
     }
 
@@ -388,7 +394,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, None, false).unwrap();
+            let membership = Membership::join(&fabric, &memory, None, None).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -438,7 +444,7 @@ mod tests {
         };
         let joined = |fabric: &FabricSpec, is_vf: bool| {
             let membership =
-                Membership::join(fabric, &memory(), is_vf.then_some(&port), false).unwrap();
+                Membership::join(fabric, &memory(), is_vf.then_some(&port), None).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [
@@ -482,7 +488,7 @@ mod tests {
         };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, None, false)
+            Membership::join(&fabric, &memory, None, None)
                 .map(|membership| (memory, membership))
                 .unwrap()
         };

@@ -8,4 +8,5 @@ mod gone;
 mod hand;
 mod hostile;
 mod plain;
+mod ports;
 mod strict;

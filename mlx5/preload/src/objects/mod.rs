@@ -16,7 +16,9 @@ pub(crate) mod transitions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mlx5_hca::{CreateError, FabricSpec, Hca, Port, Queue, Service, SoftOptions, Violation};
+use mlx5_hca::{
+    CreateError, FabricSpec, Hca, OpenError, Port, Queue, Service, SoftOptions, Violation,
+};
 
 use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
@@ -62,7 +64,8 @@ impl Objects {
     /// Joins the fabric.
     ///
     /// # Errors
-    /// `ENOMEM`: joining failed; the log gives the reason.
+    /// Joining failed; the log gives the reason. That of bind(2), for its port for packets,
+    /// `EADDRINUSE` if all are taken; otherwise `ENOMEM`.
     pub(crate) fn new(
         settings: &'static Settings,
         port: Port,
@@ -91,7 +94,12 @@ impl Objects {
                 settings,
                 format_args!("the device cannot be opened: {error}"),
             );
-            Errno(libc::ENOMEM)
+            match &error {
+                OpenError::Wire { source, .. } => {
+                    Errno(source.raw_os_error().unwrap_or(libc::EADDRNOTAVAIL))
+                }
+                _ => Errno(libc::ENOMEM),
+            }
         })?;
         Ok(Self {
             settings,

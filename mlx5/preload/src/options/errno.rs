@@ -15,6 +15,8 @@ macro_rules! names {
 
 names!(
     EACCES,
+    EADDRINUSE,
+    EADDRNOTAVAIL,
     EAGAIN,
     EBUSY,
     EFAULT,

@@ -1,6 +1,7 @@
 //! The errors that programs get, and the launcher's treatment of programs that fail.
 
 use std::fs;
+use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
@@ -27,6 +28,20 @@ fn faults_reach_the_program() {
     refused("create_cq=ENOMEM", "Couldn't create CQ");
     refused("create_qp=ENOMEM", "Couldn't create QP");
     refused("modify_qp=EIO", "Failed to modify QP to INIT");
+}
+
+/// The holder is any other program, or the first one of another user or fabric at this address.
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn a_program_whose_udp_port_is_taken_gets_the_next_one() {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = IpAddr::from([127, 80, high, low]);
+    let _taken = UdpSocket::bind((address, 4791)).unwrap();
+    let shown = Place::new("taken").run(
+        &["--link", "roce", "--address", &address.to_string()],
+        &["ibv_devinfo"],
+    );
+    shown.succeeded().said("PORT_ACTIVE");
 }
 
 #[test]
