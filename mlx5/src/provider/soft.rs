@@ -80,7 +80,7 @@ impl Soft {
             qpn: remote.qpn,
             epoch: remote.epoch,
         };
-        remote.lid != 0 && !self.hca.sends_packets_only() && self.hca.shares_memory_with(&address)
+        remote.lid != 0 && self.hca.shares_memory_with(&address)
     }
 
     fn connect_by_packets(

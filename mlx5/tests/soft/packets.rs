@@ -37,9 +37,25 @@ fn on(address: impl Into<IpAddr>) -> RoceOptions {
 /// which sends back what it receives until it receives nothing; then with the bytes of the peer's
 /// memory, the peer's counters and the own ones.
 fn with_echo(
-    [own, other]: [RoceOptions; 2],
+    roce: [RoceOptions; 2],
     f: impl FnOnce(&mut Endpoint, &EndpointAddress),
 ) -> (Vec<u8>, [PacketCounters; 2]) {
+    echo_in([(); 2].map(|()| LocalFabric::new()), roce, f)
+}
+
+/// The same with devices of these fabrics.
+fn echo_in(
+    fabrics: [LocalFabric; 2],
+    roce: [RoceOptions; 2],
+    f: impl FnOnce(&mut Endpoint, &EndpointAddress),
+) -> (Vec<u8>, [PacketCounters; 2]) {
+    let ([own, other], [own_fabric, other_fabric]) = (roce, fabrics);
+    let options = |roce, fabric| {
+        DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(fabric),
+            ..soft(roce)
+        })
+    };
     limits::watchdog(WATCHDOG);
     // A lost tail of a message is sent again soon.
     let connection = ConnectOptions {
@@ -54,7 +70,7 @@ fn with_echo(
     let (to_peer, from_here) = mpsc::channel();
     let (to_here, from_peer) = mpsc::channel();
     let peer = std::thread::spawn(move || {
-        let device = Device::open(DeviceSpec::Soft(soft(other))).unwrap();
+        let device = Device::open(options(other, other_fabric)).unwrap();
         let mut end = device.endpoint(config).unwrap();
         to_here.send(end.address()).unwrap();
         end.connect(&from_here.recv().unwrap()).unwrap();
@@ -74,7 +90,7 @@ fn with_echo(
         assert_eq!(device.soft().unwrap().take_violations(), []);
         (bytes, device.info().packets.unwrap())
     });
-    let device = Device::open(DeviceSpec::Soft(soft(own))).unwrap();
+    let device = Device::open(options(own, own_fabric)).unwrap();
     let mut end = device.endpoint(config).unwrap();
     let remote = from_peer.recv().unwrap();
     to_peer.send(end.address()).unwrap();
@@ -284,6 +300,44 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
         assert_eq!(b.recv().unwrap(), b"hello");
         assert_eq!(devices[0].info().packets, Some(PacketCounters::default()));
     }
+}
+
+/// Losses and a capture are about packets, so they imply them, for a peer without these options as
+/// well.
+#[test]
+fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
+    let (fabric, thread) = (LocalFabric::new(), std::thread::current().id());
+    let pcap =
+        Some(std::env::temp_dir().join(format!("copyrpc-ways-{}-{thread:?}", std::process::id())));
+    let implied = [
+        RoceOptions {
+            loss_permille: 1,
+            ..on(LOOPBACK)
+        },
+        RoceOptions {
+            pcap: pcap.clone(),
+            ..on(LOOPBACK)
+        },
+    ];
+    for options in [RoceOptions {
+        is_for_all: true,
+        ..on(LOOPBACK)
+    }]
+    .into_iter()
+    .chain(implied)
+    {
+        for both in [[options.clone(), on(LOOPBACK)], [on(LOOPBACK), options]] {
+            let (_, counters) = echo_in([fabric.clone(), fabric.clone()], both, |end, _| {
+                end.send(b"hello").unwrap();
+                assert_eq!(end.recv().unwrap(), b"hello");
+            });
+            assert!(
+                counters.iter().all(|counters| counters.received > 0),
+                "{counters:?}"
+            );
+        }
+    }
+    std::fs::remove_file(pcap.unwrap()).unwrap();
 }
 
 #[test]

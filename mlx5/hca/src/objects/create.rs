@@ -132,9 +132,10 @@ fn join(
     options: &SoftOptions,
     memory: &DeviceMemory,
 ) -> Result<(Membership, Option<Box<WirePort>>), OpenError> {
+    let port = options.port.as_ref();
     let Some(roce) = &options.roce else {
         return Ok((
-            Membership::join(&options.fabric, memory, options.port.as_ref(), None)?,
+            Membership::join(&options.fabric, memory, port, None, true)?,
             None,
         ));
     };
@@ -144,7 +145,13 @@ fn join(
     let (mut behind, mut taken) = (0, None);
     loop {
         let membership = match (
-            Membership::join(&options.fabric, memory, options.port.as_ref(), Some(behind)),
+            Membership::join(
+                &options.fabric,
+                memory,
+                port,
+                Some(behind),
+                !roce.sends_packets_only(),
+            ),
             taken,
         ) {
             (Err(OpenError::NoFreeLid(_)), Some(taken)) => return Err(taken),
@@ -153,11 +160,11 @@ fn join(
         // A random number that only this user's processes learn.
         match WirePort::open(
             roce,
-            options.port.map(|_| membership.lid),
+            port.map(|_| membership.lid),
             memory.ids()[2].token,
             (membership.seed, &options.clock),
         ) {
-            Err(error) if options.port.is_some() && error.is_taken() => {
+            Err(error) if port.is_some() && error.is_taken() => {
                 (behind, taken) = (membership.lid, Some(error))
             }
             wire => {

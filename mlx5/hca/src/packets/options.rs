@@ -26,7 +26,7 @@ pub struct RoceOptions {
     /// interface.
     pub mtu: Option<u16>,
     /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
-    /// to measure.
+    /// to measure. A bad network and a capture imply it.
     pub is_for_all: bool,
     /// Bad network that the packets that leave the port pass.
     pub network: BadNetwork,
@@ -51,6 +51,13 @@ impl RoceOptions {
             prefix: None,
             ..self
         })
+    }
+
+    /// Returns whether peers of the same fabric get packets, too: faults of packets and captures
+    /// are about all peers.
+    #[must_use]
+    pub fn sends_packets_only(&self) -> bool {
+        self.is_for_all || self.network != BadNetwork::default() || self.pcap.is_some()
     }
 
     /// Returns the options of a port with this address and all defaults.

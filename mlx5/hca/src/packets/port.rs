@@ -113,6 +113,7 @@ impl WirePort {
         (seed, clock): (u64, &Clock),
     ) -> Result<Self, OpenError> {
         let address = options.address;
+        let is_for_all = options.sends_packets_only();
         let failed = |port: u16| {
             move |source| OpenError::Wire {
                 address,
@@ -124,7 +125,6 @@ impl WirePort {
             address,
             port,
             mtu,
-            is_for_all,
             network,
             pcap,
             ..

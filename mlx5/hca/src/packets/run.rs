@@ -836,13 +836,19 @@ impl Hca {
         }
     }
 
-    /// Returns whether a device of this fabric has this address.
+    /// Returns whether the device that gave this address is reached through shared memory. Both
+    /// ends find the same.
     #[must_use]
     pub fn shares_memory_with(&self, remote: &Address) -> bool {
-        let links = &mut self.state.borrow_mut().links;
-        let is_here = links.peer(&self.membership, remote).is_ok();
-        links.forget_unused();
-        is_here
+        self.membership
+            .shares_memory_with(remote.lid, Some(remote.epoch))
+    }
+
+    /// Returns whether the virtual function that has a queue pair is reached through shared memory.
+    /// Both ends find the same.
+    #[must_use]
+    pub fn shares_memory_with_number(&self, qpn: u32) -> bool {
+        self.membership.shares_memory_with(vf_of(qpn), None)
     }
 
     /// Returns the first PSN of a queue pair's packets; 0 without a port for them.

@@ -14,6 +14,7 @@ use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use crate::error::{ConnectError, OpenError};
 use crate::options::{FabricSpec, Port};
+use crate::shared::domain;
 use crate::shared::layout::{Publication, REGION_KIND};
 use crate::shared::memory::DeviceMemory;
 
@@ -38,6 +39,7 @@ struct LocalDevices {
 #[derive(Debug)]
 struct LocalDevice {
     epoch: u64,
+    domain: u64,
     memory: DeviceMemory,
     life: Arc<AtomicU32>,
 }
@@ -54,6 +56,8 @@ pub(crate) struct Membership {
     /// Number for choices that the next device of this LID is to make differently. It is random in
     /// a directory. In a local fabric it follows the order of joining, which a simulation repeats.
     pub(crate) seed: u64,
+    /// Those with whom it shares memory.
+    domain: u64,
     place: Place,
 }
 
@@ -71,12 +75,14 @@ enum Place {
 impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
     /// first one `behind` a number, if there is such a number. All queue pair numbers of the device
-    /// begin with the virtual function, so a directory otherwise chooses it at random.
+    /// begin with the virtual function, so a directory otherwise chooses it at random. Whether it
+    /// `shares` memory is told to all.
     pub(crate) fn join(
         spec: &FabricSpec,
         memory: &DeviceMemory,
         port: Option<&Port>,
         behind: Option<u16>,
+        shares: bool,
     ) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
         let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
@@ -84,6 +90,11 @@ impl Membership {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
+                let domain = if shares {
+                    domain::of_this_process()
+                } else {
+                    domain::NONE
+                };
                 let (first, before) = match (behind, port) {
                     (None, Some(_)) => {
                         [(memory.ids()[0].token % u64::from(max_lid)) as u16; 2].into()
@@ -95,10 +106,12 @@ impl Membership {
                     .map(|n| n + 1)
                     .filter(is_of_port)
                 {
+                    let segments = memory.ids();
                     let publication = Publication {
                         lid: u64::from(lid),
                         pid_namespace: pid_namespace(),
-                        segments: memory.ids(),
+                        domain,
+                        segments,
                     };
                     let created = Region::create(
                         &dir,
@@ -119,6 +132,7 @@ impl Membership {
                                 lid,
                                 epoch,
                                 seed: epoch,
+                                domain,
                                 place: Place::Shared {
                                     dir,
                                     _region: region,
@@ -133,6 +147,11 @@ impl Membership {
             }
             FabricSpec::Local(fabric) => fabric.join(
                 memory,
+                if shares {
+                    domain::OF_THIS_PROCESS
+                } else {
+                    domain::NONE
+                },
                 (behind.unwrap_or(0)..max_lid)
                     .map(|n| n + 1)
                     .filter(is_of_port),
@@ -155,25 +174,32 @@ impl Membership {
         }
     }
 
+    /// Returns whether the device with `lid`, if its incarnation is `epoch`, and this one map each
+    /// other's memory. Both find the same: each reads what the other published.
+    pub(crate) fn shares_memory_with(&self, lid: u16, epoch: Option<u64>) -> bool {
+        let theirs = match &self.place {
+            Place::Shared { dir, .. } => published(dir, lid, epoch)
+                .ok()
+                .map(|(_, publication)| publication.domain),
+            Place::Local { fabric, .. } => {
+                let devices = fabric.devices();
+                devices
+                    .by_lid
+                    .get(&lid)
+                    .filter(|device| epoch.is_none_or(|epoch| device.epoch == epoch))
+                    .map(|device| device.domain)
+            }
+        };
+        self.domain != domain::NONE && theirs == Some(self.domain)
+    }
+
     /// Maps the device with `lid`, if its incarnation is `epoch`.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
         let no_access = |reason: String| ConnectError::NoAccess { lid, reason };
         match &self.place {
             Place::Shared { dir, .. } => {
-                let region =
-                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>())
-                        .map_err(|e| missing(e.to_string()))?;
-                if epoch.is_some_and(|epoch| region.epoch() != epoch) {
-                    return Err(ConnectError::StaleDevice { lid });
-                }
-                let at = region
-                    .view()
-                    .at::<Publication>(0)
-                    .ok_or_else(|| missing("its control file is too short".to_owned()))?;
-                // SAFETY: valid and aligned; written once before the file got its name. Any bytes
-                // are a valid `Publication`.
-                let publication = unsafe { at.read() };
+                let (region, publication) = published(dir, lid, epoch)?;
                 if publication.pid_namespace != pid_namespace() {
                     let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
                     return Err(no_access(why.to_owned()));
@@ -216,6 +242,28 @@ impl Membership {
     }
 }
 
+/// Opens and reads the control file of the device with `lid`, if its incarnation is `epoch`.
+fn published(
+    dir: &Dir,
+    lid: u16,
+    epoch: Option<u64>,
+) -> Result<(Region, Publication), ConnectError> {
+    let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+    let region = Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>())
+        .map_err(|e| missing(e.to_string()))?;
+    if epoch.is_some_and(|epoch| region.epoch() != epoch) {
+        return Err(ConnectError::StaleDevice { lid });
+    }
+    let at = region
+        .view()
+        .at::<Publication>(0)
+        .ok_or_else(|| missing("its control file is too short".to_owned()))?;
+    // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid
+    // `Publication`.
+    let publication = unsafe { at.read() };
+    Ok((region, publication))
+}
+
 fn file_name(lid: u16) -> String {
     format!("dev-{lid}")
 }
@@ -230,6 +278,7 @@ impl LocalFabric {
     fn join(
         &self,
         memory: &DeviceMemory,
+        domain: u64,
         lids: impl Iterator<Item = u16>,
     ) -> Result<Membership, OpenError> {
         let mut devices = self.devices();
@@ -241,18 +290,21 @@ impl LocalFabric {
                 let epoch = memory.ids()[0].token;
                 slot.insert(LocalDevice {
                     epoch,
+                    domain,
                     memory: memory.share(),
                     life: Arc::clone(&life),
                 });
                 devices.joined += 1;
+                let place = Place::Local {
+                    fabric: self.clone(),
+                    life,
+                };
                 return Ok(Membership {
                     lid,
                     epoch,
                     seed: devices.joined,
-                    place: Place::Local {
-                        fabric: self.clone(),
-                        life,
-                    },
+                    domain,
+                    place,
                 });
             }
         }
@@ -394,7 +446,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, None, None).unwrap();
+            let membership = Membership::join(&fabric, &memory, None, None, true).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -444,7 +496,7 @@ mod tests {
         };
         let joined = |fabric: &FabricSpec, is_vf: bool| {
             let membership =
-                Membership::join(fabric, &memory(), is_vf.then_some(&port), None).unwrap();
+                Membership::join(fabric, &memory(), is_vf.then_some(&port), None, true).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [
@@ -488,7 +540,7 @@ mod tests {
         };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, None, None)
+            Membership::join(&fabric, &memory, None, None, true)
                 .map(|membership| (memory, membership))
                 .unwrap()
         };

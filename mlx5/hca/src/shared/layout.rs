@@ -413,6 +413,8 @@ pub(crate) struct Publication {
     pub(crate) lid: u64,
     /// The owner's [`pid_namespace`](shm::memfd::pid_namespace).
     pub(crate) pid_namespace: u64,
+    /// Those with whom the owner shares memory ([`domain`](crate::shared::domain)).
+    pub(crate) domain: u64,
     /// Control, lanes, arena.
     pub(crate) segments: [MemfdId; 3],
 }
@@ -441,7 +443,7 @@ const _: () = {
     assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);
     assert!(offset_of!(LanesSegment, pops) % 64 == 0 && offset_of!(LanesSegment, lanes) % 64 == 0);
     assert!(offset_of!(LanesSegment, slots) % 64 == 0);
-    assert!(size_of::<Publication>() == 16 + 3 * 24);
+    assert!(size_of::<Publication>() == 24 + 3 * 24);
 };
 
 /// Returns the virtual function of the port that has this queue pair.

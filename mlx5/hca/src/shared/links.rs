@@ -62,7 +62,7 @@ impl Links {
         Ok(peer)
     }
 
-    /// Returns the device that has `lid` now.
+    /// Returns the device that has `lid` now, if it is reached through shared memory.
     pub(crate) fn peer_of_lid(
         &mut self,
         membership: &Membership,
@@ -70,6 +70,12 @@ impl Links {
     ) -> Result<Rc<Peer>, ConnectError> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
             return Ok(Rc::clone(peer));
+        }
+        if self.wire.is_some() && !membership.shares_memory_with(lid, None) {
+            return Err(ConnectError::NoAccess {
+                lid,
+                reason: "it is reached by packets".to_owned(),
+            });
         }
         let peer = Rc::new(membership.attach(lid, None)?);
         self.peers.push(Rc::clone(&peer));

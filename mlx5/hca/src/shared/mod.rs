@@ -7,7 +7,7 @@
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
 //!   allocator of their pages.
 //! - `fabric`: finds and maps another device, and proves that it is gone. `links`: the devices that
-//!   this one has mapped.
+//!   this one has mapped. `domain`: those that it can map.
 //! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives.
 //!   `receives`: takes receives from a queue.
 //! - `mr_cache`: the cached result of a region's check. `datagrams`: the lanes of datagrams.
@@ -15,6 +15,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod datagrams;
+pub(crate) mod domain;
 pub(crate) mod fabric;
 pub(crate) mod layout;
 pub(crate) mod links;

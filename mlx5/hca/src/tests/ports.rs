@@ -1,10 +1,13 @@
 //! Devices with ports for packets.
 
+use std::fs::DirBuilder;
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::DirBuilderExt;
 
 use mlx5_wire::roce::UDP_PORT;
 
-use crate::{FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
+use crate::shared::layout::QP_INDEX_BITS;
+use crate::{Address, FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
 
 /// Returns an address of this host whose ports no other test uses.
 fn own_address(test: u8) -> IpAddr {
@@ -13,17 +16,16 @@ fn own_address(test: u8) -> IpAddr {
 }
 
 /// Opens a virtual function of the port at an address.
-fn open_vf(fabric: &LocalFabric, address: IpAddr) -> Hca {
+fn open_vf(fabric: &FabricSpec, roce: RoceOptions) -> Hca {
     let (port, roce) = (
         Some(Port {
             network: &[],
             index: 0,
         }),
-        Some(RoceOptions::new(address)),
+        Some(roce),
     );
-    let fabric = FabricSpec::Local(fabric.clone());
     Hca::open(&SoftOptions {
-        fabric,
+        fabric: fabric.clone(),
         port,
         roce,
         arena_bytes: 1 << 20,
@@ -38,8 +40,8 @@ fn open_vf(fabric: &LocalFabric, address: IpAddr) -> Hca {
 fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
     let address = own_address(0);
     let _taken = UdpSocket::bind((address, UDP_PORT)).unwrap();
-    let [one, two] = [(); 2].map(|()| LocalFabric::new());
-    let devices = [&one, &two, &one].map(|fabric| open_vf(fabric, address));
+    let [one, two] = [(); 2].map(|()| FabricSpec::Local(LocalFabric::new()));
+    let devices = [&one, &two, &one].map(|fabric| open_vf(fabric, RoceOptions::new(address)));
     let found = devices.each_ref().map(|device| {
         (
             device.address(0).lid,
@@ -47,4 +49,52 @@ fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
         )
     });
     assert_eq!(found, [(2, 1), (3, 2), (4, 3)]);
+}
+
+/// A device that sends packets to all is not found by one that does not, and a capability of one
+/// end only lets that one attach the other.
+#[test]
+fn both_ends_choose_the_same_way() {
+    let dir = std::env::temp_dir().join(format!("copyrpc-ports-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&dir).unwrap();
+    for fabric in [
+        FabricSpec::Local(LocalFabric::new()),
+        FabricSpec::Shared {
+            dir: Some(dir.clone()),
+        },
+    ] {
+        let address = own_address(1);
+        let plain = || open_vf(&fabric, RoceOptions::new(address));
+        let lossy = RoceOptions {
+            loss_permille: 1,
+            ..RoceOptions::new(address)
+        };
+        let all = RoceOptions {
+            is_for_all: true,
+            ..RoceOptions::new(address)
+        };
+        let devices = [
+            plain(),
+            plain(),
+            open_vf(&fabric, all),
+            open_vf(&fabric, lossy),
+        ];
+        for (a, from) in devices.iter().enumerate() {
+            for (b, to) in devices.iter().enumerate() {
+                let address = to.address(0);
+                assert_eq!(from.shares_memory_with(&address), a < 2 && b < 2, "{a} {b}");
+                assert_eq!(
+                    from.shares_memory_with_number(u32::from(address.lid) << QP_INDEX_BITS),
+                    a < 2 && b < 2,
+                    "{a} {b}"
+                );
+                let of_another = Address {
+                    epoch: address.epoch ^ 1,
+                    ..address
+                };
+                assert!(!from.shares_memory_with(&of_another));
+            }
+        }
+    }
+    std::fs::remove_dir_all(dir).unwrap();
 }

@@ -216,11 +216,18 @@ impl Objects {
                     &at.dest.dgid,
                     at.dest.dlid,
                 )?;
-                if let Way::Packets(to) = way {
-                    return self.connect_by_packets(qp.qpn, to, at);
-                }
                 let is_there =
                     matches!(way, Way::Port(index) if self.port.has(index, at.dest_qp_num));
+                match (way, self.hca.wire_address()) {
+                    (Way::Packets(to), _) => return self.connect_by_packets(qp.qpn, to, at),
+                    // A program at the same address, of another fabric or user.
+                    (Way::Port(_), Some((own, _)))
+                        if !self.hca.shares_memory_with_number(at.dest_qp_num) =>
+                    {
+                        return self.connect_by_packets(qp.qpn, own.ip(), at);
+                    }
+                    _ => {}
+                }
                 // No queue pair has number 0.
                 let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {

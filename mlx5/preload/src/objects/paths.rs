@@ -45,7 +45,7 @@ pub(crate) fn resolve(
             .map_or(Way::Nowhere, Way::Port));
     }
     let source = source.ok_or(INVALID)?;
-    let sends_all = matches!(link, Link::Ethernet(Some(options)) if options.is_for_all);
+    let sends_all = matches!(link, Link::Ethernet(Some(options)) if options.sends_packets_only());
     if let Some(index) = from
         .network
         .iter()

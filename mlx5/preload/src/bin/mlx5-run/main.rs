@@ -44,10 +44,10 @@ struct Arguments {
     link: OsString,
     /// With --link roce: an address of this host, or a network in which it has one. Programs at
     /// other addresses, on this host or others, and other RoCE devices are reached by packets from
-    /// it (UDP, ports 4791 and up), and programs at the same address as before, unless packets=all.
-    /// It needs no rights. loss, double, reorder: packets in a thousand that are lost, sent twice,
-    /// or late by up to 1 ms. delay_us: time in us, or MIN..MAX, by which all are late. pcap:
-    /// captures, FILE.ADDRESS:PORT.
+    /// it (UDP, ports 4791 and up), and programs of this fabric at the same address as before,
+    /// unless packets=all. It needs no rights. loss, double, reorder: packets in a thousand that
+    /// are lost, sent twice, or late by up to 1 ms. delay_us: time in us, or MIN..MAX, by which all
+    /// are late. pcap: captures, FILE.ADDRESS:PORT. All of these imply packets=all.
     #[arg(
         long,
         value_name = "ADDRESS[/BITS][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
