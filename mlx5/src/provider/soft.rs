@@ -33,15 +33,6 @@ fn own_user() -> u32 {
 /// Hop limit of datagrams.
 const HOPS: u8 = 64;
 
-/// Returns the UDP port to which packets for a queue pair go.
-fn packet_port(remote: &QpAddress) -> u16 {
-    if remote.port == 0 {
-        UDP_PORT
-    } else {
-        remote.port
-    }
-}
-
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
@@ -83,6 +74,15 @@ impl Soft {
         remote.lid != 0 && self.hca.shares_memory_with(&address)
     }
 
+    /// Returns the UDP port to which packets for a queue pair go.
+    fn packet_port(&self, remote: &QpAddress) -> u16 {
+        if remote.port == 0 {
+            self.hca.packet_port(remote.qpn)
+        } else {
+            remote.port
+        }
+    }
+
     fn connect_by_packets(
         &self,
         qpn: u32,
@@ -90,7 +90,7 @@ impl Soft {
         options: &ConnectOptions,
     ) -> Result<(), ConnectError> {
         let address = address_of(&remote.gid).ok_or(ConnectError::NoGid)?;
-        let to = SocketAddr::new(address, packet_port(remote));
+        let to = SocketAddr::new(address, self.packet_port(remote));
         let Some((own, mtu)) = self.hca.wire_address() else {
             return Err(mlx5_hca::ConnectError::NoWire { to }.into());
         };
@@ -346,7 +346,7 @@ impl Connections for Soft {
         if remote.kind == DeviceKind::Soft || self.shares_memory_with(remote) {
             return Ok(AddressVector::local(remote.lid, 0));
         }
-        let [high, low] = packet_port(remote).to_be_bytes();
+        let [high, low] = self.packet_port(remote).to_be_bytes();
         let rmac = [0x02, 0, 0, 0, high, low];
         Ok(AddressVector {
             rmac,

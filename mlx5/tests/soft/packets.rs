@@ -182,6 +182,105 @@ fn what_is_lost_is_sent_again_and_arrives_once() {
     );
 }
 
+/// Returns the bytes of a packet from a socket to a port.
+fn packet(headers: &Headers, payload: &[u8], from: &UdpSocket, to: SocketAddr) -> Vec<u8> {
+    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (from.local_addr().unwrap(), to)
+    else {
+        unreachable!()
+    };
+    let (source_port, destination_port) = (source.port(), destination.port());
+    let (source, destination) = (source.ip().octets(), destination.ip().octets());
+    let flow = Flow::V4 {
+        source,
+        destination,
+        source_port,
+        destination_port,
+        identification: 0,
+    };
+    let mut bytes = headers.emit().to_vec();
+    bytes.extend(payload);
+    let icrc = flow.icrc(&bytes, &[]);
+    bytes.extend(icrc);
+    bytes
+}
+
+/// Every user of the peer's host can send from its address. The port of a software HCA is known; a
+/// RoCE device chooses one for a connection, which it has by its first packet.
+#[test]
+fn packets_from_another_port_of_the_peers_address_change_nothing() {
+    limits::watchdog(WATCHDOG);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let [own, theirs] = [1, 2].map(|host| IpAddr::from([127, 90 + host, high, low]));
+    let device = Device::open(DeviceSpec::Soft(soft(RoceOptions {
+        port: Some(UDP_PORT),
+        ..on(own)
+    })))
+    .unwrap();
+    let sockets = [(); 2].map(|()| UdpSocket::bind((theirs, 0)).unwrap());
+    let port = sockets[0].local_addr().unwrap().port();
+    // The ports of the address that tells none, and of the one that tells it.
+    for (told, mut taken) in [(0, None), (port, Some(0))] {
+        let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+        let peer = QpAddress {
+            port: told,
+            lid: 0,
+            epoch: 0,
+            gid: gid_of(theirs),
+            qpn: 7,
+            psn: 100,
+            ..end.qp().address()
+        };
+        let mut bytes = end.address().to_bytes();
+        bytes[..QpAddress::LEN].copy_from_slice(&peer.to_bytes());
+        end.connect(&EndpointAddress::from_bytes(&bytes).unwrap())
+            .unwrap();
+        let before = device.info().packets.unwrap();
+        let mut psn = Psn::new(peer.psn);
+        for (nth, from) in [0, 1, 1, 0].into_iter().enumerate() {
+            let opcode = PacketOpcode {
+                transport: Transport::Rc,
+                opcode: Opcode::WriteOnly,
+            };
+            let reth = Reth {
+                addr: end.memory().addr(),
+                rkey: end.memory().rkey(),
+                len: 8,
+            };
+            let headers = Headers {
+                reth,
+                ..Headers::new(opcode, end.qp().address().qpn, psn)
+            };
+            let to = SocketAddr::new(own, UDP_PORT);
+            sockets[from]
+                .send_to(
+                    &packet(&headers, &[nth as u8 + 1; 8], &sockets[from], to),
+                    to,
+                )
+                .unwrap();
+            while device.info().packets.unwrap().received < before.received + nth as u64 + 1 {
+                device.progress();
+            }
+            let mut written = [0; 8];
+            end.memory().read(0, &mut written).unwrap();
+            let is_of_peer = *taken.get_or_insert(from) == from;
+            assert_eq!(
+                written == [nth as u8 + 1; 8],
+                is_of_peer,
+                "told {told}, packet {nth}"
+            );
+            psn = if is_of_peer {
+                Psn::new(psn.get() + 1)
+            } else {
+                psn
+            };
+        }
+        assert_eq!(
+            device.info().packets.unwrap().strangers - before.strangers,
+            2
+        );
+    }
+}
+
 /// Packets of hosts that are not the peer, and of one that forges its address and not its numbers:
 /// counted, and nothing else.
 #[test]
@@ -242,21 +341,7 @@ fn packets_of_strangers_change_nothing() {
                     swap_add: 1,
                     compare: 0,
                 };
-                bytes = headers.emit().to_vec();
-                bytes.extend([1; 8]);
-                let SocketAddr::V4(source) = from.local_addr().unwrap() else {
-                    unreachable!()
-                };
-                let (source_port, destination_port) = (source.port(), qp.port);
-                let flow = Flow::V4 {
-                    source: source.ip().octets(),
-                    destination: LOOPBACK,
-                    source_port,
-                    destination_port,
-                    identification: 0,
-                };
-                let icrc = flow.icrc(&bytes, &[]);
-                bytes.extend(icrc);
+                bytes = packet(&headers, &[1; 8], from, to);
                 if random.happens(300) {
                     let at = random.below(bytes.len() as u64) as usize;
                     bytes[at] ^= 1 << random.below(8);

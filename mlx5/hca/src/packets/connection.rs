@@ -36,6 +36,9 @@ pub(super) enum End {
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
     pub(super) peer: SocketAddr,
+    /// The UDP port that the peer sends from: that of a software HCA, which its address tells, or
+    /// that of the first packet that fitted.
+    source: Option<u16>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) posted: VecDeque<Posted>,
@@ -98,6 +101,7 @@ impl Connection {
         };
         Self {
             peer: path.to,
+            source: path.is_polled.then_some(path.to.port()),
             requester: Requester::new(requester, first),
             responder: Responder::new(
                 path.qpn,
@@ -151,6 +155,16 @@ impl Connection {
             aeth,
             ..Headers::new(opcode, qpn, self.responder.expected())
         })
+    }
+
+    /// Returns whether the peer sends from this address, as far as that is known.
+    pub(super) fn is_from_peer(&self, from: &SocketAddr) -> bool {
+        self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
+    }
+
+    /// Learns the port that the peer sends from, from a packet that fitted.
+    pub(super) fn learn_source(&mut self, from: &SocketAddr) {
+        self.source.get_or_insert(from.port());
     }
 
     /// Returns the WQE of a message: its counter.

@@ -22,6 +22,9 @@ pub struct RoceOptions {
     /// Its UDP port. `None`: 4791, or any free one if another device of this address has that.
     /// Software HCAs learn the port of a peer; other devices send to 4791 only.
     pub port: Option<u16>,
+    /// UDP port of peers whose addresses tell none. `None`: 4791, or where devices are virtual
+    /// functions that share an address the one that follows from the number of the queue pair.
+    pub peers: Option<u16>,
     /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's
     /// interface.
     pub mtu: Option<u16>,
@@ -67,6 +70,7 @@ impl RoceOptions {
             address,
             prefix: None,
             port: None,
+            peers: None,
             mtu: None,
             is_for_all: false,
             network: BadNetwork {
@@ -81,8 +85,9 @@ impl RoceOptions {
 }
 
 /// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`,
-/// `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`, `double=PERMILLE`,
-/// `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX` ([`network`](Self::network)),
+/// `peers=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`,
+/// `double=PERMILLE`, `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX`
+/// ([`network`](Self::network)),
 /// `pcap=FILE`. The error is a sentence that says what is legal.
 impl FromStr for RoceOptions {
     type Err = String;
@@ -117,6 +122,11 @@ impl FromStr for RoceOptions {
             };
             match key {
                 "port" => options.port = Some(number("a UDP port, 0 to 65535")?),
+                "peers" => {
+                    options.peers = Some(number(
+                        "the UDP port of the other devices, 4791 by their standard",
+                    )?)
+                }
                 "mtu" => {
                     let legal = "256, 512, 1024, 2048 or 4096";
                     let mtu = number(legal)?;
@@ -147,7 +157,7 @@ impl FromStr for RoceOptions {
                 "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
                 _ => {
                     return Err(format!(
-                        "\"{part}\": use port=N, mtu=N, packets=all, loss=PERMILLE, double=PERMILLE, reorder=PERMILLE, delay_us=MIN..MAX, pcap=FILE"
+                        "\"{part}\": use port=N, peers=N, mtu=N, packets=all, loss=PERMILLE, double=PERMILLE, reorder=PERMILLE, delay_us=MIN..MAX, pcap=FILE"
                     ));
                 }
             }
@@ -163,6 +173,7 @@ impl fmt::Display for RoceOptions {
             address,
             prefix,
             port,
+            peers,
             mtu,
             is_for_all,
             network,
@@ -171,6 +182,7 @@ impl fmt::Display for RoceOptions {
         address.fmt(f)?;
         prefix.map_or(Ok(()), |bits| write!(f, "/{bits}"))?;
         port.map_or(Ok(()), |port| write!(f, ",port={port}"))?;
+        peers.map_or(Ok(()), |peers| write!(f, ",peers={peers}"))?;
         mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
         f.write_str(if *is_for_all { ",packets=all" } else { "" })?;
         let BadNetwork {
@@ -208,7 +220,7 @@ mod tests {
         for text in [
             "127.0.0.1",
             "::1,port=0",
-            "10.1.0.0/16,port=4791,mtu=1024,packets=all,loss=10,double=5,reorder=1000,delay_us=0..7000,pcap=/tmp/a",
+            "10.1.0.0/16,port=4791,peers=4791,mtu=1024,packets=all,loss=10,double=5,reorder=1000,delay_us=0..7000,pcap=/tmp/a",
             "::1,delay_us=5000",
         ] {
             assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
@@ -218,6 +230,7 @@ mod tests {
             ("eth0", "no IP address"),
             ("10.1.0.0/33", "10.1.0.0/16"),
             ("::1,port=70000", "a UDP port, 0 to 65535"),
+            ("::1,peers=all", "4791"),
             ("::1,mtu=1000", "256, 512, 1024, 2048 or 4096"),
             ("::1,loss=1.5", "0 to 1000"),
             ("::1,delay_us=5ms", "microseconds"),

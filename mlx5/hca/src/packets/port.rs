@@ -55,6 +55,8 @@ pub(crate) struct WirePort {
     pub(crate) mtu: u16,
     /// Whether the UDP ports of an address follow from the virtual functions that share it.
     is_shared: bool,
+    /// [`RoceOptions::peers`].
+    peers: Option<u16>,
     /// Whether devices of the same fabric get packets, too.
     pub(crate) is_for_all: bool,
     /// From which the first PSNs of queue pairs follow.
@@ -124,6 +126,7 @@ impl WirePort {
         let RoceOptions {
             address,
             port,
+            peers,
             mtu,
             network,
             pcap,
@@ -156,6 +159,7 @@ impl WirePort {
             own,
             mtu,
             is_shared: vf.is_some(),
+            peers,
             is_for_all,
             secret,
             out: Packets::new(),
@@ -182,12 +186,20 @@ impl WirePort {
         Psn::new(random.next_u64() as u32)
     }
 
+    /// Returns the UDP port of the device with this queue pair, whose address tells none.
+    pub(crate) fn port_of_number(&self, qpn: u32) -> u16 {
+        self.peers.unwrap_or(if self.is_shared {
+            port_of_vf(vf_of(qpn))
+        } else {
+            UDP_PORT
+        })
+    }
+
     /// Returns the UDP port of the device with this queue pair, at the address of its vector.
     pub(crate) fn port_of(&self, to: &DatagramSegment) -> u16 {
         match to.vector.rmac {
-            _ if self.is_shared => port_of_vf(vf_of(to.qpn)),
-            [0x02, 0, 0, 0, high, low] => u16::from_be_bytes([high, low]),
-            _ => UDP_PORT,
+            [0x02, 0, 0, 0, high, low] if !self.is_shared => u16::from_be_bytes([high, low]),
+            _ => self.port_of_number(to.qpn),
         }
     }
 
@@ -222,7 +234,7 @@ impl WirePort {
         let Some(&(_, peer, answer)) = self
             .gone
             .iter()
-            .find(|(gone, peer, _)| *gone == qpn && peer.ip() == from.ip())
+            .find(|(gone, peer, _)| *gone == qpn && peer == from)
         else {
             return false;
         };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use mlx5_wire::roce::{
     AtomicEth, Headers, Nak, Opcode as PacketKind, Psn, Reth, Syndrome as AckSyndrome,
-    Transport as Service,
+    Transport as Service, UDP_PORT,
 };
 use mlx5_wire::{
     Access, AtomicSegment, ConnectOptions, CqeOpcode, CtrlWords, FenceMode, Opcode, RaddrSegment,
@@ -14,7 +14,7 @@ use mlx5_wire::{
 };
 
 use super::connection::{Connection, End, PacketPath, Posted};
-use super::port::{WirePort, port_of_vf};
+use super::port::WirePort;
 use super::requester::{Request, Taken};
 use super::responder::{Completion, Target};
 use crate::error::ConnectError;
@@ -567,10 +567,24 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
     let taken = with(state, index, |state, qp, connection| {
         let is_peers = qp.qpn == headers.bth.qpn
             && headers.opcode.transport == connection.requester.options().transport()
-            && connection.peer.ip() == from.ip();
+            && connection.is_from_peer(from);
         let is_response = headers.opcode.opcode.is_response();
         match (is_peers, qp.has_failed(), &mut state.links.wire) {
-            (true, false, _) => connection.take(hca, state, qp, headers, payload),
+            (true, false, _) => {
+                let before = (
+                    connection.responder.expected(),
+                    connection.requester.completed(),
+                );
+                connection.take(hca, state, qp, headers, payload);
+                if before
+                    != (
+                        connection.responder.expected(),
+                        connection.requester.completed(),
+                    )
+                {
+                    connection.learn_source(from);
+                }
+            }
             (true, true, Some(wire)) if !is_response => {
                 connection
                     .last_answer()
@@ -815,11 +829,15 @@ impl Hca {
             .is_some_and(|wire| wire.is_for_all)
     }
 
-    /// Returns the UDP port of the virtual function that has a queue pair, where virtual functions
-    /// share an address.
+    /// Returns the UDP port of the device with a queue pair, whose address tells none.
     #[must_use]
     pub fn packet_port(&self, qpn: u32) -> u16 {
-        port_of_vf(vf_of(qpn))
+        self.state
+            .borrow()
+            .links
+            .wire
+            .as_ref()
+            .map_or(UDP_PORT, |wire| wire.port_of_number(qpn))
     }
 
     /// RTR to RTS of a queue pair whose peer is reached by packets: sends with these options from

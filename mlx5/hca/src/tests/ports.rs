@@ -5,9 +5,10 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt;
 
 use mlx5_wire::roce::UDP_PORT;
+use mlx5_wire::{AddressVector, DatagramSegment};
 
 use crate::shared::layout::QP_INDEX_BITS;
-use crate::{Address, FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
+use crate::{Address, BadNetwork, FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
 
 /// Returns an address of this host whose ports no other test uses.
 fn own_address(test: u8) -> IpAddr {
@@ -51,6 +52,49 @@ fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
     assert_eq!(found, [(2, 1), (3, 2), (4, 3)]);
 }
 
+/// Other RoCE devices have queue pair numbers that no virtual function has.
+#[test]
+fn the_udp_port_of_a_peer_follows_from_its_number_unless_an_option_tells_it() {
+    let fabric = FabricSpec::Local(LocalFabric::new());
+    let roce = RoceOptions::new(own_address(2));
+    let [plain, told] = [
+        roce.clone(),
+        RoceOptions {
+            peers: Some(UDP_PORT),
+            ..roce
+        },
+    ]
+    .map(|roce| open_vf(&fabric, roce));
+    for (qpn, port) in [
+        (0x11, UDP_PORT),
+        (0x7fff, UDP_PORT),
+        (0x8000, UDP_PORT + 1),
+        (0x2_0011, UDP_PORT + 7),
+    ] {
+        let ports = [&plain, &told].map(|hca| (hca.packet_port(qpn), port_of_datagram(hca, qpn)));
+        assert_eq!(ports, [(port, port), (UDP_PORT, UDP_PORT)], "{qpn:#x}");
+    }
+}
+
+/// Returns the UDP port to which a datagram goes.
+fn port_of_datagram(hca: &Hca, qpn: u32) -> u16 {
+    let vector = AddressVector {
+        rmac: [0x02, 0, 0, 0, 0, 1],
+        ..AddressVector::default()
+    };
+    hca.state
+        .borrow()
+        .links
+        .wire
+        .as_ref()
+        .unwrap()
+        .port_of(&DatagramSegment {
+            vector,
+            qpn,
+            qkey: 0,
+        })
+}
+
 /// A device that sends packets to all is not found by one that does not, and a capability of one
 /// end only lets that one attach the other.
 #[test]
@@ -66,7 +110,10 @@ fn both_ends_choose_the_same_way() {
         let address = own_address(1);
         let plain = || open_vf(&fabric, RoceOptions::new(address));
         let lossy = RoceOptions {
-            loss_permille: 1,
+            network: BadNetwork {
+                loss_permille: 1,
+                ..BadNetwork::default()
+            },
             ..RoceOptions::new(address)
         };
         let all = RoceOptions {

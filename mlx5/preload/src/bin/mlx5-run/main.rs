@@ -45,12 +45,14 @@ struct Arguments {
     /// With --link roce: an address of this host, or a network in which it has one. Programs at
     /// other addresses, on this host or others, and other RoCE devices are reached by packets from
     /// it (UDP, ports 4791 and up), and programs of this fabric at the same address as before,
-    /// unless packets=all. It needs no rights. loss, double, reorder: packets in a thousand that
-    /// are lost, sent twice, or late by up to 1 ms. delay_us: time in us, or MIN..MAX, by which all
-    /// are late. pcap: captures, FILE.ADDRESS:PORT. All of these imply packets=all.
+    /// unless packets=all. It needs no rights. peers=4791: programs elsewhere are at that port, as
+    /// other RoCE devices are, not at that of their queue pair number. loss, double, reorder:
+    /// packets in a thousand that are lost, sent twice, or late by up to 1 ms. delay_us: time in
+    /// us, or MIN..MAX, by which all are late. pcap: captures, FILE.ADDRESS:PORT. All of these but
+    /// peers imply packets=all.
     #[arg(
         long,
-        value_name = "ADDRESS[/BITS][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
+        value_name = "ADDRESS[/BITS][,peers=4791][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
     )]
     address: Option<RoceOptions>,
     /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network.
