@@ -554,19 +554,20 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     }
 }
 
-/// `socket(3)`: devices are found in the launcher's tree, not through the kernel.
+/// `socket(3)`: devices are found in the launcher's tree, not through the kernel. The HCA has a
+/// socket for its packets.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && settings::get().is_some() {
         return fail(Errno(libc::EPROTONOSUPPORT));
     }
     // SAFETY: plain numbers.
-    unsafe {
+    held::opened(unsafe {
         next!(
             SOCKET as fn(c_int, c_int, c_int) -> c_int,
             (domain, kind, protocol)
         )
-    }
+    })
 }
 
 /// Gives `status` the values of the device file: a character device.

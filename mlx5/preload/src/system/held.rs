@@ -1,6 +1,9 @@
 //! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close
 //! them: later their numbers would name other files of the program, which the HCA would use or
 //! close.
+//!
+//! The calls of the C library by which the standard library makes descriptors here are interposed,
+//! and mark them; code of this crate that makes one by another call marks it itself ([`opened`]).
 
 use core::cell::Cell;
 use std::ffi::c_int;

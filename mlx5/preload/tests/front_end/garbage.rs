@@ -30,22 +30,32 @@ fn program() {
     println!("{what} is done");
 }
 
-const PROGRAMS: [(&str, fn()); 9] = [
+const PROGRAMS: [(&str, fn()); 10] = [
     ("commands", commands),
     ("threads", threads),
     ("forks", forks),
     ("close-all", close_all),
     ("close-range", close_range),
+    ("close-others", close_others_of_the_device),
     ("duplicates", duplicates),
     ("contexts", contexts),
     ("reuse", reuse),
     ("not-closed", || _ = Device::with_context(&Memory::new())),
 ];
 
-/// Runs one of the programs under the front end, and checks that no file is left afterwards.
+/// Runs one of the programs under the front end, those that close descriptors also with a socket
+/// for packets.
 fn survives(what: &str) {
+    survives_with(what, &[]);
+    if what.starts_with("close") {
+        survives_with(what, &["--link", "roce", "--address", "127.0.0.1"]);
+    }
+}
+
+/// Runs a program with these options, and checks that no file is left afterwards.
+fn survives_with(what: &str, options: &[&str]) {
     let place = Place::new(what);
-    let mut command = place.mlx5_run(&[]);
+    let mut command = place.mlx5_run(options);
     command
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "garbage::program", "--ignored", "--nocapture"])
@@ -95,6 +105,7 @@ tests! {
     children_of_a_fork_have_no_device_and_disturb_their_parents: "forks";
     a_program_that_closes_all_descriptors_can_open_the_device_again: "close-all";
     a_program_that_closes_a_range_of_descriptors_can_open_the_device_again: "close-range";
+    a_program_that_closes_all_descriptors_but_the_devices_leaves_it_its_own: "close-others";
     a_duplicate_of_the_descriptor_is_the_device_too: "duplicates";
     two_hundred_contexts_come_and_go: "contexts";
     a_number_that_names_another_file_now_is_not_the_device: "reuse";
@@ -326,6 +337,32 @@ fn close_all() {
 fn close_range() {
     // SAFETY: plain numbers.
     closes(|| assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0));
+}
+
+/// Closes what a daemon or a sandbox closes: all descriptors that it does not know.
+fn close_others_of_the_device() {
+    let sockets = || {
+        let links = std::fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        links
+            .filter(|link| link.to_string_lossy().starts_with("socket:"))
+            .count()
+    };
+    let memory = Memory::new();
+    let device = Device::with_context(&memory);
+    let before = sockets();
+    (3..1024)
+        .filter(|fd| *fd != device.0)
+        .for_each(|fd| _ = close_number(fd));
+    let number = device.0 as u32;
+    for (first, last) in [(3, number - 1), (number + 1, u32::MAX)] {
+        // SAFETY: plain numbers.
+        assert!(first > last || unsafe { libc::close_range(first, last, 0) } == 0);
+    }
+    assert_eq!(sockets(), before, "the HCA's socket was closed");
+    assert!(device.is_well(&memory));
+    device.close();
 }
 
 fn duplicates() {

@@ -61,13 +61,25 @@ impl Place {
         self.dir.join(name)
     }
 
-    /// Returns the names of files that programs left in the fabric, other than its counters, which
-    /// stay.
+    /// Returns the names of files that programs left in the fabrics, one for each address, other
+    /// than their counters, which stay.
     pub(crate) fn left(&self) -> Vec<std::ffi::OsString> {
-        let names = fs::read_dir(self.file("fabric"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name != "counters").collect()
+        let entries = |dir: &Path| {
+            fs::read_dir(dir)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+        };
+        let fabrics = entries(&self.dir).filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("fabric")
+        });
+        fabrics
+            .flat_map(|fabric| entries(&fabric))
+            .filter_map(|path| path.file_name().map(Into::into))
+            .filter(|name| name != "counters")
+            .collect()
     }
 
     /// Makes `mlx5-run` with these options.
