@@ -128,8 +128,8 @@ fn packet_bytes(length: usize, has_imm: bool) -> usize {
         + ICRC_BYTES
 }
 
-/// Time in ns for which a datagram under another driver waits until the receiver's device has taken
-/// earlier ones. The links of InfiniBand have flow control, and programs rely on losing nothing
+/// Time in ns for which a datagram under another driver waits until the receiver's device takes an
+/// earlier one. The links of InfiniBand have flow control, and programs rely on losing nothing
 /// there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
@@ -208,12 +208,12 @@ pub(crate) fn send(
             .map(|to| (lane, to))
     });
     let Some((lane, mut to)) = place else {
-        let waits = hca.port.is_some()
-            && hca.clock.now_ns()
-                < from
-                    .since_ns
-                    .map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
-        return if waits {
+        let is_over = from
+            .since_ns
+            .is_some_and(|since| hca.clock.now_ns() >= since.saturating_add(LINK_WAIT_NS));
+        let waits =
+            |lane: usize| links.outgoing[lane].waits(hca.memory.datagram_lane(lane), is_over);
+        return if hca.port.is_some() && lane.map_or(!is_over, waits) {
             Outcome::Wait(WaitFor::Room)
         } else {
             Outcome::Done(0)

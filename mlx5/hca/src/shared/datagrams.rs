@@ -33,6 +33,8 @@ pub(crate) struct Outgoing {
     pub(crate) tx: LaneTx<DatagramHeader>,
     /// Number of the last datagram sent there.
     pub(crate) last: u64,
+    /// The lane's `consumed` when a datagram waited for room in vain.
+    pub(crate) stopped_at: Option<u64>,
 }
 
 impl Outgoing {
@@ -45,6 +47,17 @@ impl Outgoing {
         self.tx
             .has_room(&lane.consumed)
             .then(|| unsafe { payloads.add(slot).cast() })
+    }
+
+    /// Returns whether a datagram waits that found no room in `lane`. One whose time `is_over` is
+    /// lost, and with it all others until the receiver takes the next one: a receiver that has
+    /// stopped stops no send queue twice.
+    pub(crate) fn waits(&mut self, lane: &DatagramLane, is_over: bool) -> bool {
+        let consumed = Some(lane.consumed.load(Ordering::Relaxed));
+        if is_over {
+            self.stopped_at = consumed;
+        }
+        self.stopped_at != consumed
     }
 
     /// Publishes a datagram of the device with this LID. There is room, and its payload is in

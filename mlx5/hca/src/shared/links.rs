@@ -139,6 +139,7 @@ impl Links {
                     peer: Rc::clone(peer),
                     tx,
                     last: 0,
+                    stopped_at: None,
                 });
             }
         }

@@ -691,6 +691,17 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     world.pass_a_second();
     a.hca.poll();
     assert_eq!(a.poll().len(), 1, "it was lost");
+    // So are others at once, and they delay none to another receiver.
+    let c = End::new(&world, Service::Datagram, false, ALL);
+    c.activate_datagrams(5);
+    let other = datagram(AddressVector::local(1, 0), c.qpn);
+    (0..3).for_each(|_| _ = a.post(Opcode::Send, 0, &segments));
+    a.post_now(Opcode::Send, 0, &other);
+    a.hca.poll();
+    assert_eq!(a.poll().len(), 4);
+    // The receiver goes on: there is room, and a full lane is waited for again.
+    b.hca.poll();
+    assert_eq!(fill(&mut a), 32);
 }
 
 /// Makes a connected pair that runs without RNR retries.
