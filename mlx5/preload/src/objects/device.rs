@@ -18,7 +18,7 @@ use crate::files::channel::Channel;
 use crate::files::fds::{self, File};
 use crate::objects::Objects;
 use crate::objects::bfregs::Bfregs;
-use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, guid};
+use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, MAX_RD_ATOMIC, guid};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::system::sys;
@@ -32,8 +32,6 @@ pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
-/// Maximum number of READs and atomics of a queue pair in flight.
-pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 /// Completion vectors.
 pub(crate) const COMP_VECTORS: u32 = 4;
 /// Bytes of a BlueFlame register: two buffers.
