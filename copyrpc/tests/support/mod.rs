@@ -80,7 +80,7 @@ pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
     })
 }
 
-/// A context that has broken no rule of its device and met no full receive queue when it goes.
+/// A context that has broken no rule of its device and found no receive queue empty when it goes.
 pub(crate) struct Checked(Context<u64>);
 
 impl Deref for Checked {

@@ -273,7 +273,6 @@ impl Dealer {
 
     /// Sends `n` messages one after the other, each through connection `which`. Completes those of
     /// the first connection before those of the second, so the receives are returned in that order.
-    /// second: the receives come back in that order.
     fn deal(
         &mut self,
         simulation: &mut Simulation<'_>,
