@@ -396,7 +396,10 @@ fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
         Some(std::env::temp_dir().join(format!("copyrpc-ways-{}-{thread:?}", std::process::id())));
     let implied = [
         RoceOptions {
-            loss_permille: 1,
+            network: BadNetwork {
+                loss_permille: 1,
+                ..BadNetwork::default()
+            },
             ..on(LOOPBACK)
         },
         RoceOptions {
