@@ -32,3 +32,6 @@ macro_rules! structures {
     };
 }
 use structures;
+
+/// Maximum number of READs and atomics of a queue pair in flight.
+pub(crate) const MAX_RD_ATOMIC: u32 = 16;

@@ -3,9 +3,9 @@
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::cm::{ConnParam, SockAddr};
 use crate::cm::machine::Kind;
-use crate::options::config::MAX_RD_ATOMIC;
 use crate::options::errno::Errno;
 
 /// The first number of each message, which a library with other messages does not send.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mlx5_hca::Port;
 use zerocopy::FromZeros;
 
+use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::mlx5::{
     ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, QueryDeviceResp as DriverResp,
 };
@@ -18,7 +19,7 @@ use crate::files::channel::Channel;
 use crate::files::fds::{self, File};
 use crate::objects::Objects;
 use crate::objects::bfregs::Bfregs;
-use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, MAX_RD_ATOMIC, guid};
+use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, guid};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::system::sys;

@@ -44,8 +44,6 @@ pub(crate) const fn guid(device: usize) -> [u8; 8] {
 pub(crate) const DEVICE_ID: u16 = 0x101b;
 /// Firmware version: major, minor, sub-minor.
 pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
-/// Maximum number of READs and atomics of a queue pair in flight.
-pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 
 /// Link layer of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
