@@ -108,7 +108,7 @@ impl<T> Failed for *mut T {
 /// Calls the next function, which fails with `ENOSYS` if there is none.
 macro_rules! next {
     ($next:ident as fn($($ty:tt)*) -> $result:ty, ($($argument:expr),*)) => {
-        match transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty)*) -> $result>>($next.address()) {
+        match transmute::<*mut c_void, Option<unsafe extern "C-unwind" fn($($ty)*) -> $result>>($next.address()) {
             Some(function) => function($($argument),*),
             None => {
                 fail(Errno(libc::ENOSYS));
@@ -473,9 +473,9 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
     }
 }
 
-/// `read(3)`, for events.
+/// `read(3)`, for events. A thread that is cancelled in it unwinds.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's arguments.
     let read_next = |count| unsafe {
         next!(
@@ -488,14 +488,18 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
     }
     match ours(|| Ok(fds::get(fd))) {
         Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => {
+            let event_bytes = channel.event_bytes();
+            // A thread that is cancelled in the call drops nothing, so it holds no reference
+            // meanwhile.
+            held::as_ourselves(|| drop(channel));
             loop {
-                let n = read_next(channel.event_bytes());
+                let n = read_next(event_bytes);
                 // SAFETY: that many bytes were read into the buffer.
                 let event =
                     unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
-                let is_for_program = event.len() < channel.event_bytes()
-                    || ours(|| Ok(channel.received(event))) != Ok(false);
-                if is_for_program {
+                let is_for_program =
+                    || Ok(fds::channel(fd).is_none_or(|channel| channel.received(event)));
+                if event.len() < event_bytes || ours(is_for_program) != Ok(false) {
                     return n;
                 }
             }
