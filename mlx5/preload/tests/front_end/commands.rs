@@ -503,3 +503,66 @@ fn opening_can_be_refused() {
         },
     );
 }
+
+unsafe extern "C-unwind" {
+    /// `read(2)`. A thread that is cancelled in it unwinds.
+    fn read(fd: i32, bytes: *mut u64, count: usize) -> isize;
+    /// `pthread_create(3)`, of a thread that may unwind.
+    fn pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        start: extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void,
+        argument: *mut libc::c_void,
+    ) -> i32;
+    fn pthread_cancel(thread: libc::pthread_t) -> i32;
+}
+
+extern "C-unwind" fn wait_for_event(fd: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: room for an event, which never comes.
+    unsafe { read(fd.addr() as i32, &mut 0, 8) };
+    core::ptr::null_mut()
+}
+
+#[test]
+fn a_thread_that_is_cancelled_while_it_waits_for_an_event_leaks_no_descriptor() {
+    under_the_library(
+        "commands::a_thread_that_is_cancelled_while_it_waits_for_an_event_leaks_no_descriptor",
+        "",
+        &[],
+        || {
+            let device = Device::start();
+            let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+            let before = descriptors();
+            for _ in 0..20 {
+                let request = verbs::CreateCompChannel { response: 0 };
+                let (channel, _): (verbs::CreateCompChannelResp, [u8; 0]) = device
+                    .ask(number::CREATE_COMP_CHANNEL, &request, &[0u8; 0])
+                    .unwrap();
+                let mut thread = 0;
+                // SAFETY: a place for the thread, which is joined; its argument is a number.
+                unsafe {
+                    let argument = core::ptr::without_provenance_mut(channel.fd as usize);
+                    assert_eq!(
+                        pthread_create(
+                            &raw mut thread,
+                            core::ptr::null(),
+                            wait_for_event,
+                            argument
+                        ),
+                        0
+                    );
+                    std::thread::sleep(Duration::from_millis(2));
+                    assert_eq!(
+                        (
+                            pthread_cancel(thread),
+                            libc::pthread_join(thread, core::ptr::null_mut())
+                        ),
+                        (0, 0)
+                    );
+                    assert_eq!(libc::close(channel.fd as i32), 0);
+                }
+            }
+            assert_eq!(descriptors(), before);
+        },
+    );
+}
