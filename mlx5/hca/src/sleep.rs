@@ -83,7 +83,7 @@ impl Watch for Idle<'_> {
             .links
             .wire
             .as_ref()
-            .is_some_and(|wire| wire.has_arrivals());
+            .is_some_and(|wire| wire.has_work());
         !are_empty
             || has_packets
             || self.0.state.borrow().ready.any()
@@ -165,6 +165,14 @@ impl Hca {
             .wire
             .as_mut()
             .is_none_or(|wire| wire.waker().is_some());
+        if state
+            .links
+            .wire
+            .as_ref()
+            .is_some_and(|wire| wire.has_unsent())
+        {
+            return SHORTEST_SLEEP_NS;
+        }
         match (&self.clock, state.next_event_ns()) {
             (Clock::System, None) if !is_woken => SHORT_SLEEP_NS,
             (Clock::System, None) => longest_ns(),

@@ -11,7 +11,7 @@ use crate::debug::rule::Rule;
 use crate::requester::outcome::{Limit, Malformed};
 use crate::shared::memory::Fault;
 
-const TEXTS: [(u8, &str); 19] = [
+const TEXTS: [(u8, &str); 20] = [
     (
         Fault::Key as u8,
         "no such key, or its region was deregistered",
@@ -71,6 +71,10 @@ const TEXTS: [(u8, &str); 19] = [
     (
         Limit::AtomicAlignment as u8,
         "the address of an atomic is not a multiple of 8",
+    ),
+    (
+        Limit::PacketsRefused as u8,
+        "the kernel refuses packets to the peer: they are longer than the path's MTU (mtu=N), or there is no route",
     ),
     (Limit::OnPurpose as u8, "a fault that was asked for"),
 ];

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-use if_addrs::IfAddr;
+use if_addrs::{IfAddr, Interface};
 
 /// Returns the bytes of an address as a GID has them.
 #[must_use]
@@ -25,27 +25,49 @@ fn bits(address: IpAddr) -> u128 {
     u128::from_be_bytes(gid_of(address))
 }
 
-/// Returns the first address of this host, and the name of its interface, that `is_it`, given the
-/// address and the mask of its network.
-fn find(is_it: impl Fn(IpAddr, u128) -> bool) -> io::Result<(IpAddr, String)> {
-    let mask = |of: &IfAddr| match of {
+/// Returns whether two addresses are of one network.
+fn are_of_one(one: IpAddr, other: IpAddr, mask: u128) -> bool {
+    one.is_ipv4() == other.is_ipv4() && (bits(one) ^ bits(other)) & mask == 0
+}
+
+fn mask_of(own: &Interface) -> u128 {
+    match &own.addr {
         IfAddr::V4(v4) => bits(v4.netmask.into()),
         IfAddr::V6(v6) => bits(v6.netmask.into()),
-    };
-    let found = if_addrs::get_if_addrs()?
-        .into_iter()
-        .find(|own| is_it(own.ip(), mask(&own.addr)));
-    found
-        .map(|own| (own.ip(), own.name))
+    }
+}
+
+/// Returns the names of the interfaces by which packets from this address may leave: the one that
+/// has it, or whose network has it; but all others if that is the loopback interface and the
+/// address is routed there, as in networks without a common link layer.
+pub(crate) fn names_of(address: IpAddr) -> io::Result<Vec<String>> {
+    leaving(&if_addrs::get_if_addrs()?, address)
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Returns the name of the interface whose network has this address.
-pub(crate) fn name_of(address: IpAddr) -> io::Result<String> {
-    let has = |own: IpAddr, mask| {
-        own.is_ipv4() == address.is_ipv4() && (bits(own) ^ bits(address)) & mask == 0
+fn leaving(all: &[Interface], address: IpAddr) -> Option<Vec<String>> {
+    let has = all.iter().find(|own| own.ip() == address);
+    let name = &has
+        .or_else(|| {
+            all.iter()
+                .find(|own| are_of_one(own.ip(), address, mask_of(own)))
+        })?
+        .name;
+    let is_loopback = |name: &str| {
+        all.iter()
+            .any(|own| own.name == name && own.ip().is_loopback())
     };
-    find(has).map(|(_, name)| name)
+    let others: Vec<_> = all
+        .iter()
+        .filter(|own| !is_loopback(&own.name))
+        .map(|own| own.name.clone())
+        .collect();
+    let is_routed = is_loopback(name) && !address.is_loopback() && !others.is_empty();
+    Some(if is_routed {
+        others
+    } else {
+        vec![name.clone()]
+    })
 }
 
 /// Returns the address of this host in the network of `address` with a prefix of `prefix` bits.
@@ -54,21 +76,61 @@ pub(crate) fn address_in(address: IpAddr, prefix: u8) -> io::Result<IpAddr> {
     let mask = u128::MAX
         .checked_shl(128_u32.saturating_sub(prefix))
         .unwrap_or(0);
-    let has = |own: IpAddr, _| {
-        own.is_ipv4() == address.is_ipv4() && (bits(own) ^ bits(address)) & mask == 0
-    };
-    find(has).map(|(own, _)| own)
+    let found = if_addrs::get_if_addrs()?
+        .iter()
+        .map(Interface::ip)
+        .find(|own| are_of_one(*own, address, mask));
+    found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use if_addrs::{IfOperStatus, Ifv4Addr};
+
     use super::*;
+
+    #[test]
+    fn packets_leave_by_the_interface_that_has_the_address_and_by_the_others_if_it_is_routed_to_the_loopback_interface()
+     {
+        let interface = |name: &str, ip: [u8; 4], netmask: [u8; 4]| Interface {
+            name: name.to_owned(),
+            addr: IfAddr::V4(Ifv4Addr {
+                ip: ip.into(),
+                netmask: netmask.into(),
+                prefixlen: 0,
+                broadcast: None,
+            }),
+            index: None,
+            oper_status: IfOperStatus::Up,
+            is_p2p: false,
+        };
+        let all = [
+            interface("lo", [127, 0, 0, 1], [255, 0, 0, 0]),
+            interface("lo", [10, 9, 9, 9], [255; 4]),
+            interface("eth0", [10, 0, 0, 1], [255, 0, 0, 0]),
+            interface("eth1", [10, 2, 0, 5], [255, 255, 0, 0]),
+        ];
+        for (address, names) in [
+            ([127, 3, 3, 3], &["lo"][..]),
+            ([10, 2, 0, 5], &["eth1"]),
+            ([10, 0, 0, 1], &["eth0"]),
+            ([10, 9, 9, 9], &["eth0", "eth1"]),
+        ] {
+            assert_eq!(leaving(&all, address.into()).unwrap(), names, "{address:?}");
+        }
+        assert_eq!(
+            leaving(&all[..2], [10, 9, 9, 9].into()).unwrap(),
+            ["lo"],
+            "no other"
+        );
+        assert_eq!(leaving(&all, [11, 0, 0, 1].into()), None);
+    }
 
     #[test]
     fn the_loopback_interface_is_found_by_its_network() {
         let [one, other, none] =
             [[127, 0, 0, 1], [127, 9, 9, 9], [255, 255, 255, 255]].map(IpAddr::from);
-        assert_eq!(name_of(other).unwrap(), "lo");
+        assert_eq!(names_of(other).unwrap(), ["lo"]);
         assert_eq!(
             (address_in(other, 8).unwrap(), address_in(one, 32).unwrap()),
             (one, one)

@@ -17,6 +17,7 @@ use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
+use crate::requester::outcome::Limit;
 use crate::shared::layout::vf_of;
 
 /// Maximum number of queue pairs that are gone and whose peers are told so.
@@ -211,8 +212,19 @@ impl WirePort {
     }
 
     /// Returns whether packets have arrived.
-    pub(crate) fn has_arrivals(&self) -> bool {
+    fn has_arrivals(&self) -> bool {
         self.udp.is_readable()
+    }
+
+    /// Returns whether packets wait for room in the socket, which nobody announces.
+    pub(crate) const fn has_unsent(&self) -> bool {
+        self.first != self.end
+    }
+
+    /// Returns whether a poll has something to do: packets have arrived, or more are to be sent and
+    /// the socket has room.
+    pub(crate) fn has_work(&self) -> bool {
+        self.has_arrivals() || !self.active.is_empty() && !self.has_unsent()
     }
 
     /// Remembers a queue pair that is gone.
@@ -293,6 +305,15 @@ impl WirePort {
     /// Returns the time at which [`flush`](Self::flush) sends a packet that a bad network holds.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         self.network.as_ref()?.due_ns()
+    }
+
+    /// Returns the vendor syndrome of a peer that did not answer.
+    pub(crate) fn why_silent(&self, peer: &SocketAddr) -> u8 {
+        if self.out.was_refused_to(peer) {
+            Limit::PacketsRefused as u8
+        } else {
+            0
+        }
     }
 
     /// Sends the packets that were added and are due, as far as the socket has room for them.

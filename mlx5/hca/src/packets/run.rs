@@ -420,6 +420,7 @@ fn take_wqes(hca: &Hca, state: &mut State, qp: &mut SoftQp, connection: &mut Con
 fn complete(hca: &Hca, state: &mut State, qp: &mut SoftQp, connection: &mut Connection) -> bool {
     let State {
         queues: Queues { cqs, .. },
+        links,
         deferred,
         violations,
         touched,
@@ -445,7 +446,12 @@ fn complete(hca: &Hca, state: &mut State, qp: &mut SoftQp, connection: &mut Conn
                 End::Done
             }
             (End::Message, Some(failure)) if failure.message == connection.completed => {
-                End::Failed(failure.status, 0)
+                let is_silent = failure.status == Syndrome::TransportRetryExceeded;
+                let wire = links.wire.as_ref().filter(|_| is_silent);
+                End::Failed(
+                    failure.status,
+                    wire.map_or(0, |wire| wire.why_silent(&connection.peer)),
+                )
             }
             (End::Message, _) => break,
             (end, _) => end,

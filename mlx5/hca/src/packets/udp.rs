@@ -54,6 +54,8 @@ pub(crate) struct Packets {
     headers: Vec<libc::mmsghdr>,
     /// Number of packets that were received last.
     received: usize,
+    /// The receiver of the packet that the kernel refused last.
+    refused: Option<SocketAddrAny>,
 }
 
 impl Packets {
@@ -64,6 +66,7 @@ impl Packets {
             vectors: Vec::new(),
             headers: Vec::new(),
             received: 0,
+            refused: None,
         }
     }
 
@@ -97,6 +100,7 @@ impl Packets {
             vectors,
             headers,
             received: 0,
+            refused: None,
         }
     }
 
@@ -118,6 +122,13 @@ impl Packets {
             .iter()
             .map(|header| u64::from(header.msg_len))
             .sum()
+    }
+
+    /// Returns whether the packet that the kernel refused last was to this address.
+    pub(crate) fn was_refused_to(&self, to: &SocketAddr) -> bool {
+        self.refused
+            .as_ref()
+            .is_some_and(|refused| *refused == SocketAddrAny::from(*to))
     }
 
     /// Returns the buffer of packet `nth`, to be filled.
@@ -176,17 +187,23 @@ impl Udp {
         self.0.local_addr()
     }
 
-    /// Returns the MTU of the interface of its address, in bytes of an IP packet.
+    /// Returns the least MTU of the interfaces by which packets from its address may leave, in
+    /// bytes of an IP packet.
     ///
     /// # Errors
     /// The errors of getifaddrs(3) and netdevice(7); no interface has the address.
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
+        let names = interface::names_of(self.local()?.ip())?;
+        names
+            .iter()
+            .map(|name| self.mtu_of(name))
+            .try_fold(u32::MAX, |least, mtu| Ok(least.min(mtu?)))
+    }
+
+    fn mtu_of(&self, name: &str) -> io::Result<u32> {
         let mut ifr_name = [0; libc::IFNAMSIZ];
         // A name has fewer bytes.
-        for (to, byte) in ifr_name
-            .iter_mut()
-            .zip(interface::name_of(self.local()?.ip())?.bytes())
-        {
+        for (to, byte) in ifr_name.iter_mut().zip(name.bytes()) {
             *to = byte as libc::c_char;
         }
         let mut request = libc::ifreq {
@@ -260,7 +277,10 @@ impl Udp {
                 io::ErrorKind::WouldBlock => break,
                 io::ErrorKind::Interrupted => {}
                 // The path's MTU, no route, no permission.
-                _ => (next, refused) = (next + 1, refused + 1),
+                _ => {
+                    packets.refused = Some(packets.addresses[next].clone());
+                    (next, refused) = (next + 1, refused + 1);
+                }
             }
         }
         (next, refused)

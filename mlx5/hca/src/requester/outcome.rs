@@ -87,6 +87,8 @@ pub(crate) enum Limit {
     DatagramTooLong = 0x22,
     /// The address of an atomic is not a multiple of 8.
     AtomicAlignment = 0x23,
+    /// The kernel refuses packets to the peer.
+    PacketsRefused = 0x24,
     /// [`Faults::fail`](crate::Faults::fail) requests it.
     OnPurpose = 0x2f,
 }

@@ -4,10 +4,13 @@ use std::fs::DirBuilder;
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt;
 
-use mlx5_wire::roce::UDP_PORT;
+use mlx5_wire::roce::{Headers, Opcode, PacketOpcode, Psn, Transport, UDP_PORT};
 use mlx5_wire::{AddressVector, DatagramSegment};
+use shm::sleep::Watch;
 
+use crate::packets::port::WirePort;
 use crate::shared::layout::QP_INDEX_BITS;
+use crate::sleep::Idle;
 use crate::{Address, BadNetwork, FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
 
 /// Returns an address of this host whose ports no other test uses.
@@ -50,6 +53,34 @@ fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
         )
     });
     assert_eq!(found, [(2, 1), (3, 2), (4, 3)]);
+}
+
+/// Whatever the kernel has no room for must not wait for the peer's repeat.
+#[test]
+fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
+    let hca = open_vf(
+        &FabricSpec::Local(LocalFabric::new()),
+        RoceOptions::new(own_address(3)),
+    );
+    let with_wire =
+        |f: &dyn Fn(&mut WirePort)| f(hca.state.borrow_mut().links.wire.as_mut().unwrap());
+    let mut idle = Idle(&hca);
+    let longest = idle.slice();
+    assert!(!idle.look(false));
+    with_wire(&|wire| wire.active.push(0));
+    assert!(idle.look(false), "a queue pair has more");
+    let opcode = PacketOpcode {
+        transport: Transport::Ud,
+        opcode: Opcode::SendOnly,
+    };
+    with_wire(&|wire| {
+        let (own, headers) = (wire.own(), Headers::new(opcode, 0, Psn::new(0)));
+        wire.send::<()>(&own, &headers, 0, |_| Ok(())).unwrap();
+    });
+    assert!(
+        !idle.look(false) && idle.slice() < longest / 100,
+        "the socket has no room"
+    );
 }
 
 /// Other RoCE devices have queue pair numbers that no virtual function has.
