@@ -6,9 +6,11 @@
   scripts/peers kv [--runs N] [--json FILE|-]
   scripts/peers wire [--runs N] [--json FILE|-]
   scripts/peers all [--runs N]     all five, by default 3 rounds; writes their rows to docs/results/peers.md
+  scripts/peers ... --busy         on a machine whose load is above 0.5; otherwise such a machine is refused
 
 The modules of scripts/measuring/peers describe the measurements. There are N rounds (11); each measures everything once, on two pinned cores.
-A ratio is the median of the rounds' ratios, this repository / rival in the unit of its name. Nothing else may run on the machine.
+A ratio is the median of the rounds' ratios, this repository / rival in the unit of its name. Nothing else may run on the machine. A target is
+met, or missed, if it is so in every round; there is no verdict if it lies between the least and the most, or if these are a factor of two apart.
 
 With --json - there is one JSON object on stdout and nothing else. Missed targets are reported, but are not a failure: the exit status is 0
 unless a measurement failed.
@@ -29,6 +31,10 @@ from ..tools import Failure
 
 MEASURED = ["copyrpc", "scalerpc", "shm", "kv", "wire"]
 PAGE = tools.ROOT / "docs/results/peers.md"
+# The load average above which a machine is not idle.
+IDLE = 0.5
+# The most round over the least of a spread that says nothing but that the machine was not idle.
+WIDE = 2
 # The rows printed, for the page: name, value, target, verdict.
 ROWS = []
 
@@ -78,9 +84,14 @@ def row(what, value="", target="", more="", verdict="", on_page=True):
 
 def target(what, value, sign, bound, digits, more=""):
     """Prints a row with a target: `value` is a number or a spread, `sign` is <= or >=."""
-    median = value["median"] if isinstance(value, dict) else value
-    is_met = median <= bound if sign == "<=" else median >= bound
-    row(what, value_of(value, digits), f"{sign} {bound}", more, "met" if is_met else "MISSED")
+    row(what, value_of(value, digits), f"{sign} {bound}", more, verdict(value, sign, bound))
+
+
+def verdict(value, sign, bound):
+    """Returns whether a number, or each of a spread, is within the bound, in words. A spread across the bound, or a wide one, has no verdict."""
+    least, most = (value["min"], value["max"]) if isinstance(value, dict) else (value, value)
+    met = {end <= bound if sign == "<=" else end >= bound for end in (least, most)}
+    return "no verdict" if len(met) > 1 or most > WIDE * least else "met" if met == {True} else "MISSED"
 
 
 def at(document, path):
@@ -103,7 +114,6 @@ class Bench:
         if len(cores) < 2:
             raise Failure(f"two cores are needed, and this process may use {len(cores)}")
         self.cores = cores[:2]
-        # On an idle machine it is below 0.5.
         self.load = os.getloadavg()[0]
 
     @property
@@ -175,7 +185,11 @@ def main():
     parser.add_argument("measured", choices=[*MEASURED, "all"])
     parser.add_argument("--runs", type=int, metavar="N", choices=range(1, 100), help="1 to 99 [11; all: 3]")
     parser.add_argument("--json", metavar="FILE", help="- for stdout")
+    parser.add_argument("--busy", action="store_true", help="measure on a machine that is not idle, too")
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    if load > IDLE and not arguments.busy:
+        raise Failure(f"the load average is {load:.2f}, and at most {IDLE} is legal: end other programs, wait a minute, or give --busy", 2)
     tools.need("valgrind")
     if arguments.measured == "all":
         if arguments.json:
