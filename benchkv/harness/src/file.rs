@@ -111,8 +111,8 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     })
 }
 
-/// Opens what is not replaced. A pipe that nobody reads would keep an open waiting forever, so its
-/// reader has [`READER_LIMIT`] to come.
+/// Opens what is not replaced. A pipe that nobody reads would keep an open waiting without limit,
+/// so its reader has [`READER_LIMIT`] to come.
 fn open_existing(path: &Path) -> io::Result<File> {
     let started = Instant::now();
     let file = loop {
