@@ -1,6 +1,7 @@
 //! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an
-//! answerer that answers all requests. One loop of each serves all measurements, so that two
-//! transports differ in nothing else.
+//! answerer that answers all requests. One loop of each serves all measurements of
+//! `scripts/peers shm` and the benches of crates, so that two transports differ in nothing else
+//! there. `copyrpc_bench`, `scalerpc_bench` and benchkv have closed loops of their own.
 
 use std::error::Error;
 use std::fmt;

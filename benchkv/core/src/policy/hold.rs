@@ -33,8 +33,8 @@ pub struct HoldArgs {
     /// or after TIME, 0.5us to 100us. Pauses while batches are full anyway. adaptive, or
     /// adaptive:TIME, follows the rate of answers and begins with TIME (10us); rtt:FACTOR holds for
     /// 0.1 to 100 round trips. Simulated (docs/study.md): none lifts the low state; 10us gains a
-    /// third at depth 1 and 8 ranks, and a tenth beyond; adaptive gains as much, and costs a fifth
-    /// in the high state; rtt:2 gains a tenth at most.
+    /// third at depth 1 and 8 ranks, 9 and 4 % with 16 and 32; adaptive gains as much, and costs a
+    /// fifth in the high state; rtt:2 gains a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", default_value_t = HoldChoice::Off)]
     #[serde(with = "harness::as_text")]
     #[doc(alias = "batch_hold_us")]

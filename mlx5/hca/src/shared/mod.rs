@@ -1,7 +1,7 @@
 //! The memory that the devices of a fabric share.
 //!
-//! This is the only place that touches a peer's memory. So it is the seam for another way to reach
-//! a peer: an engine that sends packets replaces this folder and nothing else.
+//! This is the only place that touches a peer's memory. `packets` stands beside it as the other way
+//! to reach a peer; its port is among the links.
 //!
 //! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
