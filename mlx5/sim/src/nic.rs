@@ -47,8 +47,8 @@ pub struct NicParameters {
 }
 
 impl Default for NicParameters {
-    /// Makes a round trip of about 2 us, 100 Gbit/s, and the receive rates that are public for this
-    /// family (5.4 and 1.8 million per second).
+    /// Makes a round trip of about 2 us, 100 Gbit/s, and receive rates that are assumed (5.4 and
+    /// 1.8 million per second).
     fn default() -> Self {
         Self {
             doorbell_ns: 250,
