@@ -4,7 +4,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Plain old data: any bytes are a valid value (a peer's bytes are not trusted), there is no
 /// padding (which would carry this process's memory to another one), and a copy is a copy.
-/// Implemented for every type that derives the four traits; an `enum` cannot.
+/// Implemented for every type that derives the four traits; an `enum` cannot. Three of them are of
+/// the crate `zerocopy` 0.8, with its feature `derive`, which a program names among its own
+/// dependencies.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
