@@ -94,7 +94,7 @@ impl SoftDevice {
             }
             _ => {
                 return Err(
-                    "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts".into()
+                    "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts".into(),
                 );
             }
         }
