@@ -56,10 +56,11 @@ pub struct ServerOptions {
     /// an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose
     /// calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
-    /// Maximum time for which the drop of the server waits: for clients that have begun to call
-    /// while they connect, and then until its answers, and the message that it goes, have arrived
-    /// at all clients' devices. Time in which its thread is suspended does not count. Default: 1 s,
-    /// of which it needs all only if a client's host is gone.
+    /// Maximum time for which the [end](Server::close) and the drop of the server wait, both
+    /// together: for clients that have begun to call while they connect, and then until its
+    /// answers, and the message that it goes, have arrived at all clients' devices. Time in which
+    /// its thread is suspended does not count. Default: 1 s, of which it needs all only if a
+    /// client's host is gone.
     pub stop_timeout: Duration,
     /// Hears of clients that connect, leave or are refused, in the server's thread. Default:
     /// nothing does.
@@ -436,6 +437,9 @@ impl Server {
             }
             std::thread::yield_now();
         }
+        // The drop has the rest, and time for the answers to clients that did nothing to delay it.
+        let linger = &self.context.inner.linger;
+        linger.set(grace.left().max(LINGER.min(linger.get())));
         self.gate = None;
         self.clients
             .iter()
@@ -511,5 +515,48 @@ impl Server {
                 .filter(|client| !lifelines.has(client.peer))
                 .for_each(|client| client.endpoint.probe());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use mlx5::{FabricSpec, LocalFabric, SoftOptions};
+    use shm_testing::limits;
+
+    use super::*;
+
+    /// A client knows that the server is connected, and does not say that it is.
+    #[test]
+    fn the_end_of_a_server_and_its_drop_share_one_stop_timeout() {
+        limits::watchdog(Duration::from_secs(60));
+        let device = DeviceSpec::Soft(SoftOptions {
+            fabric: FabricSpec::Local(LocalFabric::new()),
+            ..SoftOptions::default()
+        });
+        let stop_timeout = Duration::from_millis(50);
+        let options = ServerOptions {
+            device: device.clone(),
+            stop_timeout,
+            ..ServerOptions::default()
+        };
+        let mut server = Server::with_options(limits::any_port(), &options).unwrap();
+        let context = ContextBuilder::new(device).build::<()>().unwrap();
+        let pending = context.create_endpoint(&options.endpoint).unwrap();
+        let mut stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        stream.write_all(&pending.local_info().encode()).unwrap();
+        while !server
+            .gate
+            .iter()
+            .flat_map(Gate::connecting)
+            .any(Handshake::has_told)
+        {
+            server.step().unwrap();
+        }
+        assert_eq!(server.context.inner.linger.get(), stop_timeout);
+        server.close();
+        assert_eq!(server.context.inner.linger.get(), LINGER, "for the answers");
     }
 }
