@@ -154,7 +154,9 @@ impl Session for bytes::Client<u64> {
 /// A client of a [`Server`](crate::Server) whose calls are futures, for any executor and from any
 /// thread: `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
 /// session, which is over with the last clone, and so the server's `depth` of unanswered calls;
-/// further calls wait in their order.
+/// further calls wait in their order, a call without a timeout forever if none of those is
+/// answered. A call that would end the others, as of a server that holds calls until there are
+/// news, needs another client.
 ///
 /// A thread of its own has the client, and sleeps while no reply arrives; calls and replies wake
 /// it. A call after the end of the session connects to the next server of the name.

@@ -25,7 +25,9 @@ const POLLS_PER_STATS: u32 = 1024;
 /// any thread. Clones share the connection, and therefore its WRITEs. Dropping the last clone
 /// closes the connection, and waits until the server knows, at most 20 ms. A call that an
 /// [`AsyncServer`](crate::AsyncServer) holds for long stops no other; it keeps its
-/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection.
+/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection. Once such calls keep
+/// all of it, further calls wait behind them, also one that would end them: it needs another
+/// client.
 ///
 /// A thread of its own has the device. The thread sleeps on the completion channel while there is
 /// nothing to do; calls and replies wake it. A call after the end of the connection connects again;

@@ -23,9 +23,9 @@ use crate::recv::RecvHandle;
 use crate::stats::Stats;
 use crate::wire::Status;
 
-/// Minimum time between two checks of the clients of all held requests, and at the counters of all
-/// clients: a server that wakes for each message has no time for them each time.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Minimum time between two checks of all held requests and of the counters of all clients: a
+/// server that wakes for each message has no time for them each time.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
@@ -437,11 +437,11 @@ fn serve(
     let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let mut is_leaving = false;
     let mut unwanted = Vec::new();
-    let mut looked = None;
+    let mut checked = None;
     loop {
         let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
-            if server.polls_sockets_next() && is_look_due(&mut looked, Instant::now()) {
+            if server.polls_sockets_next() && is_check_due(&mut checked, Instant::now()) {
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
                 unwanted = queues.watch(&mut held);
             }
@@ -514,11 +514,11 @@ fn serve(
     drop(over);
 }
 
-/// Returns whether the last check was long ago, and notes the time of this one.
-fn is_look_due(looked: &mut Option<Instant>, now: Instant) -> bool {
-    let is_due = looked.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_INTERVAL);
+/// Returns whether a check is due. Notes its time then.
+fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK_INTERVAL);
     if is_due {
-        *looked = Some(now);
+        *checked = Some(now);
     }
     is_due
 }
@@ -624,14 +624,14 @@ impl Drop for Over<'_> {
 mod tests {
     use super::*;
 
-    /// With 10,000 long polls, 2,000 wake-ups in a second would be 20 million looks at requests,
+    /// With 10,000 long polls, 2,000 wake-ups in a second would be 20 million checks of requests,
     /// under the lock of all tasks.
     #[test]
-    fn a_server_that_wakes_often_looks_at_all_held_requests_only_now_and_then() {
-        let (mut looked, start) = (None, Instant::now());
-        let looks = (0..2_000)
-            .filter(|ms| is_look_due(&mut looked, start + Duration::from_micros(500) * *ms))
+    fn a_server_that_wakes_often_checks_all_held_requests_only_now_and_then() {
+        let (mut checked, start) = (None, Instant::now());
+        let checks = (0..2_000)
+            .filter(|ms| is_check_due(&mut checked, start + Duration::from_micros(500) * *ms))
             .count();
-        assert_eq!(looks, 200);
+        assert_eq!(checks, 200);
     }
 }

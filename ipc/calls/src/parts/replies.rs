@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between two polls of the count.
+/// Time between two reads of the count.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The replies of a [`Reassembler`](super::Reassembler), from any thread: those that its clients
