@@ -630,7 +630,7 @@ mod tests {
     fn a_server_that_wakes_often_checks_all_held_requests_only_now_and_then() {
         let (mut checked, start) = (None, Instant::now());
         let checks = (0..2_000)
-            .filter(|ms| is_check_due(&mut checked, start + Duration::from_micros(500) * *ms))
+            .filter(|nth| is_check_due(&mut checked, start + Duration::from_micros(500) * *nth))
             .count();
         assert_eq!(checks, 200);
     }
