@@ -194,6 +194,9 @@ pub(crate) struct Requester {
     /// Time until which nothing is sent, after an RNR NAK.
     pause_ns: Option<u64>,
     failure: Option<Failure>,
+    /// A message whose bytes cannot be sent: it fails when those before it are complete, and
+    /// nothing of it is sent.
+    refused: Option<Failure>,
     /// Number of packets that were sent and are sent again, or were to be, when a later answer
     /// came.
     retransmitted: u64,
@@ -223,6 +226,7 @@ impl Requester {
             retry_ns: None,
             pause_ns: None,
             failure: None,
+            refused: None,
             retransmitted: 0,
         }
     }
@@ -285,6 +289,12 @@ impl Requester {
             return None;
         }
         let nth = self.place(self.next, self.cursor)?;
+        if self
+            .refused
+            .is_some_and(|refused| refused.message <= self.oldest + nth as u64)
+        {
+            return None;
+        }
         self.cursor = nth;
         let message = self.messages[nth];
         let packet = self.packet(&message, self.oldest + nth as u64);
@@ -297,12 +307,17 @@ impl Requester {
         if self.next.since(self.sent) > 0 {
             self.sent = self.next;
         }
-        if self.options.is_unreliable {
-            self.acknowledge(self.next, now_ns);
-        } else if self.retry_ns.is_none() {
+        if self.retry_ns.is_none() && !self.options.is_unreliable {
             self.wait(now_ns);
         }
         Some(packet)
+    }
+
+    /// Notes that the packet of [`next_packet`](Self::next_packet) was sent (P7).
+    pub(crate) fn on_sent(&mut self, now_ns: u64) {
+        if self.options.is_unreliable {
+            self.acknowledge(self.next, now_ns);
+        }
     }
 
     /// Begins the next message, if there is one that may begin.
@@ -443,7 +458,8 @@ impl Requester {
         }
     }
 
-    /// Takes a response of the peer, with `len` payload bytes.
+    /// Takes a response of the peer, with `len` payload bytes. A result is to be
+    /// [`placed`](Self::placed).
     pub(crate) fn on_response(&mut self, headers: &Headers, len: usize, now_ns: u64) -> Taken {
         let psn = headers.bth.psn;
         // A response to what was not sent, or was acknowledged: old, or not of the peer.
@@ -541,13 +557,19 @@ impl Requester {
             },
             _ => return Taken::Nothing,
         };
+        taken
+    }
+
+    /// Notes that the result that the response with this PSN brought is in the program's memory.
+    pub(crate) fn placed(&mut self, psn: Psn, now_ns: u64) {
         self.progress(psn.after(1), now_ns);
-        let answered = message.answered + 1;
-        self.messages[0].answered = answered;
-        if answered == message.packets {
+        let Some(message) = self.messages.front_mut() else {
+            return;
+        };
+        message.answered += 1;
+        if message.answered == message.packets {
             self.complete();
         }
-        taken
     }
 
     /// Completes the messages before `until`. Returns `false` if one of them has no response yet:
@@ -581,6 +603,9 @@ impl Requester {
         self.begun -= 1;
         self.cursor = self.cursor.saturating_sub(1);
         self.oldest += 1;
+        self.failure = self.failure.or(self
+            .refused
+            .filter(|refused| refused.message == self.oldest));
     }
 
     /// Notes that everything before `until` is acknowledged.
@@ -650,6 +675,16 @@ impl Requester {
             message: self.oldest,
             status,
         });
+    }
+
+    /// Fails a message when its turn comes: at once if it is the oldest.
+    pub(crate) fn refuse(&mut self, message: u64, status: Status) {
+        let refused = Failure { message, status };
+        if message == self.oldest {
+            self.failure = Some(refused)
+        } else {
+            self.refused = Some(refused)
+        }
     }
 
     /// Does what is due at this time: ends a pause, or retries.

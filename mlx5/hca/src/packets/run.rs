@@ -155,10 +155,13 @@ impl Connection {
                 },
             );
             if sent.is_err() {
-                self.requester.fail(Syndrome::LocalProtection);
+                self.requester
+                    .refuse(packet.message, Syndrome::LocalProtection);
                 // To complete it.
-                return self.activate(wire, qp.index);
+                self.activate(wire, qp.index);
+                break;
             }
+            self.requester.on_sent(now_ns);
         }
         wire.counters.retransmitted += self.requester.take_retransmitted();
     }
@@ -631,25 +634,23 @@ impl Connection {
             if matches!(headers.aeth.syndrome, AckSyndrome::RnrNak { .. }) {
                 hca.rnr_naks.set(hca.rnr_naks.get() + 1);
             }
-            let landed =
-                match self
-                    .requester
-                    .on_response(headers, payload.len(), hca.clock.now_ns())
-                {
-                    Taken::Nothing => Ok(()),
-                    Taken::Place { message, offset } => {
-                        self.wqe_of(message).map_or(Ok(()), |counter| {
-                            land(hca, qp, counter, offset as usize, payload)
-                        })
-                    }
-                    Taken::Original { message, value } => {
-                        self.wqe_of(message).map_or(Ok(()), |counter| {
-                            land(hca, qp, counter, 0, &value.to_ne_bytes())
-                        })
-                    }
-                };
-            if landed.is_err() {
-                self.requester.fail(Syndrome::LocalProtection);
+            let now_ns = hca.clock.now_ns();
+            let original;
+            let result = match self.requester.on_response(headers, payload.len(), now_ns) {
+                Taken::Nothing => None,
+                Taken::Place { message, offset } => Some((message, offset, payload)),
+                Taken::Original { message, value } => {
+                    original = value.to_ne_bytes();
+                    Some((message, 0, &original[..]))
+                }
+            };
+            if let Some((message, offset, bytes)) = result {
+                match self.wqe_of(message).map_or(Ok(()), |counter| {
+                    land(hca, qp, counter, offset as usize, bytes)
+                }) {
+                    Ok(()) => self.requester.placed(headers.bth.psn, now_ns),
+                    Err(_) => self.requester.fail(Syndrome::LocalProtection),
+                }
             }
             complete(hca, state, qp, self);
             return;

@@ -173,6 +173,8 @@ struct World {
     requests: u64,
     /// Time until which the responder sends nothing.
     silent_until_ns: u64,
+    /// A READ whose result has no place.
+    unplaceable: Option<u64>,
 }
 
 impl World {
@@ -224,6 +226,7 @@ impl World {
             sent: 0,
             requests: 0,
             silent_until_ns: 0,
+            unplaceable: None,
         }
     }
 
@@ -398,7 +401,10 @@ impl World {
             .requester
             .on_response(&headers, payload.len(), self.now_ns)
         {
-            Taken::Nothing => {}
+            Taken::Nothing => return,
+            Taken::Place { message, .. } if self.unplaceable == Some(message) => {
+                return self.requester.fail(Status::LocalProtection);
+            }
             Taken::Place { message, offset } => {
                 self.posted[message as usize].got[offset as usize..][..payload.len()]
                     .copy_from_slice(payload);
@@ -407,6 +413,7 @@ impl World {
                 self.posted[message as usize].got = value.to_le_bytes().to_vec()
             }
         }
+        self.requester.placed(headers.bth.psn, self.now_ns);
     }
 
     fn arrive_at_responder(&mut self, headers: &Headers, payload: &[u8]) {
@@ -435,6 +442,7 @@ impl World {
                 .to_vec();
             self.requests += 1;
             self.send(true, &headers, &payload);
+            self.requester.on_sent(self.now_ns);
         }
         // Now and then answers wait for long, as if the port had no room.
         if self.badness.late > 0 && self.silent_until_ns <= self.now_ns && self.rng.happens(20) {
@@ -737,6 +745,62 @@ fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
     }
 }
 
+/// A message whose bytes cannot be read, or whose result cannot be placed, fails itself, and those
+/// before it are complete.
+#[test]
+fn p1_a_message_that_this_end_cannot_execute_fails_itself() {
+    for (seed, is_read) in (1..50).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut world = World::new(
+            seed,
+            Badness {
+                lost: 100,
+                ..Badness::default()
+            },
+            u8::MAX,
+        );
+        world.memory.receives = 100;
+        (0..10).for_each(|_| world.post());
+        world.posted.push(Posted::refused(vec![1]));
+        if is_read {
+            world.requester.post(
+                Request::Read(Reth {
+                    addr: BASE,
+                    rkey: RKEY,
+                    len: 1,
+                }),
+                true,
+            );
+            world.unplaceable = Some(10);
+        } else {
+            world.requester.post(
+                Request::Send {
+                    len: 1,
+                    imm: None,
+                    is_solicited: false,
+                },
+                true,
+            );
+            world.requester.refuse(10, Status::LocalProtection);
+        }
+        while world.requester.failure().is_none() {
+            assert!(world.step());
+        }
+        let expected = Failure {
+            message: 10,
+            status: Status::LocalProtection,
+        };
+        assert_eq!(
+            (world.requester.failure(), world.requester.completed()),
+            (Some(expected), 10)
+        );
+        assert!(
+            world.memory.received == world.oracle.received
+                && world.memory.bytes == world.oracle.bytes,
+            "{seed}"
+        );
+    }
+}
+
 #[test]
 fn p4_a_peer_without_receives_fails_it_after_the_rnr_retries() {
     // NAKs that come twice are one each.
@@ -947,7 +1011,9 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
                     );
                 }
             }
-            while world.requester.next_packet(world.now_ns).is_some() {}
+            while world.requester.next_packet(world.now_ns).is_some() {
+                world.requester.on_sent(world.now_ns);
+            }
             let mut bytes = [0; 64];
             bytes
                 .chunks_exact_mut(8)
@@ -975,9 +1041,13 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             if let Ok((headers, payload)) = Headers::parse(&bytes) {
                 understood += 1;
                 world.arrive_at_responder(&headers, payload);
-                world
+                if world
                     .requester
-                    .on_response(&headers, payload.len(), world.now_ns);
+                    .on_response(&headers, payload.len(), world.now_ns)
+                    != Taken::Nothing
+                {
+                    world.requester.placed(headers.bth.psn, world.now_ns);
+                }
                 world.now_ns += 1000;
                 world.requester.on_time(world.now_ns);
             }
