@@ -2,6 +2,7 @@
 //! completes both.
 
 use std::net::SocketAddr;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use mlx5_wire::roce::{
@@ -17,6 +18,7 @@ use super::connection::{Connection, End, PacketPath, Posted};
 use super::port::WirePort;
 use super::requester::{Request, Taken};
 use super::responder::{Completion, Target};
+use super::udp::BATCH;
 use crate::error::ConnectError;
 use crate::objects::request::Address;
 use crate::objects::rqs::RqSlot;
@@ -30,7 +32,7 @@ use crate::requester::wqe::{exceptional_outcome, wait, wqe_bytes};
 use crate::responder::deliver::{Sender, deliver, fail_receive, take_own_receive, trace};
 use crate::responder::{atomics, datagrams};
 use crate::shared::layout::{Message, Taking, qp_index, vf_of};
-use crate::shared::memory::Fault;
+use crate::shared::memory::{Fault, Span};
 use crate::{Hca, Queues, State};
 
 impl Connection {
@@ -105,8 +107,10 @@ impl Connection {
     /// Sends answers and packets, as far as there is room and the protocol allows.
     fn pump(&mut self, hca: &Hca, wire: &mut WirePort, qp: &mut SoftQp) {
         let now_ns = hca.clock.now_ns();
-        loop {
-            if !wire.has_room() {
+        // A peer may ask for any number of READ responses. After a batch it is the turn of other
+        // queue pairs.
+        for nth in 0.. {
+            if !wire.has_room() || nth == BATCH {
                 return self.activate(wire, qp.index);
             }
             let Some(reply) = self.responder.next_reply(now_ns) else {
@@ -187,8 +191,8 @@ fn with_data<R>(qp: &SoftQp, counter: u16, f: impl FnOnce(Data<'_>) -> R) -> Opt
 }
 
 /// Calls `f` with each part of `len` bytes of the local buffers of a WQE, from byte `offset` on:
-/// its address, its place in those bytes, and its length. The keys are checked again: a region may
-/// be deregistered while its message is under way.
+/// its span, its place in those bytes, and its length. The keys are checked again: a region may be
+/// deregistered while its message is under way, and a program's own memory be unmapped.
 fn each_local(
     hca: &Hca,
     pd: u32,
@@ -196,7 +200,7 @@ fn each_local(
     offset: usize,
     len: usize,
     access: Access,
-    mut f: impl FnMut(*const u8, usize, usize),
+    mut f: impl FnMut(Span, usize, usize) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let (mut skip, mut done) = (offset, 0);
     data.each(|piece| {
@@ -210,16 +214,17 @@ fn each_local(
         }
         // SAFETY: inside the part.
         let at = unsafe { piece.at.add(skip) };
-        match piece.key {
-            Some(key) => drop(
-                hca.memory
-                    .check(key, at.addr() as u64, count as u64, access, pd)?,
-            ),
-            None if access.is_empty() => {}
+        let span = match piece.key {
+            Some(key) => hca
+                .memory
+                .resolve(key, at.addr() as u64, count as u64, access, pd)?,
+            None if access.is_empty() => {
+                Span::Mapped(NonNull::new(at.cast_mut()).ok_or(Fault::Bounds)?)
+            }
             // A result does not go into a WQE.
             None => return Err(Fault::Access),
-        }
-        f(at, done, count);
+        };
+        f(span, done, count)?;
         (skip, done) = (0, done + count);
         Ok(())
     })?;
@@ -247,9 +252,9 @@ fn gather(
             offset,
             out.len(),
             Access::empty(),
-            |at, done, len| {
+            |span, done, len| {
                 // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
-                unsafe { at.copy_to_nonoverlapping(to.add(done), len) }
+                unsafe { span.read(0, to.add(done), len) }
             },
         )
     });
@@ -266,14 +271,9 @@ fn land(hca: &Hca, qp: &SoftQp, counter: u16, offset: usize, bytes: &[u8]) -> Re
             offset,
             bytes.len(),
             Access::LOCAL_WRITE,
-            |at, done, len| {
+            |span, done, len| {
                 // SAFETY: a registered, writable region of this process, and a part of `bytes`.
-                unsafe {
-                    bytes
-                        .as_ptr()
-                        .add(done)
-                        .copy_to_nonoverlapping(at.cast_mut(), len)
-                }
+                unsafe { span.write(0, bytes.as_ptr().add(done), len) }
             },
         )
     });

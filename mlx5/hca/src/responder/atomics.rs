@@ -113,17 +113,23 @@ pub(crate) fn word<'a>(
     if !qp.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);
     }
-    let at = match hca
+    let span = hca
         .memory
-        .resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)?
-    {
+        .resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)?;
+    let at = match &span {
         Span::Mapped(at) => at.as_ptr(),
-        Span::Foreign { addr, .. } => addr as *mut u8,
+        Span::Foreign { addr, .. } => *addr as *mut u8,
     };
     if at.addr() % 8 != 0 || at.is_null() {
         return Err(Fault::Bounds);
     }
-    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that stays mapped
-    // while it is registered. Only this thread invalidates keys.
+    if let Span::Foreign { .. } = span {
+        // The program may have unmapped it, which the kernel's copy tells.
+        let mut probe = [0; 8];
+        // SAFETY: both have 8 bytes.
+        unsafe { span.read(0, probe.as_mut_ptr(), probe.len())? };
+    }
+    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that is mapped.
+    // Only this thread invalidates keys.
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }
