@@ -31,7 +31,8 @@
 //! - P6. After a NAK that is fatal both ends execute nothing more.
 //! - P7. On an unreliable connection a message completes when its last packet is sent. It is
 //!   executed once, behind those before it, or lost: if a packet is missing, comes late, or is
-//!   refused. Nobody hears of it.
+//!   refused. Nobody hears of it. A packet is late if it is at most 1,024 behind the newest one;
+//!   any other that begins a message is the next one.
 //! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A
 //!   message of one packet without a completion does not ask a software HCA, which acknowledges it
 //!   with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).

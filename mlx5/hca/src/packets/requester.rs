@@ -180,6 +180,9 @@ pub(crate) struct Requester {
     rnr_retries: u8,
     /// Number of repeats since the last progress, before the time-out.
     repeats: u32,
+    /// Number of times that the wait before the next repeat is doubled: the repeats since an answer
+    /// that was to no repeat (RFC 6298, 5.7).
+    backoff: u32,
     /// Longest recent time without progress that ended by itself, in ns.
     quiet_ns: u64,
     /// Time at which the present wait for an answer began.
@@ -219,6 +222,7 @@ impl Requester {
             retries: 0,
             rnr_retries: 0,
             repeats: 0,
+            backoff: 0,
             quiet_ns: 0,
             wait_ns: 0,
             repeat_ns: None,
@@ -295,15 +299,20 @@ impl Requester {
         {
             return None;
         }
-        self.cursor = nth;
         let message = self.messages[nth];
+        // The next part of a READ is asked for when the part before is here.
+        let is_read = matches!(message.request, Request::Read(_));
+        if is_read && self.next != message.first && self.next != self.acknowledged {
+            return None;
+        }
+        self.cursor = nth;
         let packet = self.packet(&message, self.oldest + nth as u64);
         // A READ takes the PSNs of its responses.
-        self.next = if message.request.has_response() {
-            message.end()
+        self.next = self.next.after(if is_read {
+            packets(packet.headers.reth.len, self.options.mtu)
         } else {
-            self.next.after(1)
-        };
+            1
+        });
         if self.next.since(self.sent) > 0 {
             self.sent = self.next;
         }
@@ -413,10 +422,13 @@ impl Requester {
                 (headers, to.len)
             }
             Request::Read(from) => {
-                // The rest of it.
+                // The rest of this part of it. A part has a window: more responses would be lost in
+                // the socket's buffer, and hold up all others.
+                let part = self.options.window() * mtu;
+                let len = (from.len - offset).min(part - offset % part);
                 let reth = Reth {
                     addr: from.addr.wrapping_add(offset.into()),
-                    len: from.len - offset,
+                    len,
                     ..from
                 };
                 (
@@ -620,6 +632,7 @@ impl Requester {
         if self.retry_ns.is_some() && self.repeats == 0 && self.retries == 0 {
             self.quiet_ns =
                 (self.quiet_ns - self.quiet_ns / 8).max(now_ns.saturating_sub(self.wait_ns));
+            self.backoff = 0;
         }
         (
             self.retries,
@@ -638,8 +651,9 @@ impl Requester {
     fn wait(&mut self, now_ns: u64) {
         self.wait_ns = now_ns;
         self.retry_ns = Some(now_ns.saturating_add(self.options.timeout_ns));
-        // It is below the time-out as long as the number of repeats grows.
-        let wait_ns = FIRST_REPEAT_NS.max(2 * self.quiet_ns) << self.repeats;
+        let wait_ns = FIRST_REPEAT_NS
+            .max(2 * self.quiet_ns)
+            .saturating_mul(1 << self.backoff);
         self.repeat_ns = (wait_ns < self.options.timeout_ns).then(|| now_ns + wait_ns);
     }
 
@@ -697,6 +711,8 @@ impl Requester {
         }
         if let Some(retry_ns) = self.retry_ns.filter(|retry_ns| *retry_ns > now_ns) {
             self.repeats += 1;
+            // As long as it grows the wait is below the time-out.
+            self.backoff += 1;
             self.go_back(now_ns);
             // Of the same wait.
             self.retry_ns = Some(retry_ns);

@@ -12,6 +12,10 @@ use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
 /// Maximum answers that wait to be sent; further duplicates get none.
 const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
 
+/// Maximum number of packets of an unreliable connection that overtake one which is known to be
+/// late, and not the first of a new round.
+const MAX_LATE: i32 = 1024;
+
 /// The memory and the receives of an end, on which its responder executes messages.
 pub(crate) trait Target {
     /// Takes a receive for the message that begins. Returns whether there was one.
@@ -142,11 +146,20 @@ impl Responder {
         target: &mut impl Target,
     ) {
         let psn = headers.bth.psn;
-        if psn.since(self.expected) < 0 {
+        let (ahead, begins) = (
+            psn.since(self.expected),
+            headers.opcode.opcode.begins_message(),
+        );
+        if (-MAX_LATE..0).contains(&ahead) {
             return;
         }
-        if psn != self.expected || headers.opcode.opcode.begins_message() {
+        if ahead != 0 || begins {
             self.current = None;
+        }
+        // Behind a gap, however long, only the beginning of a message is of use. So a forged packet
+        // costs no more than `MAX_LATE` others.
+        if ahead != 0 && !begins {
+            return;
         }
         self.expected = psn;
         if self.execute(headers, payload, target).is_err() {
@@ -405,6 +418,7 @@ impl Responder {
                 if let Some(&(_, original)) = self
                     .atomics
                     .iter()
+                    .rev()
                     .find(|(known, _)| *known == psn && !waits)
                 {
                     self.answers
@@ -513,6 +527,10 @@ impl Responder {
 
 #[cfg(test)]
 impl Responder {
+    pub(super) fn set_expected(&mut self, expected: Psn) {
+        self.expected = expected;
+    }
+
     /// Returns the number of answers and results that it keeps.
     pub(super) fn kept(&self) -> usize {
         self.answers.len() + self.atomics.len()

@@ -742,6 +742,18 @@ fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
             world.requester.failure().is_none() && world.now_ns - begin_ns < 2_100_000,
             "{nth}"
         );
+        // An answer that is to no repeat ends the longer wait behind one.
+        world.posted.push(Posted::refused(vec![1]));
+        world.memory.receives = 1;
+        world.requester.post(
+            Request::Send {
+                len: 1,
+                imm: None,
+                is_solicited: false,
+            },
+            true,
+        );
+        world.run();
     }
 }
 
@@ -798,6 +810,179 @@ fn p1_a_message_that_this_end_cannot_execute_fails_itself() {
                 && world.memory.bytes == world.oracle.bytes,
             "{seed}"
         );
+    }
+}
+
+/// A peer that answers after a constant time above that of the first repeat is asked again a few
+/// times in all, not for each message.
+#[test]
+fn p3_the_time_of_a_slow_peer_is_learned() {
+    for answer_ns in [2_100_000, 5_000_000, 10_000_000, 300_000_000] {
+        let mut world = World::new(3, Badness::default(), 7);
+        let first = world.responder.expected();
+        world.requester = Requester::new(
+            Options {
+                timeout_ns: 4_000_000_000,
+                ..world.requester.options()
+            },
+            first,
+        );
+        for nth in 0..30 {
+            world.requester.post(
+                Request::Send {
+                    len: 1,
+                    imm: None,
+                    is_solicited: false,
+                },
+                true,
+            );
+            let (mut sent, end_ns) = (0, world.now_ns + answer_ns);
+            loop {
+                sent += std::iter::from_fn(|| world.requester.next_packet(world.now_ns)).count();
+                let Some(due_ns) = world.requester.due_ns().filter(|due_ns| *due_ns < end_ns)
+                else {
+                    break;
+                };
+                world.now_ns = due_ns;
+                world.requester.on_time(due_ns);
+            }
+            assert!(
+                sent == 1 || nth < 10,
+                "{answer_ns}: {sent} times, message {nth}"
+            );
+            world.now_ns = end_ns;
+            let opcode = PacketOpcode {
+                transport: Transport::Rc,
+                opcode: Opcode::Acknowledge,
+            };
+            let ack = Headers {
+                aeth: Aeth::ack(0),
+                ..Headers::new(opcode, 9, first.after(nth))
+            };
+            world.requester.on_response(&ack, 0, end_ns);
+        }
+    }
+}
+
+/// A READ of many packets is asked for by the window, so that no more responses are under way.
+#[test]
+fn p3_no_more_read_responses_are_asked_for_than_a_window_has() {
+    for lost in [0, 20] {
+        let mut world = World::new(
+            6,
+            Badness {
+                lost,
+                ..Badness::default()
+            },
+            u8::MAX,
+        );
+        let (mtu, len) = (world.requester.mtu(), MEMORY as u32);
+        let window = (128 << 10) / mtu;
+        world.requester = Requester::new(
+            Options {
+                mtu: 64,
+                ..world.requester.options()
+            },
+            world.responder.expected(),
+        );
+        world.responder = Responder::new(9, 64, RNR_TIMER, world.responder.expected());
+        let expected = world.oracle.bytes.clone();
+        world.posted.push(Posted {
+            got: vec![0; expected.len()],
+            ..Posted::refused(Vec::new())
+        });
+        world.requester.post(
+            Request::Read(Reth {
+                addr: BASE,
+                rkey: RKEY,
+                len,
+            }),
+            true,
+        );
+        let mut most = 0;
+        while world.requester.completed() == 0 {
+            assert!(world.step() && world.requester.failure().is_none());
+            most = most.max(
+                world
+                    .network
+                    .iter()
+                    .filter(|Reverse(flying)| !flying.to_responder)
+                    .count(),
+            );
+        }
+        assert!(
+            world.posted[0].got == expected && most <= window.min(64) as usize,
+            "{most}"
+        );
+    }
+}
+
+#[test]
+fn p5_a_duplicate_atomic_is_answered_from_the_newest_with_its_number() {
+    let mut world = World::new(1, Badness::default(), 7);
+    let first = world.responder.expected();
+    let ask = |world: &mut World| {
+        let opcode = PacketOpcode {
+            transport: Transport::Rc,
+            opcode: Opcode::FetchAdd,
+        };
+        let atomic = AtomicEth {
+            addr: BASE,
+            rkey: RKEY,
+            swap_add: 1,
+            compare: 0,
+        };
+        world.responder.on_request(
+            &Headers {
+                atomic,
+                ..Headers::new(opcode, 7, first)
+            },
+            &[],
+            &mut world.memory,
+            0,
+        );
+        world.responder.next_reply(0).unwrap().headers.original
+    };
+    let before = ask(&mut world);
+    assert_eq!(ask(&mut world), before);
+    // All numbers were used, and fewer than sixteen atomics came.
+    world.responder.set_expected(first);
+    assert_eq!(
+        [ask(&mut world), ask(&mut world)],
+        [before.wrapping_add(1); 2]
+    );
+}
+
+/// A forged packet far ahead of the others costs that packet's place, and not half of all.
+#[test]
+fn p7_one_packet_far_ahead_makes_no_others_late() {
+    for ahead in [1, 100, 1 << 11, 1 << 22, (1 << 23) - 1, 1 << 23] {
+        let mut world = World::new(1, Badness::default(), 7).unreliable();
+        world.memory.receives = 5000;
+        let first = world.responder.expected();
+        let send = |world: &mut World, opcode, psn: Psn| {
+            let opcode = PacketOpcode {
+                transport: Transport::Uc,
+                opcode,
+            };
+            world
+                .responder
+                .on_unreliable(&Headers::new(opcode, 7, psn), &[], &mut world.memory);
+        };
+        send(&mut world, Opcode::SendOnly, first);
+        send(&mut world, Opcode::SendMiddle, first.after(ahead));
+        assert_eq!(world.memory.received.len(), 1);
+        send(&mut world, Opcode::SendOnly, first.after(ahead));
+        (1..=2000).for_each(|nth| send(&mut world, Opcode::SendOnly, first.after(nth)));
+        assert!(
+            world.memory.received.len() > 2000 - 1024,
+            "{ahead}: {}",
+            world.memory.received.len()
+        );
+        // What comes again and late is executed once.
+        let received = world.memory.received.len();
+        (1900..=2000).for_each(|nth| send(&mut world, Opcode::SendOnly, first.after(nth)));
+        assert_eq!(world.memory.received.len(), received);
     }
 }
 
@@ -862,14 +1047,6 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
             Status::RemoteAccess,
         ),
         (
-            Request::Read(Reth {
-                addr: BASE,
-                rkey: RKEY,
-                len: (1 << 30) + 1,
-            }),
-            Status::RemoteInvalidRequest,
-        ),
-        (
             Request::FetchAdd(AtomicEth {
                 addr: BASE + 4,
                 rkey: RKEY,
@@ -921,6 +1098,29 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
             "{request:?}"
         );
     }
+}
+
+#[test]
+fn p6_a_read_of_more_bytes_than_a_message_may_have_is_refused() {
+    let mut world = World::new(1, Badness::default(), 7);
+    world.memory.end = usize::MAX;
+    let opcode = PacketOpcode {
+        transport: Transport::Rc,
+        opcode: Opcode::ReadRequest,
+    };
+    let reth = Reth {
+        addr: BASE,
+        rkey: RKEY,
+        len: (1 << 30) + 1,
+    };
+    let headers = Headers {
+        reth,
+        ..Headers::new(opcode, 7, world.responder.expected())
+    };
+    world
+        .responder
+        .on_request(&headers, &[], &mut world.memory, 0);
+    assert_eq!(world.responder.fatal(), Some(Nak::InvalidRequest));
 }
 
 #[test]
