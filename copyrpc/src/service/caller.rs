@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceSpec;
-use rendezvous::{LIFELINE_INTERVAL, Secret, has_hung_up};
+use rendezvous::{LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::default_device;
@@ -458,16 +458,15 @@ fn reach(
         address: name.to_owned(),
         source,
     };
-    let meet = |mut stream: TcpStream| {
+    let meet = |mut meeting: Meeting<'_>| {
         if let Some(secret) = &options.secret {
-            secret.prove::<ConnectError>(&mut stream)?;
+            secret.prove::<ConnectError>(&mut meeting)?;
         }
-        let endpoint = Handshake::of(context, &options.endpoint).complete(&mut stream)?;
-        // For later looks at its end.
-        stream
-            .set_nonblocking(true)
-            .map_err(ConnectError::Channel)?;
-        Ok((endpoint, stream))
+        let endpoint = Handshake::of(context, &options.endpoint).complete(&mut meeting)?;
+        Ok((
+            endpoint,
+            meeting.into_lifeline().map_err(ConnectError::Channel)?,
+        ))
     };
     rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }

@@ -44,7 +44,7 @@ pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
 pub use pieces::{Incoming, Outgoing};
-pub use reach::{LIFELINE_INTERVAL, has_hung_up, name_of, reach, stream_has_ended};
+pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, name_of, reach, stream_has_ended};
 pub use secret::Secret;
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.

@@ -1,21 +1,85 @@
 //! The client's side: it waits for a server that has not started yet.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Time between two attempts to reach a server that does not listen.
+/// Time between two attempts to reach a server that does not listen, and between two questions
+/// whether the connection is wanted.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
-/// Minimum time limit of a socket: 0 would be none.
+/// Minimum time of an attempt: the time limit 0 of a socket would be none.
 const MIN_WAIT: Duration = Duration::from_millis(1);
+
+/// A stream to a server that the client meets. Its reads and writes end as
+/// [`TimedOut`](ErrorKind::TimedOut) when the time of the attempt is over, and when nobody wants
+/// the connection any more.
+pub struct Meeting<'a> {
+    stream: TcpStream,
+    end: Instant,
+    is_wanted: &'a mut dyn FnMut() -> bool,
+}
+
+impl fmt::Debug for Meeting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meeting")
+            .field("stream", &self.stream)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Meeting<'_> {
+    /// Returns the stream once its server has been met, for later looks at its end: it does not
+    /// block.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn into_lifeline(self) -> io::Result<TcpStream> {
+        self.stream.set_nonblocking(true)?;
+        Ok(self.stream)
+    }
+
+    /// Waits for a step of the stream, which the time limit of its socket cuts.
+    fn wait(
+        &mut self,
+        mut step: impl FnMut(&mut TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            match step(&mut self.stream) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                outcome => return outcome,
+            }
+            if Instant::now() >= self.end || !(self.is_wanted)() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl Read for Meeting<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.wait(|stream| stream.read(bytes))
+    }
+}
+
+impl Write for Meeting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.wait(|stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records
 /// with it. Retries for `patience`, while `is_wanted` returns true, if no server listens, or if
-/// `may_pass` accepts the error of `meet` because the server was leaving. An attempt at an address
-/// that does not answer takes its share of the time that is left: half of it with two addresses.
-/// Reads and writes of the stream time out at the end of the whole time. `unreachable` converts an
-/// error of the socket.
+/// `may_pass` accepts the error of `meet` because the server was leaving. An attempt at one of
+/// several addresses takes its share of the time that is left, whether its host or its server does
+/// not answer: half of it with two addresses. The next address has its turn then. `unreachable`
+/// converts an error of the socket.
 ///
 /// # Errors
 /// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end
@@ -24,12 +88,11 @@ pub fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
     mut is_wanted: impl FnMut() -> bool,
-    mut meet: impl FnMut(TcpStream) -> Result<T, E>,
+    mut meet: impl FnMut(Meeting<'_>) -> Result<T, E>,
     may_pass: impl Fn(&E) -> bool,
     unreachable: impl Fn(io::Error) -> E,
 ) -> Result<T, E> {
     let start = Instant::now();
-    let left = || patience.saturating_sub(start.elapsed()).max(MIN_WAIT);
     // An attempt that the end of the time cuts short says less than the one before.
     let more_telling = |error, before: Option<E>| {
         before
@@ -41,11 +104,18 @@ pub fn reach<T, E>(
         let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
         let mut may_come = false;
         for address in addresses {
-            let share = left() / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-            match connect(address, share.max(MIN_WAIT), left()) {
-                Ok(stream) => match meet(stream) {
+            let left = patience.saturating_sub(start.elapsed());
+            let share = (left / u32::try_from(addresses.len()).unwrap_or(u32::MAX)).max(MIN_WAIT);
+            let end = Instant::now() + share;
+            match connect(address, share, end, &mut is_wanted) {
+                Ok(meeting) => match meet(meeting) {
                     Ok(met) => return Ok(met),
-                    Err(error) if may_pass(&error) => (may_come, failure) = (true, error),
+                    // The server may be hung, in a handler, or about to take this client.
+                    Err(error)
+                        if may_pass(&error) || addresses.len() > 1 && Instant::now() >= end =>
+                    {
+                        (may_come, failure) = (true, error)
+                    }
                     Err(error) => return Err(more_telling(error, before)),
                 },
                 Err(error) => {
@@ -75,13 +145,22 @@ fn may_listen(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused || stream_has_ended(error)
 }
 
-/// Connects `within` a time. Reads and writes of the stream take at most `patience`.
-fn connect(address: &SocketAddr, within: Duration, patience: Duration) -> io::Result<TcpStream> {
+/// Connects `within` a time, for a meeting until `end`.
+fn connect<'a>(
+    address: &SocketAddr,
+    within: Duration,
+    end: Instant,
+    is_wanted: &'a mut dyn FnMut() -> bool,
+) -> io::Result<Meeting<'a>> {
     let stream = TcpStream::connect_timeout(address, within)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
-    Ok(stream)
+    stream.set_read_timeout(Some(ATTEMPT_INTERVAL))?;
+    stream.set_write_timeout(Some(ATTEMPT_INTERVAL))?;
+    Ok(Meeting {
+        stream,
+        end,
+        is_wanted,
+    })
 }
 
 /// Returns an address as its user wrote it, for errors. Not every type of an address can be
@@ -165,7 +244,7 @@ mod tests {
             addresses,
             patience,
             || true,
-            |stream| stream.peer_addr(),
+            |meeting| meeting.stream.peer_addr(),
             |_| false,
             |error| error,
         )
@@ -238,6 +317,55 @@ mod tests {
         }
     }
 
+    /// The kernel connects clients to a process that is stopped, or in a handler. Who is not wanted
+    /// meanwhile waits for none.
+    #[test]
+    fn a_server_that_does_not_answer_leaves_time_for_the_others() {
+        let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+        let idle = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = [hung.local_addr().unwrap(), idle.local_addr().unwrap()];
+        let server = std::thread::spawn(move || idle.accept().unwrap().0.write_all(b"x").unwrap());
+        let meet = |mut meeting: Meeting<'_>| {
+            meeting
+                .read_exact(&mut [0])
+                .map(|()| meeting.stream.peer_addr())
+        };
+        let met = reach(
+            &addresses,
+            Duration::from_secs(4),
+            || true,
+            meet,
+            stream_has_ended,
+            |error| error,
+        );
+        assert_eq!(met.unwrap().unwrap(), addresses[1]);
+        server.join().unwrap();
+        let failed = reach(
+            &addresses[..1],
+            Duration::from_millis(100),
+            || true,
+            meet,
+            stream_has_ended,
+            |error| error,
+        );
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::TimedOut);
+        let (start, mut questions) = (Instant::now(), 0);
+        let is_wanted = || {
+            questions += 1;
+            questions < 3
+        };
+        let failed = reach(
+            &addresses[..1],
+            Duration::from_secs(3600),
+            is_wanted,
+            meet,
+            stream_has_ended,
+            |error| error,
+        );
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+
     #[test]
     fn addresses_are_named_without_quotes() {
         assert_eq!(name_of(&"localhost:80"), "localhost:80");
@@ -278,7 +406,7 @@ mod tests {
         // The first two attempts find a reason; the third one takes until the end of the time, like
         // a peer that does not answer any more.
         let patience = Duration::from_millis(300);
-        let meet = |_| -> io::Result<()> {
+        let meet = |_: Meeting<'_>| -> io::Result<()> {
             attempts += 1;
             if attempts < 3 {
                 return Err(io::Error::new(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::methods;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use rendezvous::{LIFELINE_INTERVAL, Secret, has_hung_up};
+use rendezvous::{LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -417,14 +417,12 @@ fn connect_any(
         address: name.to_owned(),
         source,
     };
-    let meet = |mut stream: TcpStream| {
+    let meet = |mut meeting: Meeting<'_>| {
         if let Some(secret) = &options.secret {
-            secret.prove::<SetupError>(&mut stream)?;
+            secret.prove::<SetupError>(&mut meeting)?;
         }
-        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream)?;
-        // For later looks at its end.
-        stream.set_nonblocking(true).map_err(SetupError::Channel)?;
-        Ok((rdma, stream))
+        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut meeting)?;
+        Ok((rdma, meeting.into_lifeline().map_err(SetupError::Channel)?))
     };
     rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }
