@@ -1,5 +1,6 @@
 //! The values that travel with the methods of a service, and their bytes.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 
 /// A value that arguments and results consist of. [`payload!`](crate::payload!) implements it for
@@ -8,7 +9,8 @@ pub trait Payload: Sized {
     /// Appends the bytes of the value. A sequence or a string has at most `u32::MAX` elements.
     fn encode(&self, into: &mut Vec<u8>);
 
-    /// Takes a value from the front of `bytes`; `None`: they are none. The bytes may be anything.
+    /// Takes a value from the front of `bytes`; `None`: they are none, or sequences in sequences
+    /// deeper than 128. The bytes may be anything.
     fn decode(bytes: &mut &[u8]) -> Option<Self>;
 
     /// Appends the bytes of all values.
@@ -20,8 +22,36 @@ pub trait Payload: Sized {
     /// Takes so many values.
     #[doc(hidden)]
     fn decode_all(count: usize, bytes: &mut &[u8]) -> Option<Vec<Self>> {
-        (0..count).map(|_| Self::decode(bytes)).collect()
+        let mut values = || (0..count).map(|_| Self::decode(bytes)).collect();
+        // Only a type that owns memory can contain values of itself.
+        if std::mem::needs_drop::<Self>() {
+            deeper(values)
+        } else {
+            values()
+        }
     }
+}
+
+/// Maximum depth of sequences in sequences: a type may contain itself, and each level takes stack.
+/// Deeper bytes are no value.
+const MAX_DEPTH: u32 = 128;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Decodes one level deeper, unless that is too deep.
+fn deeper<T>(decode: impl FnOnce() -> Option<T>) -> Option<T> {
+    /// Ends the level, also when a payload's own function panics.
+    struct Level(u32);
+    impl Drop for Level {
+        fn drop(&mut self) {
+            DEPTH.set(self.0);
+        }
+    }
+    let level = Level(DEPTH.get());
+    DEPTH.set(level.0 + 1);
+    if level.0 < MAX_DEPTH { decode() } else { None }
 }
 
 macro_rules! numbers {
@@ -220,6 +250,26 @@ mod tests {
         #[derive(Debug, PartialEq)]
         enum Problem {
             Missing = 3,
+        }
+    }
+
+    payload! {
+        #[derive(Debug, PartialEq)]
+        struct Tree {
+            children: Vec<Tree>,
+        }
+    }
+
+    /// Each level takes 4 bytes of a peer and a frame of the stack.
+    #[test]
+    fn a_value_that_is_too_deep_is_none() {
+        let of_depth = |levels: usize| [[1, 0, 0, 0].repeat(levels - 1), vec![0; 4]].concat();
+        let mut bytes = Vec::new();
+        decode::<Tree>(&of_depth(128)).unwrap().encode(&mut bytes);
+        assert_eq!(bytes, of_depth(128));
+        for levels in [129, 1 << 20] {
+            assert_eq!(decode::<Tree>(&of_depth(levels)), None);
+            assert_eq!(DEPTH.get(), 0);
         }
     }
 
