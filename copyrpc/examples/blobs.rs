@@ -100,6 +100,7 @@ fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure>
             }
             outcome => return outcome,
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

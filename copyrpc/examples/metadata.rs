@@ -106,7 +106,7 @@ fn repeat<T>(
 ) -> Result<T, MethodError<Problem, ClientError>> {
     loop {
         match call() {
-            Err(error) if error.is_retryable() => {}
+            Err(error) if error.is_retryable() => std::thread::sleep(Duration::from_millis(1)),
             outcome => return outcome,
         }
     }

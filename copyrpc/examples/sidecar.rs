@@ -64,7 +64,9 @@ fn repeat<T, E: Ending>(mut call: impl FnMut() -> Result<T, E>) -> Result<T, E> 
     let start = Instant::now();
     loop {
         match call() {
-            Err(error) if error.is_retryable() && start.elapsed() < LONG => {}
+            Err(error) if error.is_retryable() && start.elapsed() < LONG => {
+                thread::sleep(Duration::from_millis(1))
+            }
             outcome => return outcome,
         }
     }

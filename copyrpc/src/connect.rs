@@ -82,6 +82,47 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Returns whether a later attempt may succeed without a change of either end.
+    pub(crate) const fn may_pass(&self) -> bool {
+        match self {
+            Self::Channel(_) | Self::NotConnectedThere => true,
+            Self::Create(error) => !matches!(
+                error,
+                CreateEndpointError::RingSize(_) | CreateEndpointError::EmptyWindow
+            ),
+            Self::Record(error) => error.may_pass(),
+            Self::Qp(error) => error.may_pass(),
+            Self::Reentrant
+            | Self::ContextGone
+            | Self::Address
+            | Self::Device { .. }
+            | Self::RingSize { .. } => false,
+        }
+    }
+
+    /// Returns the error once more. Of an error of the system or of an endpoint that could not be
+    /// created, the text.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Reentrant => Self::Reentrant,
+            Self::ContextGone => Self::ContextGone,
+            Self::Create(error) => Self::Channel(io::Error::other(error.to_string())),
+            Self::Channel(error) => Self::Channel(io::Error::new(error.kind(), error.to_string())),
+            Self::NotConnectedThere => Self::NotConnectedThere,
+            Self::Record(error) => Self::Record(*error),
+            Self::Address => Self::Address,
+            Self::Device { local, remote } => Self::Device {
+                local: *local,
+                remote: *remote,
+            },
+            Self::RingSize { local, remote } => Self::RingSize {
+                local: *local,
+                remote: *remote,
+            },
+            Self::Qp(error) => Self::Qp(error.clone()),
+        }
+    }
+
     /// Returns whether an end has no room for another peer now.
     pub(crate) const fn is_for_lack_of_room(&self) -> bool {
         matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))

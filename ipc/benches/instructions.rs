@@ -306,8 +306,8 @@ impl Connection for Echo {
         Duration::ZERO
     }
 
-    fn unreachable(&self, _: &str) -> AskError {
-        AskError::Late
+    fn again(&self, error: &AskError) -> AskError {
+        *error
     }
 }
 

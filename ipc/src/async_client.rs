@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
 use calls::oneshot::lock;
-use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
+use calls::{AskError, CallError, CallFailed, Tag as CallToken, methods};
 use shm::dir::Dir;
 use shm::plain::Plain;
 use shm::sleep::{self, Alarm, Sleeper};
@@ -384,7 +384,7 @@ impl<C: Session> Connection for AsyncConnection<C> {
             |error: &ConnectError| error.may_pass() && goes_on(&mut Vec::new()),
             &self.open,
         );
-        self.client = next.map_err(|_| AskError::NotSent(SessionEnd::PeerGone))?;
+        self.client = next.map_err(|error| error.of_call())?;
         *lock(&self.limits) = self.client.limits();
         Ok(())
     }
@@ -393,7 +393,7 @@ impl<C: Session> Connection for AsyncConnection<C> {
         self.timeout
     }
 
-    fn unreachable(&self, _: &str) -> AskError {
-        AskError::NotSent(SessionEnd::PeerGone)
+    fn again(&self, error: &AskError) -> AskError {
+        *error
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use calls::Patience;
+use calls::{AskError, Patience};
 use shm::sleep::SLICE;
 
+use crate::error::ConnectError;
 use crate::token::StopHandle;
 
 /// Time between two attempts.
@@ -28,19 +29,21 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Connects, at most for `patience`, if there is one. Returns what is left of `timeout`. The next
-/// call reports an error.
-pub(crate) fn connect_first<E>(
+/// Connects, at most for `patience`, if there is one. Returns what is left of `timeout`.
+///
+/// # Errors
+/// The error of a call that wanted the connection.
+pub(crate) fn connect_first(
     timeout: Duration,
     patience: Option<Duration>,
-    connect: impl FnOnce(Duration) -> Result<(), E>,
-) -> Duration {
+    connect: impl FnOnce(Duration) -> Result<(), ConnectError>,
+) -> Result<Duration, AskError> {
     let Some(patience) = patience else {
-        return timeout;
+        return Ok(timeout);
     };
     let start = Instant::now();
-    let _connected = connect(patience.min(timeout));
-    timeout.saturating_sub(start.elapsed())
+    connect(patience.min(timeout)).map_err(|error| error.of_call())?;
+    Ok(timeout.saturating_sub(start.elapsed()))
 }
 
 /// Calls `attempt` until it succeeds, fails with an error that may not pass, or `timeout` is over.

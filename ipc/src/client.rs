@@ -131,8 +131,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     /// Connects to the server that has the name now, the next one if the session is over; tries
-    /// again for `timeout` if it is not up yet or is full. Forgets unanswered calls: poll until the
-    /// end of the session first.
+    /// again for `timeout` if it is not up yet or is full. Every call must have ended: poll until
+    /// the end of the session first.
     ///
     /// # Errors
     /// [`ConnectError`]; the client is as before.
@@ -151,6 +151,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         timeout: Duration,
         connect_in: impl Fn(&Dir, &str, u64) -> Result<C, ConnectError>,
     ) -> Result<C, ConnectError> {
+        if self.in_flight() > 0 {
+            return Err(ConnectError::CallsInFlight(self.in_flight()));
+        }
         let region = &self.member.region;
         blocking::retry(timeout, ConnectError::may_pass, || {
             connect_in(region.dir(), region.name(), self.type_tag)
@@ -441,7 +444,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
         let patience = self.prepare_to_ask()?;
         let timeout =
-            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
+            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience))?;
         let call = self.call(request, ())?;
         Ok(self.answer(call, timeout)?.1)
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use calls::{AskError, Misfit, SessionEnd};
 use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
@@ -97,12 +98,25 @@ pub enum ConnectError {
     /// The client got no entry.
     #[error(transparent)]
     Join(#[from] JoinError),
+    /// The client has calls that have not ended: poll until the end of the session first.
+    #[error("{0} calls have not ended: poll until the end of the session, then connect again")]
+    CallsInFlight(usize),
     /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
     #[error("starting the thread of a client: {0}")]
     Thread(#[source] io::Error),
 }
 
 impl ConnectError {
+    /// Returns the error of a call that wanted the connection.
+    pub(crate) fn of_call(&self) -> AskError {
+        match self {
+            error if error.may_pass() => AskError::NotSent(SessionEnd::PeerGone),
+            Self::Types { .. } => AskError::Misfit(Misfit::Types),
+            Self::Version { .. } => AskError::Misfit(Misfit::Version),
+            _ => AskError::Misfit(Misfit::Unusable),
+        }
+    }
+
     /// Returns whether another attempt may succeed soon: the server is not up yet, or it is full.
     #[must_use]
     pub fn may_pass(&self) -> bool {

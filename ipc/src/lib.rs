@@ -150,7 +150,7 @@ pub use async_client::{AsyncCall, AsyncClient, Session};
 pub use calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use calls::parts;
-pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
+pub use calls::{AskError, CallError, CallFailed, Misfit, SessionEnd, Tag as CallToken};
 pub use calls::{Ending, payload, service};
 pub use client::Client;
 pub use entries::JoinError;

@@ -12,7 +12,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ipc::parts::Reassembler;
-use ipc::{AskError, CallFailed, Client, ConnectError, Server};
+use ipc::{AskError, AsyncClient, CallFailed, Client, ConnectError, Misfit, Server};
+use shm_testing::executor::block_on;
 use shm_testing::methods::{self, Sums, numbers};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -146,6 +147,51 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
             Err(AskError::NotSent(_))
         ));
     }
+}
+
+/// The error says whether a later call may succeed, for a blocking client and for every waiting
+/// call of an asynchronous one.
+#[test]
+fn a_call_at_a_next_server_of_other_types_ends_for_good() {
+    let name = name("misfit");
+    let first = Server::<u64, u64>::bind(&name).unwrap();
+    let mut client = Client::<u64, u64, ()>::connect_within(&name, LONG).unwrap();
+    let calls = block_on(AsyncClient::<Client<u64, u64, u64>>::connect_within(
+        &name, LONG,
+    ))
+    .unwrap();
+    drop(first);
+    let _next = Server::<u32, u64>::bind(&name).unwrap();
+    for _ in 0..2 {
+        let error = client.ask(1, LONG).unwrap_err();
+        assert_eq!(
+            (error, error.is_retryable()),
+            (AskError::Misfit(Misfit::Types), false)
+        );
+    }
+    let waiting: Vec<_> = (0..3_u64).map(|number| calls.call(number)).collect();
+    for call in waiting {
+        assert_eq!(block_on(call), Err(AskError::Misfit(Misfit::Types)));
+    }
+}
+
+#[test]
+fn a_client_with_calls_in_flight_does_not_forget_them_for_another_server() {
+    let name = name("in-flight");
+    let first = Server::<u64, u64>::bind(&name).unwrap();
+    let mut client = Client::<u64, u64, u64>::connect(&name).unwrap();
+    client.call(1, 7).unwrap();
+    drop(first);
+    let _next = Server::<u64, u64>::bind(&name).unwrap();
+    let refused = client.reconnect(LONG).unwrap_err();
+    assert!(
+        matches!(refused, ConnectError::CallsInFlight(1)) && !refused.may_pass(),
+        "{refused}"
+    );
+    let mut ended = Vec::new();
+    while client.poll(|user, _| ended.push(user)).is_ok() {}
+    assert_eq!(ended, [7]);
+    client.reconnect(LONG).unwrap();
 }
 
 #[test]

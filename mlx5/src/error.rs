@@ -63,7 +63,7 @@ pub enum RegisterError {
 }
 
 /// The reason why a transition was refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The queue pair is in another state. In the error state the only remedy is a new queue pair.
@@ -112,6 +112,20 @@ pub enum ConnectError {
         /// User id of this process.
         own: u32,
     },
+}
+
+impl ConnectError {
+    /// Returns whether a connection to a later process at the same address may succeed: the device
+    /// is not there, or has gone, or the kernel refused. No later attempt has other options,
+    /// another user or other rights.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        match self {
+            Self::Soft(error) => !matches!(error, mlx5_hca::ConnectError::NoAccess { .. }),
+            Self::Call(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Refuses options outside their ranges.

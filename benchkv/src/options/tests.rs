@@ -540,7 +540,7 @@ fn the_options_of_a_port_reach_its_device() {
 #[test]
 fn a_plan_says_how_few_of_many_keys_its_clients_can_touch() {
     let plan = |args: &str| resolve(&format!("--ranks 2 {args}")).unwrap().to_string();
-    let few = plan("--key-range 10000000 --value-size 100 --memory-limit 1T");
+    let few = plan("--key-range 10000000 --value-size 100 --memory-limit 1024G");
     assert!(
         few.contains("FEW KEYS")
             && few.contains("65536 accesses")
@@ -549,7 +549,7 @@ fn a_plan_says_how_few_of_many_keys_its_clients_can_touch() {
     );
     for enough in [
         "",
-        "--key-range 10000000 --client-threads 64 --memory-limit 1T",
+        "--key-range 10000000 --client-threads 64 --memory-limit 1024G",
     ] {
         assert!(!plan(enough).contains("FEW KEYS"), "{enough}");
     }

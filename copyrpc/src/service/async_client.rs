@@ -312,10 +312,17 @@ impl Connection for AsyncConnection {
         self.caller.options.connect_timeout
     }
 
-    fn unreachable(&self, reason: &str) -> ClientError {
+    fn again(&self, error: &ClientError) -> ClientError {
+        let source = match error {
+            ClientError::Connect(error) => return error.again().into(),
+            ClientError::Unreachable { source, .. } => {
+                io::Error::new(source.kind(), source.to_string())
+            }
+            error => io::Error::other(error.to_string()),
+        };
         ClientError::Unreachable {
             address: self.caller.address.clone(),
-            source: io::Error::other(reason),
+            source,
         }
     }
 }

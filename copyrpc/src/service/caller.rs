@@ -156,18 +156,19 @@ pub enum ClientError {
 
 impl ClientError {
     /// Returns whether the same call can succeed later: no handler got the request, and none will.
+    /// A refusal that does not pass is none: another secret, version, ring size or kind of device.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         use ClientError::{Closed, Connect, Device, NoCredit, NotSent, Unreachable};
-        matches!(
-            self,
+        match self {
+            Connect(error) => error.may_pass(),
             NotSent
-                | NoCredit { .. }
-                | Unreachable { .. }
-                | Connect(_)
-                | Device(_)
-                | Closed(CloseReason::ClosedByPeer)
-        )
+            | NoCredit { .. }
+            | Unreachable { .. }
+            | Device(_)
+            | Closed(CloseReason::ClosedByPeer) => true,
+            _ => false,
+        }
     }
 
     /// Returns whether a handler may have got the request, or may still get it: the call must not
@@ -478,8 +479,8 @@ fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(error) if error.is_for_lack_of_room() => true,
         ClientError::Connect(ConnectError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::Soft(e))) => {
-            !matches!(e, mlx5::hca::ConnectError::NoAccess { .. })
+        ClientError::Connect(ConnectError::Qp(error @ mlx5::ConnectError::Soft(_))) => {
+            error.may_pass()
         }
         _ => false,
     }

@@ -15,11 +15,11 @@ use calls::futures::Worker;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use shm_testing::limits;
 
-use super::async_client::{AsyncClient, AsyncConnection};
+use super::async_client::{AsyncCall, AsyncClient, AsyncConnection};
 use super::caller::Caller;
 use super::*;
 use crate::config::EndpointConfig;
-use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE};
+use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, RecordError, Refusal};
 use crate::context::{BuildError, ContextBuilder};
 use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
 
@@ -46,15 +46,22 @@ fn break_down(device: &Device) {
 /// Serves until it is stopped, or until the request "die" has broken its device. Returns its
 /// address, and its end.
 fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
-    let (options, (tell, told)) = (
+    serve_at(
+        SocketAddr::from(([127, 0, 0, 1], 0)),
         ServerOptions {
             device: device(fabric),
             ..ServerOptions::default()
         },
-        std::sync::mpsc::channel(),
-    );
+    )
+}
+
+fn serve_at(
+    address: SocketAddr,
+    options: ServerOptions,
+) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
+    let (tell, told) = std::sync::mpsc::channel();
     let serving = thread::spawn(move || {
-        let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
+        let mut server = Server::with_options(address, &options).unwrap();
         tell.send((server.local_addr().unwrap(), server.stop_handle()))
             .unwrap();
         let device = server.context.device().clone();
@@ -302,6 +309,35 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         (ClientError::MaxReply { wanted: 2, max: 1 }, never),
         (ClientError::Thread(io()), never),
         (ClientError::Connect(ConnectError::Channel(io())), later),
+        (
+            ClientError::Connect(ConnectError::Record(RecordError::Refused(Refusal::Full))),
+            later,
+        ),
+        (
+            ClientError::Connect(ConnectError::Record(RecordError::Refused(
+                Refusal::WrongSecret,
+            ))),
+            never,
+        ),
+        (
+            ClientError::Connect(ConnectError::Record(RecordError::Version {
+                name: "",
+                version: 2,
+                known: 1,
+            })),
+            never,
+        ),
+        (
+            ClientError::Connect(ConnectError::RingSize {
+                local: 1,
+                remote: 2,
+            }),
+            never,
+        ),
+        (
+            ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::NoGid)),
+            never,
+        ),
         (ClientError::TooLarge { len: 2, max: 1 }, never),
         (ClientError::NotSent, later),
         (ClientError::NoCredit { given_up: 1 }, later),
@@ -355,4 +391,47 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
     });
     server.serve(|request| request.to_vec()).unwrap();
     assert_eq!(client.join().unwrap(), b"x");
+}
+
+/// The next server has another secret: every waiting call hears that, not the first one only.
+#[test]
+fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
+    limits::watchdog(WATCHDOG);
+    let fabric = LocalFabric::new();
+    let (address, stop, serving) = serve(&fabric);
+    let caller = Caller::connect(address, &client_options(&fabric), || true).unwrap();
+    stop.stop();
+    serving.join().unwrap().unwrap();
+    let options = ServerOptions {
+        device: device(&fabric),
+        secret: Some((*b"new").into()),
+        ..ServerOptions::default()
+    };
+    let (_, stop, serving) = serve_at(address, options);
+    let (mut worker, calls) = Worker::new(AsyncConnection::new(caller).0);
+    let poll =
+        |call: &mut AsyncCall| Pin::new(call).poll(&mut TaskContext::from_waker(Waker::noop()));
+    let mut waiting = [(); 3].map(|()| calls.call(vec![1], None));
+    waiting
+        .iter_mut()
+        .for_each(|call| assert!(poll(call).is_pending()));
+    for call in &mut waiting {
+        let ended = loop {
+            worker.turn();
+            if let Poll::Ready(ended) = poll(call) {
+                break ended;
+            }
+        };
+        let Err(
+            error @ ClientError::Connect(ConnectError::Record(RecordError::Refused(
+                Refusal::Secret,
+            ))),
+        ) = ended
+        else {
+            panic!("{ended:?}")
+        };
+        assert!(!error.is_retryable());
+    }
+    stop.stop();
+    serving.join().unwrap().unwrap();
 }

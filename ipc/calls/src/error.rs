@@ -106,6 +106,20 @@ impl CallFailed {
     }
 }
 
+/// Why the server that has the name now does not fit a client of the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// Its types or its tag are others: build both from the same.
+    #[error("it has other types or another tag: build both from the same")]
+    Types,
+    /// Its region has another layout or version: use programs of one build.
+    #[error("its region has another version: use programs of one build")]
+    Version,
+    /// Its directory or its region cannot be used; `connect` returns the reason.
+    #[error("its directory or region cannot be used: connect returns the reason")]
+    Unusable,
+}
+
 /// The error of a blocking call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
@@ -127,6 +141,10 @@ pub enum AskError {
     /// Retryable: the next call connects again.
     #[error("not sent: {0}")]
     NotSent(SessionEnd),
+    /// The session was over before the call was made, and the next server of the name does not fit
+    /// this client. Permanent.
+    #[error("not sent: the server that has the name now does not fit this client: {0}")]
+    Misfit(Misfit),
     /// The call was made, and ended without an answer.
     #[error(transparent)]
     Failed(#[from] CallFailed),
@@ -322,6 +340,12 @@ mod tests {
                     "{ending}"
                 );
             }
+            let misfit = AskError::Misfit(Misfit::Types);
+            assert_eq!(
+                (misfit.is_retryable(), misfit.may_have_executed()),
+                never,
+                "{misfit}"
+            );
             for (failed, expected) in [
                 (CallFailed::Disconnected(end), made),
                 (CallFailed::Stopped, later),

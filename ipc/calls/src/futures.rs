@@ -103,8 +103,9 @@ pub trait Connection {
     /// Returns the maximum time for a new connection.
     fn connect_timeout(&self) -> Duration;
 
-    /// Returns the error of a call that waited for a new connection, which failed for this reason.
-    fn unreachable(&self, reason: &str) -> Self::Error;
+    /// Returns the error of [`reconnect`](Self::reconnect) once more, for a further call that
+    /// waited for the connection.
+    fn again(&self, error: &Self::Error) -> Self::Error;
 }
 
 /// Takes the calls that have ended, and returns whether a connection is still wanted.
@@ -431,11 +432,8 @@ impl<C: Connection> Worker<C> {
         });
         *lock(&alarm.0) = connection.waker();
         let Err(error) = connected else { return };
-        let (text, mut error) = (error.to_string(), Some(error));
         for job in posted.drain() {
-            job.reply.send(Err(error
-                .take()
-                .unwrap_or_else(|| connection.unreachable(&text))));
+            job.reply.send(Err(connection.again(&error)));
         }
     }
 }
@@ -542,7 +540,7 @@ mod tests {
             Duration::ZERO
         }
 
-        fn unreachable(&self, _: &str) -> No {
+        fn again(&self, _: &No) -> No {
             No
         }
     }

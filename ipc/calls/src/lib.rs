@@ -51,7 +51,7 @@ mod tag;
 mod wakes;
 
 pub use deadlines::Deadlines;
-pub use error::{AskError, CallError, CallFailed, Ending, SessionEnd};
+pub use error::{AskError, CallError, CallFailed, Ending, Misfit, SessionEnd};
 pub use patience::Patience;
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};

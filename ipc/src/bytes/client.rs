@@ -219,7 +219,7 @@ impl Client<()> {
     pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
         let patience = self.inner.prepare_to_ask()?;
         let timeout =
-            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience));
+            blocking::connect_first(timeout, patience, |patience| self.reconnect(patience))?;
         let call = self.call(request, ())?;
         let (slot, message) = self.inner.answer(call, timeout)?;
         let Self {

@@ -153,7 +153,7 @@ pub fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
 }
 
 /// The reason why a queue pair was not connected.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No device has this LID.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]

@@ -99,6 +99,15 @@ pub enum RecordError {
     },
 }
 
+impl RecordError {
+    /// Returns whether a later exchange may succeed without a change of either end: the peer had no
+    /// room, or an error of its own.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::Refused(Refusal::Full | Refusal::Failed))
+    }
+}
+
 impl Kind {
     /// Makes a record whose own fields are 0.
     #[must_use]

@@ -77,6 +77,32 @@ pub enum SetupError {
     Address,
 }
 
+impl SetupError {
+    /// Returns whether a later attempt may succeed without a change of either end.
+    pub(crate) const fn may_pass(&self) -> bool {
+        match self {
+            Self::Record(error) => error.may_pass(),
+            Self::Connect(error) => error.may_pass(),
+            Self::Config(_) | Self::Address => false,
+            _ => true,
+        }
+    }
+
+    /// Returns the error once more. Of an error of the device or of the system, the text.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Connect(error) => Self::Connect(error.clone()),
+            Self::Full { max } => Self::Full { max: *max },
+            Self::Channel(error) => {
+                Self::Channel(std::io::Error::new(error.kind(), error.to_string()))
+            }
+            Self::Record(error) => Self::Record(*error),
+            Self::Address => Self::Address,
+            error => Self::Channel(std::io::Error::other(error.to_string())),
+        }
+    }
+}
+
 /// Options of the queues of an end.
 #[derive(Clone, Debug)]
 #[doc(alias = "RcQpConfig")]

@@ -311,10 +311,17 @@ impl futures::Connection for AsyncConnection {
         self.connection.options.connect_timeout
     }
 
-    fn unreachable(&self, reason: &str) -> ClientError {
+    fn again(&self, error: &ClientError) -> ClientError {
+        let source = match error {
+            ClientError::Connect(error) => return error.again().into(),
+            ClientError::Unreachable { source, .. } => {
+                io::Error::new(source.kind(), source.to_string())
+            }
+            error => io::Error::other(error.to_string()),
+        };
         ClientError::Unreachable {
             address: self.connection.address.clone(),
-            source: io::Error::other(reason),
+            source,
         }
     }
 }

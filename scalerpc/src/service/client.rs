@@ -88,8 +88,9 @@ impl ClientError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Connect(SetupError::Config(_)) | Self::Thread(_) => false,
-            Self::Connect(_) | Self::Unreachable { .. } | Self::NoCredit { .. } => true,
+            Self::Thread(_) => false,
+            Self::Connect(error) => error.may_pass(),
+            Self::Unreachable { .. } | Self::NoCredit { .. } => true,
             Self::Call(error) => error.is_retryable(),
         }
     }
@@ -434,8 +435,8 @@ fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))) => true,
         ClientError::Connect(SetupError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(e))) => {
-            !matches!(e, mlx5::hca::ConnectError::NoAccess { .. })
+        ClientError::Connect(SetupError::Connect(error @ mlx5::ConnectError::Soft(_))) => {
+            error.may_pass()
         }
         _ => false,
     }
@@ -466,6 +467,28 @@ mod tests {
             ),
             (ClientError::Thread(io()), never),
             (ClientError::Connect(SetupError::Channel(io())), later),
+            (
+                ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))),
+                later,
+            ),
+            (
+                ClientError::Connect(SetupError::Record(RecordError::Refused(
+                    Refusal::WrongSecret,
+                ))),
+                never,
+            ),
+            (
+                ClientError::Connect(SetupError::Record(RecordError::Version {
+                    name: "",
+                    version: 2,
+                    known: 1,
+                })),
+                never,
+            ),
+            (
+                ClientError::Connect(SetupError::Connect(mlx5::ConnectError::NoGid)),
+                never,
+            ),
             (ClientError::NoCredit { given_up: 1 }, later),
             (call(CallError::NoSlot), later),
             (call(CallError::PayloadTooLarge { len: 2, max: 1 }), never),
