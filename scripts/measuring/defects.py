@@ -191,7 +191,7 @@ SCALERPC_DEFECTS = {
 PACKET_DEFECTS = {
     "ack-lost": (
         "a request is not sent again when its ACK does not come",
-        [(f"{PACKETS}/requester.rs", "        } else if self.retry_ns.is_none() {\n            self.wait(now_ns);\n        }\n        Some(packet)", "        }\n        Some(packet)")],
+        [(f"{PACKETS}/requester.rs", "if self.retry_ns.is_none() && !self.options.is_unreliable { self.wait(now_ns); }", "")],
     ),
     "read-not-repeated": (
         "a READ that is asked for again is not answered again",
@@ -199,7 +199,7 @@ PACKET_DEFECTS = {
     ),
     "atomic-repeated": (
         "an atomic that is asked for again is executed again",
-        [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().find(|(known, _)| *known == psn && !waits) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
+        [(f"{PACKETS}/responder.rs", "if let Some(&(_, original)) = self.atomics.iter().rev().find(|(known, _)| *known == psn && !waits) {", "if let Ok(original) = target.execute(headers.opcode.opcode, &headers.atomic) {")],
     ),
     "busy-is-fatal": (
         "a request is refused without limit when too many answers wait, which repeats of earlier requests may have caused",

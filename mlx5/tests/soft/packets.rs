@@ -392,8 +392,7 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
 #[test]
 fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
     let (fabric, thread) = (LocalFabric::new(), std::thread::current().id());
-    let pcap =
-        Some(std::env::temp_dir().join(format!("copyrpc-ways-{}-{thread:?}", std::process::id())));
+    let pcap = std::env::temp_dir().join(format!("copyrpc-ways-{}-{thread:?}", std::process::id()));
     let implied = [
         RoceOptions {
             network: BadNetwork {
@@ -403,7 +402,7 @@ fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
             ..on(LOOPBACK)
         },
         RoceOptions {
-            pcap: pcap.clone(),
+            pcap: Some(pcap.clone()),
             ..on(LOOPBACK)
         },
     ];
@@ -425,7 +424,7 @@ fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
             );
         }
     }
-    std::fs::remove_file(pcap.unwrap()).unwrap();
+    std::fs::remove_file(pcap).unwrap();
 }
 
 #[test]

@@ -547,7 +547,7 @@ impl Requester {
             return Taken::Nothing;
         }
         let at = psn.since(message.first) as u32;
-        let taken = match (message.request, len) {
+        match (message.request, len) {
             (Request::Read(from), Some(len)) => {
                 let offset = at * self.options.mtu;
                 if at > message.answered {
@@ -567,9 +567,8 @@ impl Requester {
                 message: number,
                 value,
             },
-            _ => return Taken::Nothing,
-        };
-        taken
+            _ => Taken::Nothing,
+        }
     }
 
     /// Notes that the result that the response with this PSN brought is in the program's memory.

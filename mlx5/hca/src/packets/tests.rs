@@ -979,7 +979,7 @@ fn p7_one_packet_far_ahead_makes_no_others_late() {
             "{ahead}: {}",
             world.memory.received.len()
         );
-        // What comes again and late is executed once.
+        // A packet that comes again and late is executed once.
         let received = world.memory.received.len();
         (1900..=2000).for_each(|nth| send(&mut world, Opcode::SendOnly, first.after(nth)));
         assert_eq!(world.memory.received.len(), received);

@@ -33,7 +33,7 @@ pub(crate) struct Outgoing {
     pub(crate) tx: LaneTx<DatagramHeader>,
     /// Number of the last datagram sent there.
     pub(crate) last: u64,
-    /// The lane's `consumed` when a datagram waited for room in vain.
+    /// The lane's `consumed` when a datagram waited its whole time for room.
     pub(crate) stopped_at: Option<u64>,
 }
 

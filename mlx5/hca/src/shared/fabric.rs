@@ -56,7 +56,7 @@ pub(crate) struct Membership {
     /// Number for choices that the next device of this LID is to make differently. It is random in
     /// a directory. In a local fabric it follows the order of joining, which a simulation repeats.
     pub(crate) seed: u64,
-    /// Those with whom it shares memory.
+    /// Number that the devices share with which it shares memory.
     domain: u64,
     place: Place,
 }

@@ -413,7 +413,8 @@ pub(crate) struct Publication {
     pub(crate) lid: u64,
     /// The owner's [`pid_namespace`](shm::memfd::pid_namespace).
     pub(crate) pid_namespace: u64,
-    /// Those with whom the owner shares memory ([`domain`](crate::shared::domain)).
+    /// Number that the devices share with which the owner shares memory
+    /// ([`domain`](crate::shared::domain)).
     pub(crate) domain: u64,
     /// Control, lanes, arena.
     pub(crate) segments: [MemfdId; 3],
