@@ -16,7 +16,8 @@ const MIN_WAIT: Duration = Duration::from_millis(1);
 /// the connection any more.
 pub struct Meeting<'a> {
     stream: TcpStream,
-    end: Instant,
+    /// `None`: later than the clock can tell.
+    end: Option<Instant>,
     is_wanted: &'a mut dyn FnMut() -> bool,
 }
 
@@ -51,7 +52,7 @@ impl Meeting<'_> {
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 outcome => return outcome,
             }
-            if Instant::now() >= self.end || !(self.is_wanted)() {
+            if is_over(self.end) || !(self.is_wanted)() {
                 return Err(ErrorKind::TimedOut.into());
             }
         }
@@ -106,14 +107,12 @@ pub fn reach<T, E>(
         for address in addresses {
             let left = patience.saturating_sub(start.elapsed());
             let share = (left / u32::try_from(addresses.len()).unwrap_or(u32::MAX)).max(MIN_WAIT);
-            let end = Instant::now() + share;
+            let end = Instant::now().checked_add(share);
             match connect(address, share, end, &mut is_wanted) {
                 Ok(meeting) => match meet(meeting) {
                     Ok(met) => return Ok(met),
                     // The server may be hung, in a handler, or about to take this client.
-                    Err(error)
-                        if may_pass(&error) || addresses.len() > 1 && Instant::now() >= end =>
-                    {
+                    Err(error) if may_pass(&error) || addresses.len() > 1 && is_over(end) => {
                         (may_come, failure) = (true, error)
                     }
                     Err(error) => return Err(more_telling(error, before)),
@@ -139,6 +138,10 @@ pub fn reach<T, E>(
     }
 }
 
+fn is_over(end: Option<Instant>) -> bool {
+    end.is_some_and(|end| Instant::now() >= end)
+}
+
 /// Returns whether a server may listen there soon: none listens yet, or the last one closed its
 /// socket before it took this client.
 fn may_listen(error: &io::Error) -> bool {
@@ -149,7 +152,7 @@ fn may_listen(error: &io::Error) -> bool {
 fn connect<'a>(
     address: &SocketAddr,
     within: Duration,
-    end: Instant,
+    end: Option<Instant>,
     is_wanted: &'a mut dyn FnMut() -> bool,
 ) -> io::Result<Meeting<'a>> {
     let stream = TcpStream::connect_timeout(address, within)?;
@@ -356,7 +359,7 @@ mod tests {
         };
         let failed = reach(
             &addresses[..1],
-            Duration::from_secs(3600),
+            Duration::MAX,
             is_wanted,
             meet,
             stream_has_ended,
