@@ -22,7 +22,7 @@ use copyrpc::parts::{self, Reassembler};
 use copyrpc::{
     AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError,
     ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError,
-    Refusal, Server, ServerError, ServerOptions,
+    Refusal, Secret, Server, ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -32,6 +32,7 @@ use local::{Net, WATCHDOG};
 use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
 use shm_testing::methods::{self, Sums, numbers};
+use shm_testing::strangers;
 
 /// Errors go to other threads, and into boxes.
 const _: () = {
@@ -1295,13 +1296,8 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     const STRANGERS: usize = 1_000;
     const MAGIC: [u8; 8] = *b"copyrpc\0";
     limits::watchdog(WATCHDOG);
-    // SAFETY: a structure of two numbers. The server that is started below has as many.
-    unsafe {
-        let mut files: libc::rlimit = std::mem::zeroed();
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files), 0);
-        files.rlim_cur = files.rlim_max.min(8_192);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files), 0);
-    }
+    // The server that is started below has as many.
+    limits::permit_descriptors();
     let (mut server, address) = start_server(&any_port());
     let before = descriptors_of(server.id());
     let mut strangers: Vec<_> = (0..STRANGERS)
@@ -1346,6 +1342,27 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     drop(strangers);
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+#[test]
+fn strangers_that_stream_drip_and_stop_delay_no_call() {
+    for secret in [None, Some(Secret::from(*b"shared"))] {
+        let net = Net::new();
+        let options = ServerOptions {
+            secret: secret.clone(),
+            ..net.server_options()
+        };
+        let served = local::serve(&any_port(), options, upper_case);
+        let options = ClientOptions {
+            secret,
+            ..net.client_options()
+        };
+        strangers::attack(served.address, || {
+            let mut client = Client::with_options(served.address, &options).unwrap();
+            move || assert_eq!(client.call(b"meanwhile").unwrap(), b"MEANWHILE")
+        });
+        served.end();
+    }
 }
 
 /// A process of the test below: a server at the address in its environment.

@@ -27,6 +27,7 @@ use scalerpc::{
 use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
 use shm_testing::methods::{self, Sums, numbers};
+use shm_testing::strangers;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -1091,6 +1092,30 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
         assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
     }
     server.stop();
+}
+
+#[test]
+fn strangers_that_stream_drip_and_stop_delay_no_call() {
+    limits::watchdog(WATCHDOG);
+    for secret in [None, Some(Secret::from(*b"shared"))] {
+        let of_server = ServerOptions {
+            secret: secret.clone(),
+            ..options(64)
+        };
+        let server = start(&any_port(), of_server);
+        let address = server.address;
+        let options = ClientOptions {
+            connect_timeout: WATCHDOG,
+            timeout: WATCHDOG,
+            secret,
+            ..ClientOptions::default()
+        };
+        strangers::attack(address, || {
+            let mut client = Client::with_options(address, &options).unwrap();
+            move || assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1])
+        });
+        server.stop();
+    }
 }
 
 /// Time for which a client tries that is to be refused.

@@ -6,6 +6,7 @@
 //! - `executor`: a plain loop for futures.
 //! - `methods`: a service, and the calls of its clients, for every RPC of bytes.
 //! - `helpers`: scratch directories, and processes that execute the test binary again in a role.
+//! - `strangers`: an attack on the address of a server.
 //! - `tracee`: a process that is single-stepped from one of its markers to the next.
 //! - `one_thread`: many peers in one thread, in virtual time.
 #![allow(missing_docs, missing_debug_implementations, reason = "tests use it")]
@@ -26,4 +27,5 @@ pub mod helpers;
 pub mod limits;
 pub mod methods;
 pub mod one_thread;
+pub mod strangers;
 pub mod tracee;

@@ -21,6 +21,18 @@ pub fn watchdog(limit: Duration) {
     });
 }
 
+/// Permits this process, and those that it starts, 8,192 descriptors, or as many as the system
+/// lets it have.
+pub fn permit_descriptors() {
+    // SAFETY: a structure of two numbers, which both calls take.
+    unsafe {
+        let mut files: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files), 0);
+        files.rlim_cur = files.rlim_max.min(8_192).max(files.rlim_cur);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files), 0);
+    }
+}
+
 /// Returns the factor by which the tests run longer than by default: the number in the environment
 /// variable, or 1.
 pub fn scale_of(variable: &str) -> u32 {

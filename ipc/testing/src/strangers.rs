@@ -1,0 +1,89 @@
+//! Strangers that attack the address of a server.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use crate::limits;
+
+/// Duration of the attack: a server that serves a stranger alone is late by nearly as much.
+const ATTACK: Duration = Duration::from_secs(4);
+/// Maximum time of a call meanwhile, on a busy machine too.
+const CALL: Duration = Duration::from_secs(1);
+/// Pause between the bytes of a stranger that drips.
+const PAUSE: Duration = Duration::from_millis(20);
+const SOCKETS: usize = 1_000;
+/// The first record of a client that knows a secret.
+const CHALLENGE: &[u8; 48] = b"secretHS\x01\0\x30\0\0\0\0\0................................";
+
+/// Attacks the server at an address: strangers stream, drip, stop after half a record, and open
+/// 1,000 sockets. Meanwhile a client goes on with its calls, none of which takes long, and others
+/// connect. `connect` makes a client, and returns its call.
+///
+/// # Panics
+/// A call takes long, or panics.
+pub fn attack<C: FnMut()>(address: SocketAddr, connect: impl Fn() -> C + Sync) {
+    limits::permit_descriptors();
+    let mut call = connect();
+    let is_over = AtomicBool::new(false);
+    let goes_on = || !is_over.load(Ordering::Relaxed);
+    let open = || {
+        let stream = TcpStream::connect_timeout(&address, CALL)?;
+        stream.set_write_timeout(Some(CALL))?;
+        std::io::Result::Ok(stream)
+    };
+    let stranger = |hello: &[u8], then: &[u8], pause| {
+        while goes_on() {
+            // The server closes the connection, which is what the next one is for.
+            let _closed = open().and_then(|mut stream| {
+                stream.write_all(hello)?;
+                while goes_on() {
+                    sleep(pause);
+                    stream.write_all(then)?;
+                }
+                Ok(())
+            });
+        }
+    };
+    let longest = thread::scope(|scope| {
+        scope.spawn(|| stranger(CHALLENGE, &[0; 1 << 16], Duration::ZERO));
+        scope.spawn(|| stranger(b"", &[1; 1 << 16], Duration::ZERO));
+        scope.spawn(|| stranger(b"", b"s", PAUSE));
+        scope.spawn(|| {
+            let stopped: Vec<_> = (0..SOCKETS)
+                .take_while(|_| goes_on())
+                .map(|number| {
+                    open().and_then(|mut stream| {
+                        stream.write_all(&CHALLENGE[..number % 2 * 24])?;
+                        Ok(stream)
+                    })
+                })
+                .collect();
+            while goes_on() {
+                sleep(PAUSE);
+            }
+            drop(stopped);
+        });
+        scope.spawn(|| {
+            while goes_on() {
+                connect()();
+            }
+        });
+        let (start, mut longest) = (Instant::now(), Duration::ZERO);
+        // A server that is late by the attack goes on when the strangers do not.
+        scope.spawn(|| {
+            sleep(ATTACK);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        while start.elapsed() < ATTACK {
+            let called = Instant::now();
+            call();
+            longest = longest.max(called.elapsed());
+            sleep(Duration::from_millis(1));
+        }
+        longest
+    });
+    assert!(longest < CALL, "a call took {longest:?}");
+}
