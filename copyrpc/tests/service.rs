@@ -30,7 +30,7 @@ mod local;
 
 use local::{Net, WATCHDOG};
 use shm_testing::executor::block_on;
-use shm_testing::limits::{self, any_port};
+use shm_testing::limits::{self, Moved, any_port};
 use shm_testing::methods::{self, Sums, numbers};
 use shm_testing::strangers;
 
@@ -327,6 +327,27 @@ fn a_client_of_a_server_that_went_connects_to_the_next_one() {
         matches!(gone, Err(ClientError::Unreachable { .. })),
         "{gone:?}"
     );
+}
+
+#[test]
+fn a_client_finds_a_server_that_has_moved_by_its_name() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), upper_case);
+    let next = net.serve("127.0.0.1:0", upper_case);
+    let address = Moved {
+        first: served.address,
+        name: format!("localhost:{}", next.address.port()),
+    };
+    let mut client = Client::with_options(address, &net.client_options()).unwrap();
+    assert_eq!(client.call(b"here").unwrap(), b"HERE");
+    served.end();
+    // It may learn of the end by this call, or before it.
+    let _ended = client.call_within(b"there", WATCHDOG / 6);
+    assert_eq!(
+        client.call_within(b"there", WATCHDOG / 6).unwrap(),
+        b"THERE"
+    );
+    next.end();
 }
 
 #[test]

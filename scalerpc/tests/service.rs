@@ -25,7 +25,7 @@ use scalerpc::{
     ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::executor::block_on;
-use shm_testing::limits::{self, any_port};
+use shm_testing::limits::{self, Moved, any_port};
 use shm_testing::methods::{self, Sums, numbers};
 use shm_testing::strangers;
 
@@ -332,6 +332,24 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
         assert_eq!(answer, [5, round]);
         server.stop();
     }
+}
+
+#[test]
+fn a_client_finds_a_server_that_has_moved_by_its_name() {
+    limits::watchdog(WATCHDOG);
+    let server = start(&any_port(), options(4));
+    let next = start("127.0.0.1:0", options(4));
+    let mut client = Client::connect(Moved {
+        first: server.address,
+        name: format!("localhost:{}", next.address.port()),
+    })
+    .unwrap();
+    assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
+    server.stop();
+    // It may learn of the end by this call, or before it.
+    let _ended = client.call(&[3, 4]);
+    assert_eq!(client.call(&[3, 4]).unwrap(), [4, 3]);
+    next.stop();
 }
 
 /// The server does not answer. The next call does not get the late response of this one.

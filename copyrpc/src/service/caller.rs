@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceSpec;
-use rendezvous::{LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
+use rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::default_device;
@@ -198,7 +198,7 @@ pub(super) struct Caller {
     lifeline: TcpStream,
     /// The address as given, for errors.
     pub(super) address: String,
-    addresses: Vec<SocketAddr>,
+    addresses: Addresses,
     pub(super) options: ClientOptions,
     /// Maximum bytes of a reply.
     pub(super) max_reply: usize,
@@ -220,8 +220,7 @@ impl Caller {
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let name = rendezvous::name_of(&address);
-        let addresses = address.to_socket_addrs().map(Vec::from_iter);
-        let addresses = addresses.map_err(|source| ClientError::Unreachable {
+        let addresses = Addresses::of(address).map_err(|source| ClientError::Unreachable {
             address: name.clone(),
             source,
         })?;
@@ -264,7 +263,7 @@ impl Caller {
         })
     }
 
-    /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`,
+    /// Makes a new connection in place of one that takes no calls, where the server is now. Tries for the time `patience`,
     /// and as long as `goes_on` returns true, which [polls](poll) the context. Calls that are under
     /// way end over the connection before, until there is a third one. Calls of a device that broke
     /// down must have ended before.
@@ -287,13 +286,15 @@ impl Caller {
             let broken = std::mem::replace(&mut self.context, open(&self.options)?);
             self.past += broken.stats();
         }
-        let context = &self.context;
+        let (start, context) = (Instant::now(), &self.context);
+        self.addresses
+            .refresh(&self.address, patience / 2, || goes_on(context));
         let connected = reach(
             context,
             &self.address,
             &self.addresses,
             &self.options,
-            patience,
+            patience.saturating_sub(start.elapsed()),
             || goes_on(context),
         )?;
         (self.endpoint, self.lifeline) = connected;

@@ -1,6 +1,9 @@
 //! Duration of tests with several processes, and addresses of their own.
 
 use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -51,4 +54,24 @@ pub fn any_port() -> String {
         (std::process::id() as u16).to_be_bytes(),
     );
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
+}
+
+/// The name of a server that has moved: its address at first, and then those of the `name`.
+pub struct Moved {
+    pub first: SocketAddr,
+    pub name: String,
+}
+
+impl fmt::Debug for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl ToSocketAddrs for Moved {
+    type Iter = std::iter::Once<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        Ok(std::iter::once(self.first))
+    }
 }

@@ -6,6 +6,7 @@
 //! - `secret`: a secret that both ends prove to each other;
 //! - `pieces`: records that cross a stream in pieces;
 //! - `reach`: a client that waits for its server;
+//! - `names`: the addresses of a name, which may move;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
 //! - `grace`: the time that a server takes for its end.
@@ -34,6 +35,7 @@ mod events;
 mod gate;
 mod grace;
 mod lifelines;
+mod names;
 mod pieces;
 mod reach;
 pub mod record;
@@ -43,8 +45,9 @@ pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
+pub use names::{Addresses, name_of};
 pub use pieces::{Incoming, Outgoing};
-pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, name_of, reach, stream_has_ended};
+pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, reach, stream_has_ended};
 pub use secret::Secret;
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Time between two attempts to reach a server that does not listen, and between two questions
 /// whether the connection is wanted.
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Minimum time of an attempt: the time limit 0 of a socket would be none.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
@@ -164,13 +164,6 @@ fn connect<'a>(
         end,
         is_wanted,
     })
-}
-
-/// Returns an address as its user wrote it, for errors. Not every type of an address can be
-/// displayed: a host and a port are a tuple.
-#[must_use]
-pub fn name_of(address: &impl fmt::Debug) -> String {
-    format!("{address:?}").trim_matches('"').to_owned()
 }
 
 /// Interval of looks at the server's socket while calls wait, and the pause between calls after
@@ -367,14 +360,6 @@ mod tests {
         );
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(start.elapsed() < Duration::from_secs(60));
-    }
-
-    #[test]
-    fn addresses_are_named_without_quotes() {
-        assert_eq!(name_of(&"localhost:80"), "localhost:80");
-        assert_eq!(name_of(&"localhost:80".to_owned()), "localhost:80");
-        assert_eq!(name_of(&no_route()), "255.255.255.255:9");
-        assert_eq!(name_of(&("localhost", 80)), "(\"localhost\", 80)");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calls::methods;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use rendezvous::{LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
+use rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -273,7 +273,7 @@ pub(super) struct Connection {
     lifeline: TcpStream,
     /// The address as given, for errors.
     pub(super) address: String,
-    addresses: Vec<SocketAddr>,
+    addresses: Addresses,
     pub(super) options: ClientOptions,
     /// Buffer of a response.
     pub(super) response: Vec<u8>,
@@ -297,7 +297,7 @@ impl Connection {
             address: name.clone(),
             source,
         };
-        let addresses: Vec<_> = address.to_socket_addrs().map_err(unreachable)?.collect();
+        let addresses = Addresses::of(address).map_err(unreachable)?;
         let device = Device::open(&options.device).map_err(SetupError::from)?;
         let (rdma, lifeline) = connect_any(
             &device,
@@ -321,7 +321,7 @@ impl Connection {
         })
     }
 
-    /// Connects again, on another device if this one broke down.
+    /// Connects again, where the server is now, on another device if this one broke down.
     pub(super) fn reconnect(
         &mut self,
         within: Duration,
@@ -334,16 +334,19 @@ impl Connection {
             self.rdma.device().clone()
         };
         // A server that leaves waits until its last messages were taken, by packets in this thread.
-        let goes_on = || {
+        let mut goes_on = || {
             device.progress();
             is_wanted()
         };
+        let start = Instant::now();
+        self.addresses
+            .refresh(&self.address, within / 2, &mut goes_on);
         (self.rdma, self.lifeline) = connect_any(
             &device,
             &self.address,
             &self.addresses,
             &self.options,
-            within,
+            within.saturating_sub(start.elapsed()),
             goes_on,
         )?;
         self.is_left = false;
