@@ -158,6 +158,9 @@ impl Session for bytes::Client<u64> {
 /// answered. A call that would end the others, as of a server that holds calls until there are
 /// news, needs another client.
 ///
+/// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
+/// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
+///
 /// A thread of its own has the client, and sleeps while no reply arrives; calls and replies wake
 /// it. A call after the end of the session connects to the next server of the name.
 ///

@@ -29,6 +29,9 @@ const POLLS_PER_STATS: u32 = 1024;
 /// all of it, further calls wait behind them, also one that would end them: it needs another
 /// client.
 ///
+/// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
+/// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
+///
 /// A thread of its own has the device. The thread sleeps on the completion channel while there is
 /// nothing to do; calls and replies wake it. A call after the end of the connection connects again;
 /// calls made meanwhile wait for the new connection.

@@ -25,6 +25,9 @@ type Request = (u16, Vec<u8>);
 /// any thread. Clones share the connection, which is closed with the last clone. As many calls are
 /// under way as the server gives slots to a client; further calls wait for a slot in their order.
 ///
+/// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
+/// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
+///
 /// A call that ran out of time keeps its slot until the server answers it. While such calls hold
 /// every slot, the others wait; once one of those has waited for its whole time, it ends with
 /// [`ClientError::NoCredit`], and the client connects again for the rest.
