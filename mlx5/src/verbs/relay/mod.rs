@@ -15,7 +15,10 @@
 mod completions;
 mod receives;
 mod sends;
+#[cfg(test)]
+mod tests;
 
+use core::ffi::c_int;
 use core::ptr::{NonNull, null_mut};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -26,7 +29,7 @@ use shm::sleep::Watch;
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
-use self::sends::{Chain, SendRing};
+use self::sends::{Chain, Device, SendRing};
 use super::abi::*;
 use super::connect::{advise, route, route_of, vector_of};
 use super::context::Context;
@@ -228,21 +231,24 @@ impl Relay {
     #[cold]
     #[inline(never)]
     pub(crate) fn empty_poll(&self) -> bool {
+        self.poll(&mut self.rings.borrow_mut())
+    }
+
+    fn poll(&self, rings: &mut Rings) -> bool {
         let Rings {
             cqs,
             receives,
             sends,
             ..
-        } = &mut *self.rings.borrow_mut();
+        } = rings;
         receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
         let mut has_new = false;
         for ring in cqs.iter_mut() {
             has_new |= ring.relay(&self.calls, sends);
         }
-        let is_quiet = !has_new;
-        for ring in sends.iter_mut().filter(|ring| ring.has_refused(is_quiet)) {
+        for ring in sends.iter_mut().filter(|ring| ring.is_refused()) {
             if let Some(cq) = cqs.get_mut(ring.send_cq) {
-                has_new |= ring.complete_refused(|cqe| cq.fail_send(cqe));
+                has_new |= ring.complete_refused(self, |cqe| cq.fail_send(cqe));
             }
         }
         has_new
@@ -361,6 +367,33 @@ impl Relay {
         Err(last.unwrap_or(CreateError::Unsupported {
             what: "queue pairs",
         }))
+    }
+}
+
+impl Device for Relay {
+    #[inline(always)]
+    unsafe fn post_send(
+        &self,
+        qp: NonNull<ibv_qp>,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        unsafe { (self.calls.post_send)(qp.as_ptr(), first, bad) }
+    }
+
+    fn fail_qp(&self, qpn: u32) {
+        self.base.fail_qp(qpn);
+    }
+
+    fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>> {
+        Relay::handle(self, pdn, path).ok()
+    }
+
+    fn any_handle(&self, pdn: u32) -> Option<NonNull<ibv_ah>> {
+        let handles = self.handles.borrow();
+        let known = handles.iter().find(|((of, _), _)| *of == pdn);
+        known.map(|(_, handle)| *handle)
     }
 }
 
@@ -610,23 +643,20 @@ impl Queues for Relay {
     }
 
     fn destroy_qp(&self, qpn: u32) {
+        let rings = &mut *self.rings.borrow_mut();
+        let is_of = |ring: &Option<SendRing>| ring.as_ref().is_some_and(|ring| ring.qpn == qpn);
+        let place = rings.sends.0.iter().position(is_of);
+        // Nothing is posted to a queue pair that is gone.
+        if let Some(ring) = place.and_then(|place| rings.sends.get_mut(place as u16)) {
+            ring.abandon();
+            ring.own_receives.and_then(|rq| rings.receives.take(rq));
+        }
         self.base.destroy_qp(qpn);
         // Its completions are in the queues of libibverbs, with those of others: they belong into
         // the rings, where the driver looks for them.
-        self.empty_poll();
-        let Rings {
-            sends, receives, ..
-        } = &mut *self.rings.borrow_mut();
-        let place = sends
-            .0
-            .iter()
-            .position(|ring| ring.as_ref().is_some_and(|ring| ring.qpn == qpn));
-        let Some(ring) = place.and_then(|place| sends.take(place as u16)) else {
-            return;
-        };
-        self.base.deregister(ring.key);
-        if let Some(rq) = ring.own_receives {
-            receives.take(rq);
+        self.poll(rings);
+        if let Some(ring) = place.and_then(|place| rings.sends.take(place as u16)) {
+            self.base.deregister(ring.key);
         }
     }
 }

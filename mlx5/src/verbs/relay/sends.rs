@@ -1,5 +1,6 @@
 //! A send queue, whose WQEs become work requests.
 
+use core::ffi::c_int;
 use core::mem::{replace, zeroed};
 use core::ptr::{NonNull, null_mut};
 use core::slice;
@@ -7,13 +8,12 @@ use core::sync::atomic::Ordering;
 
 use super::super::abi::*;
 use super::super::numbers::*;
-use super::{Id, MadeQp, Relay, SEND_SGES};
-use crate::provider::Connections;
+use super::{Id, MadeQp, SEND_SGES};
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader,
-    Opcode, RaddrSegment, SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
+    AddressVector, AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode,
+    InlineHeader, Opcode, RaddrSegment, SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
 };
 
 /// Work requests that one call posts.
@@ -55,6 +55,43 @@ impl Chain {
     }
 }
 
+/// What a send queue needs of its device.
+pub(super) trait Device {
+    /// Posts requests (`ibv_post_send`).
+    ///
+    /// # Safety
+    /// A queue pair of this device. The requests and their buffers live through the call, and no
+    /// reference to them exists.
+    unsafe fn post_send(
+        &self,
+        qp: NonNull<ibv_qp>,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int;
+
+    /// Moves a queue pair to the error state.
+    fn fail_qp(&self, qpn: u32);
+
+    /// Returns the address handle of a path, if the device knows that path.
+    fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>>;
+
+    /// Returns an address handle of the domain, if there is one.
+    fn any_handle(&self, pdn: u32) -> Option<NonNull<ibv_ah>>;
+}
+
+/// The way of a queue pair to its end, on which it goes after the device refused a WQE.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// New WQEs are posted.
+    Open,
+    /// A WQE was refused: no more are posted, but the marker is.
+    Refused,
+    /// The marker is posted: a request whose completion follows those of all before it.
+    Draining,
+    /// All requests are complete. The refused WQE, and those behind it, can complete.
+    Drained,
+}
+
 /// A send queue and its queue pair.
 pub(super) struct SendRing {
     qp: NonNull<ibv_qp>,
@@ -72,12 +109,7 @@ pub(super) struct SendRing {
     pub(super) send_cq: u16,
     /// WQEBBs taken.
     next: u16,
-    /// WQE of the last work request posted, and of the last that completed: in the beginning, of
-    /// the one before the first.
-    last_posted: u16,
-    last_completed: u16,
-    /// The device refused a WQE: no more are posted.
-    is_refused: bool,
+    stage: Stage,
     /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it
     /// are flushed.
     refusal: Syndrome,
@@ -99,10 +131,6 @@ impl SendRing {
             max_inline,
         } = made;
         let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
-        let next = 0;
-        let last_posted = u16::MAX;
-        let last_completed = u16::MAX;
-        let is_refused = false;
         Self {
             qp,
             qpn,
@@ -114,10 +142,8 @@ impl SendRing {
             is_datagram,
             own_receives,
             send_cq,
-            next,
-            last_posted,
-            last_completed,
-            is_refused,
+            next: 0,
+            stage: Stage::Open,
             refusal: Syndrome::LocalQpOperation,
         }
     }
@@ -158,24 +184,24 @@ impl SendRing {
 
     /// Posts the new WQEs. Ends the queue pair if one of them is refused.
     #[inline(always)]
-    pub(super) fn relay(&mut self, relay: &Relay, chain: &mut Chain) {
+    pub(super) fn relay(&mut self, device: &impl Device, chain: &mut Chain) {
         let (producer, first) = (self.producer(), chain.first());
         let mut slot = first;
-        while self.next != producer && !self.is_refused {
+        while self.next != producer && self.stage == Stage::Open {
             // SAFETY: a slot of the chain, to which no other reference exists.
             let (is_request, next) = unsafe {
                 (
-                    self.fill_plain(&mut *slot) || self.fill(relay, &mut *slot),
+                    self.fill_plain(&mut *slot) || self.fill(device, &mut *slot),
                     (*slot).request.next.cast(),
                 )
             };
             if !is_request {
-                self.pause(relay, first, slot);
+                self.pause(device, first, slot);
             } else if self.next != producer && next != first {
                 slot = next;
                 continue;
             } else {
-                self.post(relay, first, slot);
+                self.post(device, first, slot);
             }
             slot = first;
         }
@@ -184,48 +210,84 @@ impl SendRing {
     /// Posts the requests before `slot`, for which the next WQE gave none. Ends the queue pair if
     /// that WQE was refused.
     #[cold]
-    fn pause(&mut self, relay: &Relay, first: *mut Slot, slot: *mut Slot) {
+    fn pause(&mut self, device: &impl Device, first: *mut Slot, slot: *mut Slot) {
         if slot != first {
-            self.post(relay, first, slot.wrapping_sub(1));
+            self.post(device, first, slot.wrapping_sub(1));
         }
-        if self.is_refused {
-            relay.fail_qp(self.qpn);
+        if self.stage == Stage::Refused {
+            self.end(device);
         }
     }
 
     /// Posts the requests of the chain up to `last`.
     #[inline(always)]
-    fn post(&mut self, relay: &Relay, first: *mut Slot, last: *mut Slot) {
+    fn post(&mut self, device: &impl Device, first: *mut Slot, last: *mut Slot) {
         let mut bad = null_mut();
         // SAFETY: a queue pair of this device; the requests and buffers live through the call, and
         // no reference to them exists.
-        let (result, posted) = unsafe {
+        let result = unsafe {
             let next = replace(&mut (*last).request.next, null_mut());
-            let result = (relay.calls.post_send)(self.qp.as_ptr(), first.cast(), &raw mut bad);
+            let result = device.post_send(self.qp, first.cast(), &raw mut bad);
             (*last).request.next = next;
-            (result, Id((*last).request.wr_id).wqe_counter())
+            result
         };
-        self.last_posted = if result == 0 {
-            posted
-        } else {
-            self.refused(relay, first, bad)
-        };
+        if result != 0 {
+            self.refused(device, first, bad);
+        }
     }
 
     /// Goes back to the WQE of the request `bad`, which the device refused, and ends the queue
-    /// pair. Returns the last WQE that was posted.
+    /// pair.
     #[cold]
-    fn refused(&mut self, relay: &Relay, first: *const Slot, bad: *const ibv_send_wr) -> u16 {
+    fn refused(&mut self, device: &impl Device, first: *const Slot, bad: *const ibv_send_wr) {
         // SAFETY: the slots of the chain, to which no other reference exists.
         let slots = unsafe { slice::from_raw_parts(first, CHAIN) };
-        let counter = |slot: &Slot| Id(slot.request.wr_id).wqe_counter();
-        let posted = slots
+        let slot = slots
             .iter()
-            .position(|slot| &raw const slot.request == bad)
-            .unwrap_or(0);
-        (self.next, self.is_refused) = (counter(&slots[posted]), true);
-        relay.fail_qp(self.qpn);
-        slots[..posted].last().map_or(self.last_posted, counter)
+            .find(|slot| &raw const slot.request == bad)
+            .unwrap_or(&slots[0]);
+        self.next = Id(slot.request.wr_id).wqe_counter();
+        self.end(device);
+    }
+
+    /// Ends the queue pair.
+    fn end(&mut self, device: &impl Device) {
+        self.stage = Stage::Refused;
+        device.fail_qp(self.qpn);
+        self.drain(device);
+    }
+
+    /// Posts the marker, which the ended queue pair flushes after all other requests. A device
+    /// without room gets it later.
+    fn drain(&mut self, device: &impl Device) {
+        // SAFETY: numbers and pointers, for which zero is a valid value.
+        let mut marker: ibv_send_wr = unsafe { zeroed() };
+        // WQEs that are no requests have this opcode.
+        marker.wr_id = self.id.of_wqe(Opcode::Nop as u8, 0).0;
+        marker.send_flags = IBV_SEND_SIGNALED;
+        marker.opcode = IBV_WR_RDMA_WRITE;
+        if self.is_datagram {
+            let Some(handle) = device.any_handle(self.pdn) else {
+                // Each datagram that was posted had a handle.
+                self.stage = Stage::Drained;
+                return;
+            };
+            marker.opcode = IBV_WR_SEND;
+            marker.wr.ud = ibv_send_ud {
+                ah: handle.as_ptr(),
+                remote_qpn: 0,
+                remote_qkey: 0,
+            };
+        }
+        let mut bad = null_mut();
+        // SAFETY: a queue pair of this device, and a request without buffers.
+        self.stage = match unsafe { device.post_send(self.qp, &raw mut marker, &raw mut bad) }.abs()
+        {
+            0 => Stage::Draining,
+            libc::ENOMEM => Stage::Refused,
+            // No such request will ever be taken.
+            _ => Stage::Drained,
+        };
     }
 
     /// Makes the work request of the WQE at `next` and goes on to the next WQE, if it is RDMA with
@@ -266,14 +328,16 @@ impl SendRing {
     /// Makes the work request of any WQE at `next`, and goes on. Returns `false` for a NOP, which
     /// needs no request, and for a WQE that is refused.
     #[cold]
-    fn fill(&mut self, relay: &Relay, slot: &mut Slot) -> bool {
+    fn fill(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
         let (wqe, ctrl) = self.wqe();
         if ctrl.opcode() == Opcode::Nop as u8 {
             self.pass(ctrl);
             return false;
         }
-        let made = self.fill_any(relay, wqe, ctrl, slot);
-        self.is_refused = made.is_none();
+        let made = self.fill_any(device, wqe, ctrl, slot);
+        if made.is_none() {
+            self.stage = Stage::Refused;
+        }
         made.is_some()
     }
 
@@ -281,7 +345,7 @@ impl SendRing {
     /// destination is unknown.
     fn fill_any(
         &mut self,
-        relay: &Relay,
+        device: &impl Device,
         wqe: NonNull<u8>,
         ctrl: CtrlWords,
         Slot { request, sges }: &mut Slot,
@@ -322,7 +386,7 @@ impl SendRing {
                 // SAFETY: the WQEs of a queue pair of datagrams have this segment.
                 let DatagramSegment { vector, qpn, qkey } =
                     DatagramSegment::parse(unsafe { segments(wqe, 1) });
-                let handle = relay.handle(self.pdn, &vector).ok()?;
+                let handle = device.handle(self.pdn, &vector)?;
                 request.wr.ud = ibv_send_ud {
                     ah: handle.as_ptr(),
                     remote_qpn: qpn,
@@ -381,26 +445,42 @@ impl SendRing {
         request.wr_id = self.id.of_wqe(ctrl.opcode(), ctrl.wqe_index()).0;
     }
 
-    /// Notes that a work request is complete. Returns whether it was this queue pair's.
+    /// Notes that a work request is complete. Returns whether it was that of a WQE of this queue.
     pub(super) fn completed(&mut self, id: Id) -> bool {
         let is_own = id.is_of(self.id);
-        if is_own {
-            self.last_completed = id.wqe_counter();
+        let is_marker = id.wqe_opcode() == Opcode::Nop as u8;
+        if is_own && is_marker {
+            self.stage = Stage::Drained;
         }
-        is_own
+        is_own && !is_marker
     }
 
-    /// Returns whether refused WQEs can complete: every work request before them has, or gives no
-    /// completion, which is so if the device had none left (`is_quiet`): a success that was not
-    /// signaled gives none.
-    pub(super) fn has_refused(&self, is_quiet: bool) -> bool {
-        self.is_refused && (is_quiet || self.last_posted == self.last_completed)
+    /// Returns whether the device refused a WQE.
+    pub(super) fn is_refused(&self) -> bool {
+        self.stage != Stage::Open
+    }
+
+    /// Notes that the queue pair will be destroyed: requests complete no more, and none is posted.
+    pub(super) fn abandon(&mut self) {
+        if self.is_refused() {
+            self.stage = Stage::Drained;
+        }
     }
 
     /// Completes the refused WQE and those after it, once all before them are complete, as long as
     /// `fail` writes their CQEs. Returns whether there was one.
     #[cold]
-    pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
+    pub(super) fn complete_refused(
+        &mut self,
+        device: &impl Device,
+        mut fail: impl FnMut(&ErrorCqe) -> bool,
+    ) -> bool {
+        if self.stage == Stage::Refused {
+            self.drain(device);
+        }
+        if self.stage != Stage::Drained {
+            return false;
+        }
         let producer = self.producer();
         let qpn = self.qpn;
         let mut any = false;
