@@ -55,7 +55,7 @@ impl Chain {
     }
 }
 
-/// What a send queue needs of its device.
+/// Calls of a device that a send queue needs.
 pub(super) trait Device {
     /// Posts requests (`ibv_post_send`).
     ///
