@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mlx5_hca::Access;
 use zerocopy::{FromZeros, IntoBytes};
@@ -38,6 +38,10 @@ mod qp_type {
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
 /// Time before a packet is sent again, 4.096 us * 2^N, unless the program sets another one.
 const ACK_TIMEOUT: u8 = 18;
+/// Time in which a service that this process reached before may listen again. perftest has a
+/// listener for each connection, and its client takes for granted that the next one is there when a
+/// network has resolved the route to it.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Hop limit of RoCE.
 const HOPS: u8 = 64;
 /// The path's longest packet, 128 B * 2^N: 4 KiB, or between hosts what fits in the frames of every
@@ -108,7 +112,12 @@ pub(crate) struct Id {
     pub(crate) ack_timeout: u8,
     /// The end of the time for the peer's answer, while it waits for one.
     pub(crate) answer_until: Option<Instant>,
+    /// End of the time for its service to listen, once that was looked for.
+    listens_until: Option<Instant>,
 }
+
+/// The service does not listen yet: the step is to be carried out again. No program hears of it.
+pub(crate) const LATER: Errno = Errno(libc::EINPROGRESS);
 
 impl Id {
     /// Makes an id.
@@ -147,6 +156,7 @@ impl Id {
             is_active: false,
             ack_timeout: ACK_TIMEOUT,
             answer_until: None,
+            listens_until: None,
         })
     }
 
@@ -248,7 +258,7 @@ impl Id {
     /// reaches no listener.
     ///
     /// # Errors
-    /// `EINVAL`: the state does not allow it, or the private data is too long.
+    /// `EINVAL`: the state does not allow it, or the private data is too long. [`LATER`].
     pub(crate) fn say(
         &mut self,
         settings: &Settings,
@@ -276,6 +286,10 @@ impl Id {
             self.is_active = true;
             match service::connect(&settings.fabric, self.space, remote.port()) {
                 Ok(socket) => self.socket = Some(socket),
+                Err(Errno(libc::ENOENT | libc::ECONNREFUSED)) if self.waits_for(remote.port()) => {
+                    self.machine.state = before;
+                    return Err(LATER);
+                }
                 Err(errno) => {
                     log::refused(
                         settings,
@@ -295,6 +309,19 @@ impl Id {
             service::send(socket, message.as_bytes());
         }
         Ok(None)
+    }
+
+    /// Returns whether its service may begin to listen soon.
+    fn waits_for(&mut self, port: u16) -> bool {
+        let now = Instant::now();
+        let patience = || {
+            now + if service::was_reached(port) {
+                PATIENCE
+            } else {
+                Duration::ZERO
+            }
+        };
+        now < *self.listens_until.get_or_insert_with(patience)
     }
 
     /// Returns the parameters of the peer for the event of a message: resources of the one end are

@@ -18,6 +18,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -27,7 +28,7 @@ use crate::abi::cm::{
     Disconnect, EventResp, GetEvent, InitQpAttr, Listen, MigrateId, NAMES, Notify, Query, Reject,
     ResolveIp, ResolveRoute, SetOption, number,
 };
-use crate::cm::identifier::Id;
+use crate::cm::identifier::{Id, LATER};
 use crate::cm::machine::{Event, Heard, Kind, State, Step, reason};
 use crate::cm::message::Message;
 use crate::options::errno::Errno;
@@ -45,6 +46,8 @@ const EVENTS: u64 = u64::MAX;
 const TIMER: u64 = EVENTS - 1;
 /// Time for the answer of a peer: 16 times 4.096 us * 2^20, the kernel's.
 const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
+/// Time between two looks for a service that does not listen yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The shortest time of a timer.
 const AT_ONCE: Duration = Duration::from_nanos(1);
 /// Number of watched files that are looked at together.
@@ -279,12 +282,19 @@ impl Session {
     }
 
     fn dispatch(&self, call: &Call) -> Result<(), Errno> {
-        let mut ids = self.ids();
-        // A kernel does not wait for the program to handle the messages of its peers.
-        self.progress(&mut ids);
-        let done = self.carry_out(&mut ids, call);
-        self.signal(&ids);
-        done
+        loop {
+            let mut ids = self.ids();
+            // A kernel does not wait for the program to handle the messages of its peers.
+            self.progress(&mut ids);
+            let done = self.carry_out(&mut ids, call);
+            self.signal(&ids);
+            if done != Err(LATER) {
+                return done;
+            }
+            // Another thread of the program may have to open the service.
+            drop(ids);
+            sleep(LOOK_AGAIN);
+        }
     }
 
     /// Shows the program whether there are events, or when there may be one without a message.

@@ -6,8 +6,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use crate::options::errno::Errno;
 use crate::system::held;
@@ -15,12 +13,6 @@ use crate::system::sys::{checked, last_error};
 
 /// The first port that is chosen for a program, and their number: those of Linux by default.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
-
-/// Time in which a service that this process reached before may listen again. perftest has a
-/// listener for each connection, and its client takes for granted that the next one is there when a
-/// network has resolved the route to it.
-const PATIENCE: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The port that this process reached last, in any port space.
 static REACHED: AtomicU16 = AtomicU16::new(0);
@@ -172,28 +164,21 @@ impl Port {
     }
 }
 
-/// Connects to a service. Waits for one that it reached before.
+/// Returns whether the last service that this process reached was at this port.
+pub(crate) fn was_reached(port: u16) -> bool {
+    REACHED.load(Ordering::Relaxed) == port
+}
+
+/// Connects to a service.
 ///
 /// # Errors
 /// `ENOENT` or `ECONNREFUSED`: there is none. `EAGAIN`: as many connections as it takes are waiting
 /// for it.
 pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, Errno> {
-    let until = (REACHED.load(Ordering::Relaxed) == port).then(|| Instant::now() + PATIENCE);
-    loop {
-        let socket = socket()?;
-        match name(libc::connect, &socket, fabric, space, port) {
-            Err(Errno(libc::ENOENT | libc::ECONNREFUSED))
-                if until.is_some_and(|until| Instant::now() < until) =>
-            {
-                sleep(LOOK_AGAIN)
-            }
-            done => {
-                done?;
-                REACHED.store(port, Ordering::Relaxed);
-                return Ok(socket);
-            }
-        }
-    }
+    let socket = socket()?;
+    name(libc::connect, &socket, fabric, space, port)?;
+    REACHED.store(port, Ordering::Relaxed);
+    Ok(socket)
 }
 
 /// Takes a connection.

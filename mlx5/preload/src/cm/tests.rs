@@ -97,6 +97,13 @@ impl Session {
     }
 
     fn connect(&self, port: u16) -> u32 {
+        let id = self.resolve(port);
+        self.ask(id);
+        id
+    }
+
+    /// Returns an id with the route to a service.
+    fn resolve(&self, port: u16) -> u32 {
         let id = self.create();
         self.command(
             number::RESOLVE_IP,
@@ -110,6 +117,11 @@ impl Session {
         self.command(number::RESOLVE_ROUTE, &ResolveRoute { id, timeout_ms: 0 })
             .unwrap();
         assert_eq!([self.event(), self.event()], [Some((0, 0)), Some((2, 0))]);
+        id
+    }
+
+    /// Connects an id with a route.
+    fn ask(&self, id: u32) {
         self.command(
             number::CONNECT,
             &Connect {
@@ -119,7 +131,6 @@ impl Session {
             },
         )
         .unwrap();
-        id
     }
 
     fn accept(&self, id: u32) {
@@ -193,8 +204,10 @@ fn a_peer_that_lives_and_never_answers_is_an_event_when_its_time_is_over() {
     assert_eq!(patient.command(number::ACCEPT, &request), Err(INVALID));
 
     // It answers, and never says that it got the answer to that.
-    hasty.listen(2);
-    patient.connect(2);
+    drop(patient);
+    let patient = fabric.open(ANSWER_TIME);
+    hasty.listen(1);
+    patient.connect(1);
     hasty.accept(hasty.next().unwrap().id);
     assert_eq!(hasty.wait(), (Event::Unreachable as u32, -libc::ETIMEDOUT));
 }
@@ -232,6 +245,25 @@ fn messages_of_a_peer_take_effect_before_the_program_asks_for_events() {
             Some((Event::Disconnected as u32, 0))
         ]
     );
+}
+
+/// The port is that of all tests here: a process waits for the one that it reached last.
+#[test]
+fn a_connect_that_waits_for_its_service_keeps_no_thread_from_opening_it() {
+    let fabric = Fabric::new("patience");
+    let [server, client] = [(), ()].map(|()| fabric.open(ANSWER_TIME));
+    server.listen(1);
+    client.connect(1);
+    drop(server);
+    assert_eq!(client.wait().0, Event::Rejected as u32);
+    let id = client.resolve(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.ask(id));
+        // The other thread waits by now, unless the machine is busy.
+        sleep(Duration::from_millis(20));
+        client.listen(1);
+        assert_eq!(client.wait(), (Event::ConnectRequest as u32, 0));
+    });
 }
 
 /// In a process of its own, whose descriptors are all taken.
