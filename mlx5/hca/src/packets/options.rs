@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::interface::address_in;
 use super::network::BadNetwork;
+use super::udp::{self, Udp};
 
 /// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module.
 /// Its peers are software HCAs and other RoCEv2 devices on any host. Packets are neither encrypted
@@ -54,6 +55,18 @@ impl RoceOptions {
             prefix: None,
             ..self
         })
+    }
+
+    /// Returns the RDMA MTU of a port with these options, in bytes.
+    ///
+    /// # Errors
+    /// No interface of this host has the address; the errors of getifaddrs(3) and netdevice(7).
+    pub fn rdma_mtu(&self) -> io::Result<u16> {
+        let of_interface = || {
+            let udp = Udp::bind(SocketAddr::new(self.address, 0))?;
+            Ok(udp::rdma_mtu(udp.interface_mtu()?, &self.address))
+        };
+        self.mtu.map_or_else(of_interface, Ok)
     }
 
     /// Returns whether peers of the same fabric get packets, too: faults of packets and captures

@@ -12,7 +12,7 @@ use super::interface::gid_of;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
-use super::udp::{self, BATCH, Packets, Udp};
+use super::udp::{BATCH, Packets, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
@@ -124,15 +124,16 @@ impl WirePort {
                 source,
             }
         };
+        let options = options.clone().on_this_host().map_err(failed(0))?;
+        let mtu = options.rdma_mtu().map_err(failed(0))?;
         let RoceOptions {
             address,
             port,
             peers,
-            mtu,
             network,
             pcap,
             ..
-        } = options.clone().on_this_host().map_err(failed(0))?;
+        } = options;
         let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
         let port = vf.map(port_of_vf).or(port);
         let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
@@ -140,10 +141,6 @@ impl WirePort {
             (_, bound) => bound?,
         };
         let own = udp.local().map_err(failed(0))?;
-        let mtu = match mtu {
-            Some(mtu) => mtu,
-            None => udp::rdma_mtu(udp.interface_mtu().map_err(failed(own.port()))?, &address),
-        };
         let pcap = pcap.map(|mut file| {
             if vf.is_some() {
                 file.as_mut_os_string().push(format!(".{own}"));

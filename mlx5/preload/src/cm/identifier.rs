@@ -13,7 +13,7 @@ use crate::abi::cm::{ConnParam, PathRec, QpAttr, QueryRouteResp, UdParam};
 use crate::abi::verbs::{AhAttr, GlobalRoute};
 use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
-use crate::cm::message::{Message, private_bytes};
+use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
 use crate::cm::service::{self, IN_USE, Port};
 use crate::objects::transitions::{State as QpState, attribute};
 use crate::options::config::{Link, guid};
@@ -44,10 +44,6 @@ const ACK_TIMEOUT: u8 = 18;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Hop limit of RoCE.
 const HOPS: u8 = 64;
-/// The path's longest packet, 128 B * 2^N: 4 KiB, or between hosts what fits in the frames of every
-/// Ethernet.
-const LONGEST_PACKET: u8 = 5;
-const LONGEST_PACKET_BETWEEN_HOSTS: u8 = 3;
 
 /// The numbers of ids in use. librdmacm has one table of 2^16 for all files of a process. The child
 /// of a fork keeps its parent's.
@@ -104,6 +100,8 @@ pub(crate) struct Id {
     /// First packet number that it expects, and the one that its peer expects.
     psn: u32,
     peer_psn: u32,
+    /// Longest packet of its peer, 128 B * 2^N.
+    peer_mtu: u32,
     /// Parameters of its own and of its peer.
     own: ConnParam,
     peer: ConnParam,
@@ -151,6 +149,7 @@ impl Id {
             peer_device: None,
             psn: service::random() >> 8,
             peer_psn: 0,
+            peer_mtu: LONGEST_PACKET,
             own: ConnParam::new_zeroed(),
             peer: ConnParam::new_zeroed(),
             is_active: false,
@@ -251,7 +250,7 @@ impl Id {
 
     /// Keeps the parameters of the peer.
     pub(crate) fn learn(&mut self, message: &Message) {
-        (self.peer, self.peer_psn) = (message.param, message.psn);
+        (self.peer, self.peer_psn, self.peer_mtu) = (message.param, message.psn, message.mtu);
     }
 
     /// Carries out a step, and sends its message to the peer. Returns the event of a request that
@@ -273,7 +272,8 @@ impl Id {
         let is_datagram = self.machine.is_datagram;
         let mut message =
             Message::new(kind, is_datagram, param).inspect_err(|_| self.machine.state = before)?;
-        (message.psn, message.reason) = (self.psn, reason);
+        (message.psn, message.mtu) = (self.psn, self.path_mtu(settings));
+        message.reason = reason;
         if is_datagram && message.param.qkey == 0 {
             message.param.qkey = DATAGRAM_QKEY;
         }
@@ -404,12 +404,14 @@ impl Id {
         path
     }
 
-    fn path_mtu(settings: &Settings) -> u8 {
-        if matches!(settings.link, Link::Ethernet(Some(_))) {
-            LONGEST_PACKET_BETWEEN_HOSTS
-        } else {
-            LONGEST_PACKET
-        }
+    /// Returns the longest packet that both ends send and receive, 128 B * 2^N.
+    fn path_mtu(&self, settings: &Settings) -> u32 {
+        let own = match settings.link {
+            Link::Ethernet(Some(port)) => port.rdma_mtu().ok(),
+            _ => None,
+        };
+        own.map_or(LONGEST_PACKET, |bytes| bytes.ilog2() - 7)
+            .min(self.peer_mtu)
     }
 
     /// Returns the addresses and the path of `QUERY_ROUTE`. An id without a device has the GUID 0.
@@ -437,7 +439,7 @@ impl Id {
             dlid: Self::lid(settings, self.peer_device).to_be_bytes(),
             slid: Self::lid(settings, self.device).to_be_bytes(),
             reversible: 1 << 24,
-            mtu: Self::path_mtu(settings).into(),
+            mtu: self.path_mtu(settings),
             pkey: [0xff; 2],
             hop_limit: if settings.link == Link::InfiniBand {
                 0
@@ -510,7 +512,7 @@ impl Id {
                     | DEST_QPN
                     | RQ_PSN
                     | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
-                (at.ah_attr, at.path_mtu) = (self.path(settings), Self::path_mtu(settings).into());
+                (at.ah_attr, at.path_mtu) = (self.path(settings), self.path_mtu(settings));
                 (at.dest_qp_num, at.rq_psn, at.max_dest_rd_atomic) =
                     (self.peer.qp_num, self.psn, responder);
             }

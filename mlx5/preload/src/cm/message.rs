@@ -9,7 +9,10 @@ use crate::cm::machine::Kind;
 use crate::options::errno::Errno;
 
 /// The first number of each message, which a library with other messages does not send.
-const VERSION: u32 = 0x636d_0001;
+const VERSION: u32 = 0x636d_0002;
+
+/// Longest packet that a queue pair sends, 128 B * 2^N: 4 KiB.
+pub(crate) const LONGEST_PACKET: u32 = 5;
 
 /// A message. A peer with another byte order has no way to send one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
@@ -21,6 +24,8 @@ pub(crate) struct Message {
     pub(crate) reason: i32,
     /// First packet number that the sender expects.
     pub(crate) psn: u32,
+    /// Longest packet of the sender, 128 B * 2^N.
+    pub(crate) mtu: u32,
     /// The addresses of a request.
     pub(crate) source: SockAddr,
     pub(crate) destination: SockAddr,
@@ -53,6 +58,7 @@ impl Message {
         let mut message = Self {
             version: VERSION,
             kind: kind as u32,
+            mtu: LONGEST_PACKET,
             param: *param,
             ..Self::new_zeroed()
         };
@@ -81,6 +87,7 @@ impl Message {
             ..
         } = message.param;
         let is_legal = message.psn < 1 << 24
+            && (1..=LONGEST_PACKET).contains(&message.mtu)
             && qp_num < 1 << 24
             && retry_count < 8
             && rnr_retry_count < 8
@@ -141,6 +148,8 @@ mod tests {
         assert!(changed(&|message| message.version += 1));
         assert!(changed(&|message| message.kind = 99));
         assert!(changed(&|message| message.psn = 1 << 24));
+        assert!(changed(&|message| message.mtu = 0));
+        assert!(changed(&|message| message.mtu = 6));
         assert!(changed(&|message| message.param.qp_num = u32::MAX));
         assert!(changed(&|message| message.param.retry_count = 8));
         assert!(changed(&|message| message.param.rnr_retry_count = 8));

@@ -46,7 +46,7 @@ const EVENTS: u64 = u64::MAX;
 const TIMER: u64 = EVENTS - 1;
 /// Time for the answer of a peer: 16 times 4.096 us * 2^20, the kernel's.
 const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
-/// Time between two looks for a service that does not listen yet.
+/// Time between two attempts to reach a service that does not listen yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The shortest time of a timer.
 const AT_ONCE: Duration = Duration::from_nanos(1);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::abi::cm::SockAddr;
+use crate::abi::cm::{QpAttr, SockAddr};
 use crate::options::config::{DEVICE, DEVICES, FABRIC, LINK, TREE};
 
 /// Port space TCP.
@@ -17,26 +17,32 @@ struct Fabric {
     settings: &'static Settings,
 }
 
+/// Returns the settings of a program of a fabric.
+fn settings(dir: &std::path::Path, link: &str) -> &'static Settings {
+    let variables = [
+        (DEVICE, "1:2"),
+        (DEVICES, "1"),
+        (TREE, "/t"),
+        (LINK, link),
+        (FABRIC, dir.to_str().unwrap()),
+    ];
+    let variable = |name: &str| {
+        variables
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value.into())
+    };
+    Box::leak(Box::new(Settings::new(variable).unwrap()))
+}
+
 impl Fabric {
     fn new(test: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("mlx5-cm-{test}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        let fabric = dir.to_str().unwrap();
-        let variables = [
-            (DEVICE, "1:2"),
-            (DEVICES, "1"),
-            (TREE, "/t"),
-            (LINK, "ib"),
-            (FABRIC, fabric),
-        ];
-        let variable = |name: &str| {
-            variables
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map(|(_, value)| value.into())
-        };
-        let settings = Box::leak(Box::new(Settings::new(variable).unwrap()));
-        Self { dir, settings }
+        Self {
+            settings: settings(&dir, "ib"),
+            dir,
+        }
     }
 
     fn open(&self, answer_time: Duration) -> Session {
@@ -144,6 +150,18 @@ impl Session {
             },
         )
         .unwrap();
+    }
+
+    /// Returns the path MTU of the queue pair that receives.
+    fn path_mtu(&self, id: u32) -> u32 {
+        let mut attributes = QpAttr::new_zeroed();
+        let request = InitQpAttr {
+            response: &raw mut attributes as u64,
+            id,
+            qp_state: 2,
+        };
+        self.command(number::INIT_QP_ATTR, &request).unwrap();
+        attributes.path_mtu
     }
 
     /// Returns the number and the status of the next event, if there is one.
@@ -264,6 +282,24 @@ fn a_connect_that_waits_for_its_service_keeps_no_thread_from_opening_it() {
         client.listen(1);
         assert_eq!(client.wait(), (Event::ConnectRequest as u32, 0));
     });
+}
+
+#[test]
+fn both_ends_send_packets_of_the_lesser_of_their_mtus() {
+    let fabric = Fabric::new("mtu");
+    for (server_mtu, client_mtu, agreed) in [(4096, 512, 2), (2048, 4096, 4)] {
+        let [server, client] = [server_mtu, client_mtu].map(|mtu| {
+            let link = format!("roce=127.0.0.1,packets=all,mtu={mtu}");
+            Session::open(settings(&fabric.dir, &link)).unwrap().0
+        });
+        server.listen(1);
+        let id = client.connect(1);
+        let served = server.next().unwrap().id;
+        assert_eq!(server.path_mtu(served), agreed);
+        server.accept(served);
+        assert_eq!(client.event(), Some((Event::ConnectResponse as u32, 0)));
+        assert_eq!(client.path_mtu(id), agreed);
+    }
 }
 
 /// In a process of its own, whose descriptors are all taken.
