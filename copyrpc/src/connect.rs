@@ -59,9 +59,7 @@ pub enum ConnectError {
     #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
     Address,
     /// One end is software, the other hardware.
-    #[error(
-        "this end is {local:?}, the peer {remote:?}: both must use the same kind of device (that of soft:roce=ADDRESS is a NIC's, that of soft is not)"
-    )]
+    #[error("{}", mlx5::ConnectError::DifferentKinds { local: *local, remote: *remote })]
     Device {
         /// Kind of this end.
         local: DeviceKind,

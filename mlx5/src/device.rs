@@ -54,10 +54,18 @@ impl From<&DeviceSpec> for DeviceSpec {
     }
 }
 
-/// Parses the options in the name of a software HCA with a port for packets. `None` for other
-/// names.
+/// Parses the options in the name of a software HCA with a port for packets. `None` for names
+/// without options.
 fn roce_options(name: &str) -> Option<Result<RoceOptions, String>> {
-    name.strip_prefix("soft:roce=").map(str::parse)
+    let options = name.strip_prefix("soft:")?;
+    Some(options.strip_prefix("roce=").map_or_else(
+        || {
+            Err(format!(
+                "{name:?} has no address: use soft alone, or the address first and options behind it, such as soft:roce=127.0.0.1,loss=10"
+            ))
+        },
+        str::parse,
+    ))
 }
 
 /// Converts a name: `soft` and `null` with their defaults; `soft:roce=ADDRESS,..` with
@@ -70,11 +78,24 @@ impl From<&str> for DeviceSpec {
             "null" => return Self::Null(NullOptions::default()),
             _ => {}
         }
-        if let Some(Ok(roce)) = roce_options(name) {
-            return Self::Soft(SoftOptions {
-                roce: Some(roce),
-                ..SoftOptions::default()
-            });
+        let verbs = |name: &str, port, relay| {
+            Self::Verbs(VerbsOptions {
+                device: Some(name.to_owned()),
+                port,
+                relay,
+                ..VerbsOptions::default()
+            })
+        };
+        match roce_options(name) {
+            Some(Ok(roce)) => {
+                return Self::Soft(SoftOptions {
+                    roce: Some(roce),
+                    ..SoftOptions::default()
+                });
+            }
+            // `Device::open` says what is wrong.
+            Some(Err(_)) => return verbs(name, None, false),
+            None => {}
         }
         let (relay, name) = match name.split_once(':') {
             Some(("relay", name)) => (true, name),
@@ -85,12 +106,7 @@ impl From<&str> for DeviceSpec {
             .rsplit_once(':')
             .and_then(|(device, port)| Some((device, Some(port.parse().ok()?))));
         let (device, port) = with_port.unwrap_or((name, None));
-        Self::Verbs(VerbsOptions {
-            device: Some(device.to_owned()),
-            port,
-            relay,
-            ..VerbsOptions::default()
-        })
+        verbs(device, port, relay)
     }
 }
 

@@ -85,7 +85,9 @@ pub enum ConnectError {
         legal: &'static str,
     },
     /// The peer's device is of another kind.
-    #[error("a {local:?} device cannot connect to a {remote:?} one")]
+    #[error(
+        "this end is {local:?}, the peer {remote:?}: open both as soft on one host, or each as a NIC or as soft:roce=ADDRESS"
+    )]
     DifferentKinds {
         /// Kind of this end's device.
         local: DeviceKind,

@@ -268,7 +268,7 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     let mut other_device = endpoint().local_info();
     other_device.address.kind = other(other_device.address.kind);
     let error = endpoint().connect(&other_device).unwrap_err();
-    let remedy = "both must use the same kind of device (that of soft:roce=ADDRESS is a NIC's, that of soft is not)";
+    let remedy = "open both as soft on one host, or each as a NIC or as soft:roce=ADDRESS";
     assert!(error.to_string().ends_with(remedy), "{error}");
     // There is room for two endpoints, and both are free.
     let (a, _b) = connect(endpoint(), endpoint());

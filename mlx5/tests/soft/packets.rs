@@ -505,11 +505,18 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
         Device::open(DeviceSpec::Soft(model)),
         Err(OpenError::Soft(HcaOpenError::WireInModel))
     ));
-    let refused = Device::open("soft:roce=eth0")
-        .map(drop)
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("10.1.0.0/16"), "{refused}");
+    for (name, remedy) in [
+        ("soft:roce=eth0", "10.1.0.0/16"),
+        ("soft:roce=fe80:::1", "\"fe80:::1\" is no IP address"),
+        (
+            "soft:loss=10",
+            "\"soft:loss=10\" has no address: use soft alone",
+        ),
+        ("soft:1", "soft:roce=127.0.0.1,loss=10"),
+    ] {
+        let refused = Device::open(name).map(drop).unwrap_err().to_string();
+        assert!(refused.contains(remedy), "{refused}");
+    }
     // A RoCE device that is no software HCA: it sends to port 4791.
     let nic = QpAddress {
         port: 0,

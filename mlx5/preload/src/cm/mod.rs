@@ -424,8 +424,9 @@ impl Session {
                     ids.get(handle)?
                         .resolve(self.settings, address::parse(&src_addr), to)?;
                 if !is_found {
+                    // The event's status, ENODEV, tells the user of the program nothing.
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
-                    log::refused(
+                    log::error(
                         self.settings,
                         format_args!("rdma_cm resolve_ip {}: {why}", to.ip()),
                     );
