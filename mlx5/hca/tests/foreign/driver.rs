@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_hca::wire::*;
 use mlx5_hca::{
-    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, Port, PortAddress,
-    QpMemory, Receives, RqMemory, SoftOptions, SqMemory,
+    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, PacketPath, Port,
+    PortAddress, QpMemory, Receives, RoceOptions, RqMemory, SoftOptions, SqMemory,
 };
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
@@ -98,6 +99,19 @@ impl Pages {
         unsafe { self.at::<[u8; N]>(offset).read() }
     }
 
+    /// Takes the pages from this process, as if it had unmapped them; but no other mapping gets
+    /// their place.
+    pub(crate) fn forbid(&self) {
+        self.protect(libc::PROT_NONE);
+    }
+
+    fn protect(&self, access: libc::c_int) {
+        // SAFETY: pages of this memory, to which no references exist.
+        let result =
+            unsafe { libc::mprotect(self.base.as_ptr().cast(), self.layout.size(), access) };
+        assert_eq!(result, 0);
+    }
+
     fn word(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: inside, aligned; the HCA accesses it through the same type.
         unsafe { self.at::<AtomicU32>(offset).as_ref() }
@@ -106,6 +120,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        self.protect(libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: allocated in `new`.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
@@ -118,6 +133,7 @@ pub(crate) struct World {
     clock: Clock,
     options: ConnectOptions,
     port: Port,
+    roce: Option<RoceOptions>,
     pub(crate) now_ns: Arc<AtomicU64>,
 }
 
@@ -135,6 +151,7 @@ impl Default for World {
             clock: Clock::Manual(Arc::clone(&now_ns)),
             options,
             port: INFINIBAND,
+            roce: None,
             now_ns,
         }
     }
@@ -157,6 +174,7 @@ impl World {
             clock: Clock::System,
             options,
             port: INFINIBAND,
+            roce: None,
             now_ns: Arc::default(),
         }
     }
@@ -178,6 +196,18 @@ impl World {
         Self::default().at(ROCE)
     }
 
+    /// Makes a world whose connections are made of packets.
+    pub(crate) fn by_packets() -> Self {
+        let roce = RoceOptions {
+            is_for_all: true,
+            ..RoceOptions::new(Ipv4Addr::LOCALHOST.into())
+        };
+        Self {
+            roce: Some(roce),
+            ..Self::roce()
+        }
+    }
+
     /// Makes another port's view of the same world.
     pub(crate) fn at(&self, port: Port) -> Self {
         Self {
@@ -194,6 +224,7 @@ impl World {
         let options = SoftOptions {
             fabric: self.fabric.clone(),
             port: Some(self.port),
+            roce: self.roce.clone(),
             arena_bytes: 4096,
             clock: self.clock.clone(),
             ..SoftOptions::default()
@@ -343,9 +374,28 @@ impl End {
     /// Makes a connected pair.
     pub(crate) fn pair(world: &World, is_shared: bool, access: Access) -> [Self; 2] {
         let ends = [(); 2].map(|()| Self::new(world, Service::Connected, is_shared, access));
-        ends[0].connect(ends[1].qpn);
-        ends[1].connect(ends[0].qpn);
+        for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
+            match peer.hca.wire_address() {
+                Some((to, mtu)) => own.connect_by_packets(peer, to, mtu),
+                None => own.connect(peer.qpn),
+            }
+        }
         ends
+    }
+
+    fn connect_by_packets(&self, peer: &Self, to: SocketAddr, mtu: u16) {
+        self.hca.initialize(self.qpn);
+        let path = PacketPath {
+            to,
+            qpn: peer.qpn,
+            psn: peer.hca.first_psn(peer.qpn),
+            mtu,
+            is_polled: false,
+        };
+        self.hca
+            .connect_by_packets(self.qpn, &path, &self.options, ALL)
+            .unwrap();
+        self.hca.start_sending(self.qpn, &self.options);
     }
 
     pub(crate) fn connect(&self, qpn: u32) {

@@ -253,6 +253,37 @@ fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
 }
 
+#[test]
+fn registered_memory_that_its_program_has_unmapped_is_an_error_by_packets() {
+    use Syndrome::{LocalProtection, RemoteAccess, RemoteOperation};
+    let world = World::by_packets();
+    for (opcode, is_own, status) in [
+        (Opcode::Send, true, LocalProtection),
+        (Opcode::Send, false, RemoteOperation),
+        (Opcode::RdmaWrite, true, LocalProtection),
+        (Opcode::RdmaWrite, false, RemoteAccess),
+        (Opcode::RdmaRead, true, LocalProtection),
+        (Opcode::AtomicFetchAdd, true, LocalProtection),
+        (Opcode::AtomicFetchAdd, false, RemoteAccess),
+    ] {
+        let [mut a, mut b] = End::pair(&world, false, ALL);
+        b.receive_at(&[64], 32);
+        let segments = match opcode {
+            Opcode::Send => vec![a.sge(0, 8)],
+            Opcode::AtomicFetchAdd => add_one(&a, &b).to_vec(),
+            _ => vec![b.remote(0), a.sge(0, 8)],
+        };
+        if is_own { &a } else { &b }.data.forbid();
+        a.post_now(opcode, 0, &segments);
+        let mut done = vec![];
+        for _ in 0..1_000 {
+            done.extend(a.exchange(&mut b).0);
+            world.now_ns.fetch_add(1_000, Ordering::Relaxed);
+        }
+        assert_eq!(done, [refused(0, status)], "{opcode:?}, own: {is_own}");
+    }
+}
+
 /// One operation of each kind that needs a right from the peer's queue pair, and the right. The
 /// operation of no bytes touches no memory.
 fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
