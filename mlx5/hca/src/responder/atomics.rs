@@ -129,7 +129,8 @@ pub(crate) fn word<'a>(
         // SAFETY: both have 8 bytes.
         unsafe { span.read(0, probe.as_mut_ptr(), probe.len())? };
     }
-    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that is mapped.
+    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that was mapped at
+    // the probe. A program that unmaps it between the two, or has made it read-only, gets SIGSEGV.
     // Only this thread invalidates keys.
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }

@@ -55,7 +55,7 @@ fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
     assert_eq!(found, [(2, 1), (3, 2), (4, 3)]);
 }
 
-/// Whatever the kernel has no room for must not wait for the peer's repeat.
+/// Packets for which the kernel has no room are sent without waiting for the peer's repeat.
 #[test]
 fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
     let hca = open_vf(
