@@ -20,6 +20,7 @@ use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
+use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::values::HEAD_BYTES;
@@ -37,7 +38,6 @@ use launch::launcher::{EXIT_FOLLOWS, Launch};
 use launch::role::Foreign;
 use launch::role::{Role, foreign_launcher, role};
 use serde::Serialize;
-use shm::dir::Dir;
 
 /// Exit status for a job that failed, and for a result that could not be written.
 const EXIT_FAILED: u8 = 1;

@@ -7,6 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::sleep::POLL_SLICE;
+use copyrpc_shm::wait::WaitStrategy;
 use engine::backend::BackendError;
 use engine::backend::plan::Site;
 use engine::carrier::name_of;
@@ -19,9 +22,6 @@ use harness::range::{RangeError, range};
 use harness::report;
 use launch::hosts::Hosts;
 use mlx5::{DeviceSpec, SoftOptions};
-use shm::dir::Dir;
-use shm::sleep::POLL_SLICE;
-use shm::wait::WaitStrategy;
 
 use crate::cli::{JobArgs, RingChoice};
 use crate::launcher::Launcher;

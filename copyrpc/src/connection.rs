@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use batches::{ACTIVITY, Batches, INLINE_MAX, LAST, Posts, RAW, READ, WINDOWED_WRITE};
 use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Sge, Signal};
-use rendezvous::Peer;
+use mlx5_rendezvous::Peer;
 
 pub(crate) use batches::Remote;
 

@@ -221,7 +221,7 @@ impl<U> CallError<U> {
     }
 
     /// Returns `false`: the call was not made. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         false
@@ -268,14 +268,14 @@ pub enum CallFailure {
 
 impl CallFailure {
     /// Returns whether the same call can succeed on a new connection: no handler got the request,
-    /// and none will. See [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// and none will. See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Closed(CloseReason::ClosedByPeer))
     }
 
     /// Returns whether a handler may have got the request, or may still get it. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         !self.is_retryable()

@@ -65,7 +65,7 @@
 //! - **Waiting.** A poll that finds nothing costs about a hundred instructions, and a core if it is
 //!   repeated forever. [`Context::wait`] sleeps until there is something to poll for, and wakes for
 //!   deadlines and to watch peers; an idle server that waits does not poll at all. A thread that
-//!   polls other things as well sleeps on the context and on them with `shm::sleep::wait`.
+//!   polls other things as well sleeps on the context and on them with `copyrpc_shm::sleep::wait`.
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so
 //!   that their futures are of any thread and executor.
 //! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the

@@ -163,11 +163,6 @@ mod timers;
 mod wire;
 mod worklist;
 
-/// Services with methods, over [`Client`] and [`AsyncClient`].
-pub use calls::methods;
-/// Payloads above the limits of a message, over the same clients.
-pub use calls::parts;
-pub use calls::{Ending, payload, service};
 pub use config::{CreateEndpointError, EndpointConfig};
 pub use connect::{
     ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint,
@@ -178,14 +173,19 @@ pub use context::{
     BuildError, Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE,
     PollError,
 };
+/// Services with methods, over [`Client`] and [`AsyncClient`].
+pub use copyrpc_calls::methods;
+/// Payloads above the limits of a message, over the same clients.
+pub use copyrpc_calls::parts;
+pub use copyrpc_calls::{Ending, payload, service};
 pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use link::Window;
 /// The driver of the devices, with their options and errors.
 pub use mlx5;
+pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
-pub use rendezvous::{Event, Events, Peer, Secret};
 pub use ring::RecvBytes;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError,

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use rendezvous::Peer;
+use mlx5_rendezvous::Peer;
 
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use shm::cache::{copy, prefetch};
+use copyrpc_shm::cache::{copy, prefetch};
 
 use crate::wire::{self, ALIGNMENT};
 

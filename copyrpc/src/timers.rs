@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use calls::Deadlines;
+use copyrpc_calls::Deadlines;
 use mlx5::Device;
 
 /// Maximum number of drains between two readings of the clock.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::{Context, ContextBuilder, EndpointConfig};
-use shm_testing::limits;
+use copyrpc_testing::limits;
 
 const ENDPOINTS: u32 = 10_000;
 const WATCHDOG: Duration = Duration::from_secs(180);

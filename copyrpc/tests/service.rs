@@ -28,11 +28,11 @@ use copyrpc::{
 #[path = "support/local.rs"]
 mod local;
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::limits::{self, Moved, any_port};
+use copyrpc_testing::methods::{self, Sums, numbers};
+use copyrpc_testing::strangers;
 use local::{Net, WATCHDOG};
-use shm_testing::executor::block_on;
-use shm_testing::limits::{self, Moved, any_port};
-use shm_testing::methods::{self, Sums, numbers};
-use shm_testing::strangers;
 
 /// Errors go to other threads, and into boxes.
 const _: () = {

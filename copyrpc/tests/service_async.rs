@@ -28,10 +28,10 @@ use copyrpc::{
 #[path = "support/local.rs"]
 mod local;
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::limits::{self, any_port};
+use copyrpc_testing::methods::{self, Sums, numbers};
 use local::{Net, WATCHDOG};
-use shm_testing::executor::block_on;
-use shm_testing::limits::{self, any_port};
-use shm_testing::methods::{self, Sums, numbers};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 

@@ -27,9 +27,9 @@ use copyrpc::{
     AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, RecvHandle,
     Server, ServerOptions, ServerRequest,
 };
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::limits::{self, any_port};
 use fastrand::Rng;
-use shm_testing::executor::block_on;
-use shm_testing::limits::{self, any_port};
 
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// Longer than any reply that a client takes.

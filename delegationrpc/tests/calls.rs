@@ -8,14 +8,14 @@
     reason = "a test says what failed by panicking"
 )]
 
+use copyrpc_shm::region::{OpenError, Region};
+use copyrpc_testing::executor::Begun;
+use copyrpc_testing::helpers::{PATIENCE, Scratch, wait_for};
 use delegationrpc::ipc::{ParameterError, ReplyError};
 use delegationrpc::{
     AsyncClient, CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd,
     ring_depth_for,
 };
-use shm::region::{OpenError, Region};
-use shm_testing::executor::Begun;
-use shm_testing::helpers::{PATIENCE, Scratch, wait_for};
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
@@ -54,7 +54,9 @@ fn bad_parameters_and_mismatches_are_named() {
     let _server = S::bind_with(&dir, "s", 8, 1, 8, 1).unwrap();
     assert!(matches!(
         create(1, 8, 8),
-        Err(CreateError::Region(shm::region::CreateError::Exists { .. }))
+        Err(CreateError::Region(
+            copyrpc_shm::region::CreateError::Exists { .. }
+        ))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 2),

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::ptr::NonNull;
 
 use bench::counted::{self, Operation};
-use calls::{Calls, Tag, Tagged};
+use copyrpc_calls::{Calls, Tag, Tagged};
+use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 use flux::{CallFailed, Config, Node, Token, network};
-use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 
 type Payload = [u64; 4];
 

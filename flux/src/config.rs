@@ -4,7 +4,7 @@
 pub const NODES_MAX: usize = 256;
 
 /// Maximum number of calls in flight: those of a node to all others must have tags.
-const IN_FLIGHT_MAX: usize = calls::CALLS_MAX / NODES_MAX;
+const IN_FLIGHT_MAX: usize = copyrpc_calls::CALLS_MAX / NODES_MAX;
 
 /// Maximum number of slots of a lane, enough for the maximum of calls in flight.
 const CAPACITY_MAX: usize = 4 * IN_FLIGHT_MAX;

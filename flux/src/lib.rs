@@ -60,14 +60,14 @@ mod mesh;
 mod node;
 mod token;
 
-pub use calls::{CallFailed, SessionEnd};
 pub use config::{Config, ConfigError, NODES_MAX};
+pub use copyrpc_calls::{CallFailed, SessionEnd};
+pub use copyrpc_shm::sleep;
+pub use copyrpc_shm::wait::WaitStrategy;
 pub use error::{CallError, ForeignToken};
 #[doc(hidden)]
 pub use node::network_by;
 pub use node::{Node, network};
-pub use shm::sleep;
-pub use shm::wait::WaitStrategy;
 pub use token::{CallToken, Token};
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.

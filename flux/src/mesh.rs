@@ -5,20 +5,20 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use calls::{Tag, Tagged};
+use copyrpc_calls::{Tag, Tagged};
+use copyrpc_shm::dropped::{Dropped, Numbered};
+use copyrpc_shm::lane::Slot;
+use copyrpc_shm::ready::{ARMED, ReadyWords};
+use copyrpc_shm::sleep::Sleep;
+use copyrpc_shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 use crossbeam_utils::CachePadded;
-use shm::dropped::{Dropped, Numbered};
-use shm::lane::Slot;
-use shm::ready::{ARMED, ReadyWords};
-use shm::sleep::Sleep;
-use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 
 /// Note of a message: the answer to a call.
-pub(crate) const REPLY: u8 = calls::ANSWERED;
+pub(crate) const REPLY: u8 = copyrpc_calls::ANSWERED;
 /// Note of a message: a call. The only note with this bit, by which the receiver recognises calls.
 pub(crate) const CALL: u8 = Tag::LAST_BIT;
 /// Note of a message: there will be no answer to a call. It has no payload.
-pub(crate) const REJECTION: u8 = calls::DROPPED;
+pub(crate) const REJECTION: u8 = copyrpc_calls::DROPPED;
 
 /// A message. Its payload is there unless its note is [`REJECTION`].
 pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;

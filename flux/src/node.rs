@@ -25,13 +25,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use calls::{CallFailed, Calls, SessionEnd, Tag};
-use shm::clock::Clock;
-use shm::dropped::Dropped;
-use shm::lane::{Ahead, LaneRx, LaneTx};
-use shm::ready::{self, HotSet, ReadyWords};
-use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
-use shm::sync::{AtomicU32, FIRST, LightBarrier};
+use copyrpc_calls::{CallFailed, Calls, SessionEnd, Tag};
+use copyrpc_shm::clock::Clock;
+use copyrpc_shm::dropped::Dropped;
+use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
+use copyrpc_shm::ready::{self, HotSet, ReadyWords};
+use copyrpc_shm::sleep::{self, Sleep, Sleeper, Watch, Word};
+use copyrpc_shm::sync::{AtomicU32, FIRST, LightBarrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
@@ -775,7 +775,7 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
 #[cfg(test)]
 mod model {
     use super::*;
-    use shm::sync::yield_now;
+    use copyrpc_shm::sync::yield_now;
 
     const CALLS: u64 = 3;
 

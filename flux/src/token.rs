@@ -1,6 +1,6 @@
 //! The name of a call, and the token of a received call.
 
-use calls::Tag;
+use copyrpc_calls::Tag;
 
 use crate::mesh::{self, Received};
 

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use copyrpc_testing::one_thread::{Run, Turn, World};
 use flux::{CallError, CallFailed, CallToken, Config, Node, Token, network_by};
-use shm_testing::one_thread::{Run, Turn, World};
 
 const NODES: usize = 64;
 const CALLS: u64 = 60;
@@ -186,5 +186,5 @@ fn run(seed: u64) -> Run {
 
 #[test]
 fn nodes_run_in_one_thread_by_a_seed_and_without_files() {
-    shm_testing::one_thread::check(run);
+    copyrpc_testing::one_thread::check(run);
 }

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::helpers::{PATIENCE, limited, scale};
 use flux::{CallError, CallFailed, CallToken, Config, Node, SessionEnd, Token, network};
-use shm_testing::helpers::{PATIENCE, limited, scale};
 
 const NODES: usize = 5;
 const IN_FLIGHT: usize = 8;

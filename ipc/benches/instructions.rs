@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bench::counted::{self, Operation};
-use calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
+use copyrpc_calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};

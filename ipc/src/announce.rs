@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use shm::ready::{ReadyWords, Wakes};
-use shm::sync::AtomicU32;
+use copyrpc_shm::ready::{ReadyWords, Wakes};
+use copyrpc_shm::sync::AtomicU32;
 
 use crate::error::ParameterError;
 use crate::limits::LINE;

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
-use calls::oneshot::lock;
-use calls::{AskError, CallError, CallFailed, Tag as CallToken, methods};
-use shm::dir::Dir;
-use shm::plain::Plain;
-use shm::sleep::{self, Alarm, Sleeper};
+use copyrpc_calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
+use copyrpc_calls::oneshot::lock;
+use copyrpc_calls::{AskError, CallError, CallFailed, Tag as CallToken, methods};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::plain::Plain;
+use copyrpc_shm::sleep::{self, Alarm, Sleeper};
 
 use crate::announce::Announce;
 use crate::blocking;

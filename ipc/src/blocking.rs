@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use calls::{AskError, Patience};
-use shm::sleep::SLICE;
+use copyrpc_calls::{AskError, Patience};
+use copyrpc_shm::sleep::SLICE;
 
 use crate::error::ConnectError;
 use crate::token::StopHandle;

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{
+use copyrpc_calls::{
     ANSWERED, AskError, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken,
     Tagged,
 };
-use shm::dir::Dir;
-use shm::lane::{Ahead, LaneRx, LaneTx};
-use shm::plain::{Plain, TypeShape};
-use shm::ready::ReadyWords;
-use shm::region::Region;
-use shm::sleep::{self, SLICE, Sleeper, Watch, Word};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
+use copyrpc_shm::plain::{Plain, TypeShape};
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::region::Region;
+use copyrpc_shm::sleep::{self, SLICE, Sleeper, Watch, Word};
 
 use crate::announce::Announce;
 use crate::blocking;
@@ -277,7 +277,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of
     /// the session; at most for `timeout` (`None`: without a limit). Returns whether there is
     /// something. Does not spin. The death of a server is noticed within
-    /// [`SLICE`](shm::sleep::SLICE) after the kernel notices it.
+    /// [`SLICE`](copyrpc_shm::sleep::SLICE) after the kernel notices it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -492,7 +492,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
 }
 
 /// The condition of [`Client::wait`], so that a thread can sleep on several things: see
-/// [`shm::sleep::wait`].
+/// [`copyrpc_shm::sleep::wait`].
 impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.member.holding.sleep().word());

@@ -17,10 +17,10 @@
 
 use std::ptr::NonNull;
 
-use shm::lock::{ByteLock, LockError, LockFile};
-use shm::ready::ARMED;
-use shm::sleep::Sleep;
-use shm::sync::{AtomicU32, AtomicU64, FIRST, LightBarrier, Ordering};
+use copyrpc_shm::lock::{ByteLock, LockError, LockFile};
+use copyrpc_shm::ready::ARMED;
+use copyrpc_shm::sleep::Sleep;
+use copyrpc_shm::sync::{AtomicU32, AtomicU64, FIRST, LightBarrier, Ordering};
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
@@ -331,7 +331,7 @@ impl Entries {
         }
     }
 
-    /// Returns the [`armed`](shm::ready) flag of the client's lane.
+    /// Returns the [`armed`](copyrpc_shm::ready) flag of the client's lane.
     #[inline(always)]
     pub(crate) fn armed(&self, entry: usize) -> Option<&AtomicU32> {
         self.entry(entry).map(|entry| &entry.armed)
@@ -399,7 +399,7 @@ impl Entries {
 
 /// The server's search for clients that are gone. It finds a client that left in the next pass, and
 /// a client that died within a millisecond for every [`LOOKS_PER_ROUND`] entries; a server that
-/// sleeps takes a [`SLICE`](shm::sleep::SLICE) more.
+/// sleeps takes a [`SLICE`](copyrpc_shm::sleep::SLICE) more.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     entries: Entries,

@@ -2,10 +2,10 @@
 
 use std::io;
 
-use calls::{AskError, Misfit, SessionEnd};
-use shm::dir::DirError;
-use shm::plain::TypeShape;
-use shm::region;
+use copyrpc_calls::{AskError, Misfit, SessionEnd};
+use copyrpc_shm::dir::DirError;
+use copyrpc_shm::plain::TypeShape;
+use copyrpc_shm::region;
 
 use crate::entries::JoinError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};

@@ -17,9 +17,9 @@
 
 use std::mem::offset_of;
 
-use calls::Tagged;
-use shm::lane::Slot;
-use shm::plain::{Plain, TypeShape};
+use copyrpc_calls::Tagged;
+use copyrpc_shm::lane::Slot;
+use copyrpc_shm::plain::{Plain, TypeShape};
 
 use crate::announce::Announce;
 use crate::entries::Entries;
@@ -165,7 +165,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shm::ready::ReadyWords;
+    use copyrpc_shm::ready::ReadyWords;
 
     fn layout<Req: Plain, Resp: Plain>(
         clients: usize,

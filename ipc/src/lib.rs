@@ -146,22 +146,22 @@ mod views;
 
 pub use announce::Announce;
 pub use async_client::{AsyncCall, AsyncClient, Session};
-/// Services with methods, over a [`bytes::Client`].
-pub use calls::methods;
-/// Payloads above the limits of a message, over a [`bytes::Client`].
-pub use calls::parts;
-pub use calls::{AskError, CallError, CallFailed, Misfit, SessionEnd, Tag as CallToken};
-pub use calls::{Ending, payload, service};
 pub use client::Client;
+/// Services with methods, over a [`bytes::Client`].
+pub use copyrpc_calls::methods;
+/// Payloads above the limits of a message, over a [`bytes::Client`].
+pub use copyrpc_calls::parts;
+pub use copyrpc_calls::{AskError, CallError, CallFailed, Misfit, SessionEnd, Tag as CallToken};
+pub use copyrpc_calls::{Ending, payload, service};
+pub use copyrpc_shm::dir::Dir;
+pub use copyrpc_shm::plain::Plain;
+pub use copyrpc_shm::ready::ReadyWords;
+pub use copyrpc_shm::sleep;
+pub use copyrpc_shm::wait::WaitStrategy;
 pub use entries::JoinError;
 pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
-pub use shm::dir::Dir;
-pub use shm::plain::Plain;
-pub use shm::ready::ReadyWords;
-pub use shm::sleep;
-pub use shm::wait::WaitStrategy;
 pub use token::{StopHandle, Token};
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.

@@ -1,7 +1,7 @@
 //! The client's side of a session: its entry, and the state of the server.
 
-use calls::SessionEnd;
-use shm::region::{OwnerWatch, Region};
+use copyrpc_calls::SessionEnd;
+use copyrpc_shm::region::{OwnerWatch, Region};
 
 use crate::entries::{Entries, Holding, JoinError, Session};
 

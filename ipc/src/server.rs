@@ -4,13 +4,13 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use calls::{ANSWERED, DROPPED, REFUSED};
-use shm::dir::Dir;
-use shm::plain::{Plain, TypeShape};
-use shm::ready::ReadyWords;
-use shm::region::Region;
-use shm::sleep::{self, Look, Sleeper, Watch};
-use shm::sync::LightBarrier;
+use copyrpc_calls::{ANSWERED, DROPPED, REFUSED};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::plain::{Plain, TypeShape};
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::region::Region;
+use copyrpc_shm::sleep::{self, Look, Sleeper, Watch};
+use copyrpc_shm::sync::LightBarrier;
 
 use crate::announce::Announce;
 use crate::blocking;
@@ -199,7 +199,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or
     /// the server is [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit).
     /// Returns whether there is something. Does not spin. Frees the entries of clients that leave,
-    /// and every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client
+    /// and every [`SLICE`](copyrpc_shm::sleep::SLICE) those of clients that died. A request of a client
     /// that a mask left out counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)

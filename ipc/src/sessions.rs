@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use calls::{ANSWERED, DROPPED, Tag, Tagged};
-use shm::clock::Clock;
-use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
-use shm::lock::LockFile;
-use shm::plain::Plain;
-use shm::ready::{ARMED, HotSet, Lanes, Wakes};
-use shm::sleep::{Watch, Word};
-use shm::sync::{AtomicU32, Ordering};
+use copyrpc_calls::{ANSWERED, DROPPED, Tag, Tagged};
+use copyrpc_shm::clock::Clock;
+use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx, Slot};
+use copyrpc_shm::lock::LockFile;
+use copyrpc_shm::plain::Plain;
+use copyrpc_shm::ready::{ARMED, HotSet, Lanes, Wakes};
+use copyrpc_shm::sleep::{Watch, Word};
+use copyrpc_shm::sync::{AtomicU32, Ordering};
 
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shm::dropped::{Dropped, Numbered};
-use shm::sync::{AtomicBool, Ordering};
+use copyrpc_shm::dropped::{Dropped, Numbered};
+use copyrpc_shm::sync::{AtomicBool, Ordering};
 
 use crate::entries::Entries;
 use crate::sessions::CallId;

@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use shm::plain::{Plain, TypeShape};
-use shm::region::Region;
+use copyrpc_shm::plain::{Plain, TypeShape};
+use copyrpc_shm::region::Region;
 
 use crate::announce::Announce;
 use crate::entries::Entries;

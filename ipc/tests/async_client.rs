@@ -13,13 +13,13 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use copyrpc_testing::executor::{Begun, block_on};
+use copyrpc_testing::helpers::{Scratch, wait_for};
+use copyrpc_testing::limits::watchdog;
+use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server};
 use ipc::parts::Reassembler;
 use ipc::{AskError, CallFailed, ConnectError, Dir, StopHandle, Token};
-use shm_testing::executor::{Begun, block_on};
-use shm_testing::helpers::{Scratch, wait_for};
-use shm_testing::limits::watchdog;
-use shm_testing::methods::{self, Sums, numbers};
 
 const LONG: Duration = Duration::from_secs(60);
 const DEPTH: usize = 4;

@@ -11,12 +11,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use copyrpc_shm::region::{self, OpenError, Region};
+use copyrpc_testing::helpers::Scratch;
 use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
 use ipc::{
     CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token,
 };
-use shm::region::{self, OpenError, Region};
-use shm_testing::helpers::Scratch;
 
 const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 

@@ -10,13 +10,13 @@
 
 use std::time::{Duration, Instant};
 
+use copyrpc_shm::region::{OpenError, Region};
+use copyrpc_shm::sync::{AtomicU32, Ordering};
+use copyrpc_testing::helpers::{PATIENCE, Scratch};
 use ipc::{
     CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server,
     SessionEnd,
 };
-use shm::region::{OpenError, Region};
-use shm::sync::{AtomicU32, Ordering};
-use shm_testing::helpers::{PATIENCE, Scratch};
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
@@ -50,7 +50,9 @@ fn bad_parameters_and_mismatches_are_named() {
     let _server = S::bind_in(&dir, "s", 1, 8, 1).unwrap();
     assert!(matches!(
         S::bind_in(&dir, "s", 1, 8, 1),
-        Err(CreateError::Region(shm::region::CreateError::Exists { .. }))
+        Err(CreateError::Region(
+            copyrpc_shm::region::CreateError::Exists { .. }
+        ))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 2),

@@ -11,10 +11,10 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::parts::Reassembler;
 use ipc::{AskError, AsyncClient, CallFailed, Client, ConnectError, Misfit, Server};
-use shm_testing::executor::block_on;
-use shm_testing::methods::{self, Sums, numbers};
 
 const LONG: Duration = Duration::from_secs(20);
 

@@ -25,8 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         "Cargo.toml",
         "../hca/src",
         "../wire/src",
-        "../../ipc/shm/src",
-        "../../ipc/calls/src",
+        "../../copyrpc/shm/src",
+        "../../copyrpc/calls/src",
     ] {
         let source = manifest.join(source);
         if source.exists() {

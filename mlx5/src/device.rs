@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{Sleeper, Watch};
 use mlx5_hca::{DeviceInfo, Hca, RoceOptions, SoftOptions};
 use mlx5_sim::{Simulated, Simulation};
-use shm::sleep::{Sleeper, Watch};
 
 use crate::completions::cq::Cq;
 use crate::completions::mono_cq::MonoCq;
@@ -143,12 +143,12 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The
+/// Lets a thread sleep on the device and on other sources at once: see [`copyrpc_shm::sleep::wait`]. The
 /// device makes progress first, so check after that whether a CQ holds a completion
 /// ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a poll would take ends
 /// the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread that
 /// wakes it for the device's events, and each sleep arms all CQs of the device. Without that
-/// thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// thread, the sleep ends after [`POLL_SLICE`](copyrpc_shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);

@@ -124,6 +124,8 @@ pub use completions::cqe::{CompletionError, Cqe};
 pub use completions::fast_map::FastMap;
 pub use completions::mono_cq::{Found, MonoCq};
 pub use config::{CqConfig, NullOptions, QpConfig, QpState};
+#[doc(no_inline)]
+pub use copyrpc_shm::memfd::NoHugePages;
 pub use device::{Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
@@ -153,8 +155,6 @@ pub use queues::rq::PostReceiveError;
 pub use queues::sq::{Flags, Signal};
 pub use queues::srq::Srq;
 pub use queues::ud_qp::UdQp;
-#[doc(no_inline)]
-pub use shm::memfd::NoHugePages;
 #[doc(no_inline)]
 pub use wire::{
     ATOMIC_BYTES, Access, AddressVector, AsyncEvent, ConnectOptions, CqeOpcode, GRH_BYTES,

@@ -724,7 +724,7 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
     // Behind libibverbs each takes some hundred commands, so a part of all orders runs, spread
     // evenly over them. `scripts/soak` runs all.
     let step = if time::mode() == time::Mode::Hardware
-        && shm_testing::limits::scale_of("MLX5_TEST_SCALE") == 1
+        && copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE") == 1
     {
         11
     } else {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use copyrpc_testing::limits;
 use mlx5::verbs::VerbsOptions;
 use mlx5::*;
-use shm_testing::limits;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// Timeout that is long enough for a busy machine.

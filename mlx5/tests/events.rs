@@ -18,9 +18,9 @@ mod time;
 
 use std::time::{Duration, Instant};
 
+use copyrpc_shm::sleep::{Look, Sleeper, wait};
 use end::*;
 use mlx5::*;
-use shm::sleep::{Look, Sleeper, wait};
 use time::Net;
 
 /// Watchdog.

@@ -15,9 +15,9 @@ mod time;
 
 use std::time::Duration;
 
+use copyrpc_testing::limits;
 use end::*;
 use mlx5::*;
-use shm_testing::limits;
 use time::Net;
 
 const ROUNDS: u32 = 20;

@@ -21,9 +21,9 @@ mod time;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use copyrpc_testing::tracee::Points;
 use fabric::{new_dir, remove_dir};
 use mlx5::*;
-use shm_testing::tracee::Points;
 use stepped::{End, Kind, RECEIVES, Stepped, WRITE, begin, run_process};
 
 /// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.

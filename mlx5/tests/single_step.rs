@@ -21,8 +21,8 @@ mod time;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::tracee::{Helper, Points, on_one_core};
 use fabric::{new_dir, remove_dir};
-use shm_testing::tracee::{Helper, Points, on_one_core};
 use stepped::{End, Kind, RECEIVES, Stepped, begin, length, run_process};
 
 /// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.

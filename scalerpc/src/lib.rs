@@ -117,12 +117,13 @@ pub mod rdma;
 mod service;
 
 /// Services with methods, over [`Client`] and [`AsyncClient`].
-pub use calls::methods;
+pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
-pub use calls::parts;
-pub use calls::{Ending, payload, service};
+pub use copyrpc_calls::parts;
+pub use copyrpc_calls::{Ending, payload, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
+pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
     CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError,
@@ -130,7 +131,6 @@ pub use protocol::{
     ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
-pub use rendezvous::{Event, Events, Peer, Secret};
 pub use service::{
     AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError,
     ServerOptions, SharedAddress, StopHandle,

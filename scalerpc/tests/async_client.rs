@@ -17,14 +17,14 @@ use std::task::{Context, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::limits::{self, any_port};
 use scalerpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{RdmaOptions, SyncCallError};
 use scalerpc::{
     AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, Server,
     ServerConfig, ServerOptions, StopHandle,
 };
-use shm_testing::executor::block_on;
-use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 

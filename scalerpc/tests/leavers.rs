@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bench::held::{Counting, Held};
+use copyrpc_testing::limits;
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{Handlers, RdmaServer, ServerConfig};
-use shm_testing::limits;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -16,6 +16,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::limits::{self, Moved, any_port};
+use copyrpc_testing::methods::{self, Sums, numbers};
+use copyrpc_testing::strangers;
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
@@ -24,10 +28,6 @@ use scalerpc::{
     Events, Handlers, HeldRequest, RdmaClient, Secret, Server, ServerConfig, ServerError,
     ServerOptions, ServerStats, State, StopHandle,
 };
-use shm_testing::executor::block_on;
-use shm_testing::limits::{self, Moved, any_port};
-use shm_testing::methods::{self, Sums, numbers};
-use shm_testing::strangers;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 

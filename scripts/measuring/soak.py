@@ -88,11 +88,11 @@ PARTS = {
     ]),
     "rxe": ("the suites of scripts/verbs-tests, copyrpc and benchkv on rdma_rxe of Linux, in an emulated machine", ["scripts/rxe all"]),
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
-        test("shm-testing", "--test", "rpcs", *ONE, "single_step", SHM_TEST_SCALE=20, STEP_SHARE="{round}"),
+        test("copyrpc-testing", "--test", "rpcs", *ONE, "single_step", SHM_TEST_SCALE=20, STEP_SHARE="{round}"),
     ]),
     "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, entries used again; flux: nodes dropped at random", [
-        test("shm-testing", "--test", "rpcs", *ONE, "storm", SHM_TEST_SCALE=3),
-        test("shm-testing", "--test", "rpcs", "--", "entries_are_reused", SHM_TEST_SCALE=3),
+        test("copyrpc-testing", "--test", "rpcs", *ONE, "storm", SHM_TEST_SCALE=3),
+        test("copyrpc-testing", "--test", "rpcs", "--", "entries_are_reused", SHM_TEST_SCALE=3),
         test("copyrpc-flux", "--test", "storm", *ONE, SHM_TEST_SCALE=20),
     ]),
     "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [
@@ -106,7 +106,7 @@ PARTS = {
     ]),
     "services": ("10^7 calls of all four RPCs, blocking and as futures, with deadlines and cancels, at servers that hold, refuse, drop, call back, "
                  "and are killed and replaced; credit is back; copyrpc: also suspensions; copyrpc and scalerpc on bad networks", [
-        test("shm-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
+        test("copyrpc-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "services", "--", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
         test("copyrpc", "--test", "service", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
         test("scalerpc", "--test", "service", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),

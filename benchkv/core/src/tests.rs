@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
+use copyrpc_shm::dir::Dir;
 use launch::device::DeviceChoice;
-use shm::dir::Dir;
 
 use crate::backend::plan::Site;
 use crate::job::{Job, Sizes};

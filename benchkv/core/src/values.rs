@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use shm::memfd::{Memfd, MemfdCreateError};
+use copyrpc_shm::memfd::{Memfd, MemfdCreateError};
 
 /// Minimum and maximum bytes of a value.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=65_536;

@@ -11,8 +11,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use copyrpc_shm::memfd::{Memfd, MemfdId};
 use serde::{Deserialize, Serialize};
-use shm::memfd::{Memfd, MemfdId};
 
 use crate::child::OwnChild;
 use crate::role_text::RoleText;

@@ -1,7 +1,7 @@
 //! The text that gives a child process its role.
 
+use copyrpc_shm::memfd::MemfdId;
 use serde::{Deserialize, Serialize};
-use shm::memfd::MemfdId;
 
 /// Maximum size of an echoed message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;

@@ -8,13 +8,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use copyrpc_shm::wait::WaitStrategy;
 use harness::affinity::PinPolicy;
 use harness::range::{RangeError, decimal, range, time, whole};
 use harness::report::JsonSink;
 use harness::units;
 use launch::launcher::Launch;
 use serde::{Deserialize, Serialize};
-use shm::wait::WaitStrategy;
 
 use crate::devices::Devices;
 use crate::output::OutputArgs;

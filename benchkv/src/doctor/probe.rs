@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
+use copyrpc_shm::dir::Dir;
 use harness::affinity::{Usable, usable_cores};
 use harness::environment::Environment;
 use harness::machine::{self, Library};
 use mlx5::DeviceSpec;
 use mlx5::verbs::{self, DeviceEntry, PortEntry, PortState, VerbsOptions};
-use shm::dir::Dir;
 
 use super::{Device, Machine, Port};
 
@@ -29,7 +29,7 @@ pub fn probe(shm_dir: Option<&Path>) -> Machine {
             .map(Usable::on_this_host)
             .map_err(|error| error.to_string()),
         cores_online: environment.cores_online,
-        membarrier: shm::sync::heavy_barrier(),
+        membarrier: copyrpc_shm::sync::heavy_barrier(),
         shm: Dir::open(shm_dir)
             .map_err(|error| error.to_string())
             .and_then(|dir| {

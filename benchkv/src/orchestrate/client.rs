@@ -1,8 +1,8 @@
 //! A client from its first connection to its report.
 
+use copyrpc_shm::sleep::SLICE;
+use copyrpc_shm::wait::Waiter;
 use harness::affinity::pin_current_thread;
-use shm::sleep::SLICE;
-use shm::wait::Waiter;
 
 use super::{Post, Rank, RankError};
 use engine::activity::ActivityLog;

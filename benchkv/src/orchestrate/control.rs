@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{self, Bell, Look, Sleeper};
 use engine::drain::DrainProgress;
 use engine::phase::Phase;
-use shm::sleep::{self, Bell, Look, Sleeper};
 
 use super::RankError;
 
@@ -125,7 +125,7 @@ impl Control {
 mod tests {
     use std::time::Instant;
 
-    use shm::sleep::Due;
+    use copyrpc_shm::sleep::Due;
 
     use super::*;
 

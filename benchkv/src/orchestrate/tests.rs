@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use clap::Parser;
+use copyrpc_shm::sleep::{Due, Watch};
 use harness::affinity::RankCores;
 use harness::clock::Clock;
-use shm::sleep::{Due, Watch};
 
 use super::*;
 use crate::cli::Cli;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
+use copyrpc_shm::sleep::{Sleeper, Watch};
 use engine::activity::Activity;
 use engine::backend::composed::Composed;
 use engine::backend::daemon::KvDaemon;
@@ -19,7 +20,6 @@ use engine::store::{Shard, owner_of};
 use engine::topology::Topology;
 use engine::workload::AccessKind;
 use harness::clock::Clock;
-use shm::sleep::{Sleeper, Watch};
 
 use crate::cli::{Cli, Command};
 use crate::options::Options;

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::rc::Weak;
 
-use rendezvous::{Incoming, Outgoing, Peer};
+use mlx5_rendezvous::{Incoming, Outgoing, Peer};
 
 use super::record::KIND;
 use super::{

@@ -5,8 +5,8 @@
 //! with, and [`ExchangeRecord::check_peer`] every pair of endpoints that cannot connect.
 
 use mlx5::QpAddress;
-use rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
-pub use rendezvous::record::{RecordError, Refusal};
+use mlx5_rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
+pub use mlx5_rendezvous::record::{RecordError, Refusal};
 
 use super::ConnectError;
 use crate::ring::RingSize;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rendezvous::GracePeriod;
+use mlx5_rendezvous::GracePeriod;
 
 use super::Inner;
 use crate::connection::{Connection, Outcome};

@@ -3,7 +3,7 @@
 use std::task::Waker;
 use std::time::Duration;
 
-use shm::sleep::{self, Due, Look, Sleeper, Watch};
+use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
@@ -72,7 +72,7 @@ impl<U> Context<U> {
     }
 }
 
-/// Sleeps on a context and on other things at once: see [`shm::sleep::wait`]. It posts gathered
+/// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. It posts gathered
 /// messages, as [`Context::wait`] does, and the sleep ends like that one. Poll after it in every
 /// case.
 impl<U> Sleeper for Context<U> {

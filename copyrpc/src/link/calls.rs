@@ -13,7 +13,7 @@
 #[path = "explore/calls.rs"]
 mod explore;
 
-use calls::Deadlines;
+use copyrpc_calls::Deadlines;
 
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 

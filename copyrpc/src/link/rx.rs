@@ -10,7 +10,7 @@ mod explore;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-use shm::cache::prefetch;
+use copyrpc_shm::cache::prefetch;
 
 use super::held::HeldRequests;
 use crate::error::ProtocolError;

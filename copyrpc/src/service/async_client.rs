@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
-use calls::methods;
-use calls::oneshot::lock;
+use copyrpc_calls::futures::{self, Calls, Connection, Ended, GoesOn, Refusal};
+use copyrpc_calls::methods;
+use copyrpc_calls::oneshot::lock;
 use mlx5::DeviceInfo;
 
 use super::caller::{Caller, ClientError, ClientOptions, ended, poll};
@@ -337,10 +337,10 @@ mod tests {
     use std::task::Context as TaskContext;
     use std::thread;
 
-    use calls::futures::Worker;
+    use copyrpc_calls::futures::Worker;
+    use copyrpc_testing::executor::block_on;
+    use copyrpc_testing::limits;
     use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-    use shm_testing::executor::block_on;
-    use shm_testing::limits;
 
     use super::*;
     use crate::service::async_server::AsyncServer;

@@ -12,10 +12,10 @@ use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use calls::methods::Header;
-use calls::oneshot::{Sender, lock, oneshot};
+use copyrpc_calls::methods::Header;
+use copyrpc_calls::oneshot::{Sender, lock, oneshot};
 use mlx5::DeviceInfo;
-use rendezvous::Peer;
+use mlx5_rendezvous::Peer;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
@@ -402,7 +402,7 @@ fn serve(
 ) {
     let bound = Server::with_options(&address, options).and_then(|server| {
         let address = server.local_addr().map_err(|source| ServerError::Listen {
-            address: rendezvous::name_of(&address),
+            address: mlx5_rendezvous::name_of(&address),
             source,
         })?;
         Ok((server, address))

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceSpec;
-use rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
+use mlx5_rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::default_device;
@@ -183,7 +183,7 @@ impl ClientError {
     }
 }
 
-calls::ending!(ClientError);
+copyrpc_calls::ending!(ClientError);
 
 /// The device and the connection.
 pub(super) struct Caller {
@@ -219,7 +219,7 @@ impl Caller {
         options: &ClientOptions,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, ClientError> {
-        let name = rendezvous::name_of(&address);
+        let name = mlx5_rendezvous::name_of(&address);
         let addresses = Addresses::of(address).map_err(|source| ClientError::Unreachable {
             address: name.clone(),
             source,
@@ -470,7 +470,7 @@ fn reach(
             meeting.into_lifeline().map_err(ConnectError::Channel)?,
         ))
     };
-    rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
+    mlx5_rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 
 /// Returns whether another attempt may succeed: the server left while this client waited for its
@@ -479,7 +479,9 @@ fn reach(
 fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(error) if error.is_for_lack_of_room() => true,
-        ClientError::Connect(ConnectError::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(ConnectError::Channel(error)) => {
+            mlx5_rendezvous::stream_has_ended(error)
+        }
         ClientError::Connect(ConnectError::Qp(error @ mlx5::ConnectError::Soft(_))) => {
             error.may_pass()
         }

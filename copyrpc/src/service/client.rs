@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-use calls::{Patience, methods};
+use copyrpc_calls::{Patience, methods};
 use mlx5::DeviceInfo;
 
 use super::caller::{Caller, ClientError, ClientOptions, ended, poll};

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use calls::Patience;
+use copyrpc_calls::Patience;
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
-use rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
+use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
 use thiserror::Error;
 
 use super::default_device;
@@ -251,7 +251,7 @@ impl Server {
         let listening =
             Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen {
-            address: rendezvous::name_of(&address),
+            address: mlx5_rendezvous::name_of(&address),
             source,
         })?;
         let context = ContextBuilder::new(options.device.clone())
@@ -523,8 +523,8 @@ mod tests {
     use std::io::Write;
     use std::net::TcpStream;
 
+    use copyrpc_testing::limits;
     use mlx5::{FabricSpec, LocalFabric, SoftOptions};
-    use shm_testing::limits;
 
     use super::*;
 

@@ -10,10 +10,10 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use calls::Ending;
-use calls::futures::Worker;
+use copyrpc_calls::Ending;
+use copyrpc_calls::futures::Worker;
+use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use shm_testing::limits;
 
 use super::async_client::{AsyncCall, AsyncClient, AsyncConnection};
 use super::caller::Caller;

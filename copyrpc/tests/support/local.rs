@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::{Client, ClientOptions, EndpointConfig, Server, ServerOptions, StopHandle};
-use shm_testing::limits;
+use copyrpc_testing::limits;
 
 /// Nothing here takes long; this only ends a hang.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);

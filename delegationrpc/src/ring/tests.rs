@@ -225,9 +225,9 @@ mod plain {
 #[cfg(loom)]
 mod model {
     use super::*;
-    use shm::ready::{ARMED, HotSet, Lanes};
-    use shm::sleep::{Sleep, Sleeper, Watch, Word, wait};
-    use shm::sync::{LightBarrier, UnsafeCell, yield_now};
+    use copyrpc_shm::ready::{ARMED, HotSet, Lanes};
+    use copyrpc_shm::sleep::{Sleep, Sleeper, Watch, Word, wait};
+    use copyrpc_shm::sync::{LightBarrier, UnsafeCell, yield_now};
 
     struct Memory {
         head: AtomicU64,

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
-use shm::dir::Dir;
-use shm::ready::ReadyWords;
-use shm::region::Region;
-use shm::sleep::{Sleeper, Watch};
+use copyrpc_calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::region::Region;
+use copyrpc_shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
 use crate::blocking;

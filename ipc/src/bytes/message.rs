@@ -2,8 +2,8 @@
 
 use std::ptr::{self, NonNull};
 
-use shm::plain::TypeShape;
-use shm::ready::ReadyWords;
+use copyrpc_shm::plain::TypeShape;
+use copyrpc_shm::ready::ReadyWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::ParameterError;

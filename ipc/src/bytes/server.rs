@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use calls::{ANSWERED, TOO_LONG};
-use shm::dir::Dir;
-use shm::ready::ReadyWords;
-use shm::sleep::{Sleeper, Watch};
+use copyrpc_calls::{ANSWERED, TOO_LONG};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
 use crate::announce::Announce;

@@ -1,8 +1,8 @@
 //! Clients that come and go, in entries that are few.
 
 use super::*;
-use shm::dir::Dir;
-use shm::region::Region;
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::region::Region;
 use std::os::unix::fs::DirBuilderExt;
 
 const ENTRIES: usize = 3;

@@ -8,11 +8,11 @@
 use super::*;
 use crate::client::Client;
 use crate::views::Views;
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::region::Region;
+use copyrpc_shm::sync::{AtomicBool, AtomicU64, FIRST, yield_now};
 use loom::sync::Arc;
-use shm::dir::Dir;
-use shm::ready::ReadyWords;
-use shm::region::Region;
-use shm::sync::{AtomicBool, AtomicU64, FIRST, yield_now};
 use std::os::unix::fs::DirBuilderExt;
 
 const KIND: u64 = 1;
@@ -179,7 +179,7 @@ fn loom_a_server_that_stops_has_not_taken_the_calls_that_end_so() {
         let expected = if taken.is_some() {
             Ok(10)
         } else {
-            Err(calls::CallFailed::Stopped)
+            Err(copyrpc_calls::CallFailed::Stopped)
         };
         assert_eq!(ended, is_made.then_some(expected));
         assert!(

@@ -7,7 +7,7 @@
 //! | `raw_line` | round trip of one 64 B line each way: 56 B and a sequence word that the other side waits for; first and last word read |
 //! | `raw_two_lines` | the same with 64 B in one line and the sequence word in another: the cost of a message in a buffer of its own |
 //! | `round_trip` | WRITE+IMM of 64 B inline and its doorbell; the other side polls its `MonoCq`, reads the payload's first and last word, completes the SRQ receive (posted again 16 at a time, before the answer) and answers in the same way |
-//! | `lane` | one way through a `shm::lane` of 128 slots of one line, 56 B of them data |
+//! | `lane` | one way through a `copyrpc_shm::lane` of 128 slots of one line, 56 B of them data |
 //! | `inline_8`, `inline_1` | one way WRITE+IMM of 64 B inline, 8 and 1 to a doorbell; received as above. At most 96 in flight, as with the credits of an RPC |
 //! | `sge_8`, `sge_1` | the same with the 64 B in an SGE |
 //! | `loopback_8`, `loopback_1` | the same, inline, to the own queue pair: one process is requester and owner |

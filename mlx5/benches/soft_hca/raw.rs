@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shm::lane::{LaneRx, LaneTx, Slot};
-use shm::memfd::{Memfd, MemfdId};
+use copyrpc_shm::lane::{LaneRx, LaneTx, Slot};
+use copyrpc_shm::memfd::{Memfd, MemfdId};
 
 use crate::Wait;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shm::clock;
+use copyrpc_shm::clock;
 
 /// The clock of retry timers and time-outs. It is read only while something waits for a time.
 #[derive(Clone, Debug, Default)]

@@ -10,10 +10,10 @@ use mlx5_wire::Access;
 pub enum OpenError {
     /// The shared-memory directory cannot be used.
     #[error("the fabric's directory: {0}")]
-    Directory(#[from] shm::dir::DirError),
+    Directory(#[from] copyrpc_shm::dir::DirError),
     /// The control file could not be made.
     #[error("the device's control file: {0}")]
-    ControlFile(#[from] shm::region::CreateError),
+    ControlFile(#[from] copyrpc_shm::region::CreateError),
     /// Memory for the device could not be allocated.
     #[error("memory for {what}: {source}")]
     Memory {

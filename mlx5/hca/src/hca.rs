@@ -9,11 +9,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use copyrpc_shm::ready::{HotSet, ReadyWords};
+use copyrpc_shm::sync::LightBarrier;
 use mlx5_wire::{
     AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
 };
-use shm::ready::{HotSet, ReadyWords};
-use shm::sync::LightBarrier;
 
 use crate::clock::Clock;
 use crate::counters::PortCounters;

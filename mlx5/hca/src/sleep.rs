@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use shm::ready::HotSet;
-use shm::sleep::{self, Sleeper, Watch, Word};
+use copyrpc_shm::ready::HotSet;
+use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca, Queues, State};

@@ -15,7 +15,7 @@
 //! part. Nothing is encrypted.
 //!
 //! ```
-//! use rendezvous::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
+//! use mlx5_rendezvous::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
 //!
 //! const HELLO: Kind = Kind { name: "hello", magic: *b"examplHL", version: 1 };
 //!

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
-use shm::cache::prefetch;
+use copyrpc_shm::cache::prefetch;
 
 use crate::address::DeviceKind;
 use crate::completions::cq_object::{CqEntries, CqObject, is_written};

@@ -3,9 +3,9 @@
 use core::ops::Deref;
 use std::rc::Rc;
 
+use copyrpc_shm::clock;
+use copyrpc_shm::sleep::Watch;
 use mlx5_hca::Hca;
-use shm::clock;
-use shm::sleep::Watch;
 
 use crate::provider::Provider;
 use crate::verbs::Relay;

@@ -10,8 +10,8 @@ pub(crate) mod soft;
 use core::ptr::NonNull;
 use std::task::Waker;
 
+use copyrpc_shm::sleep::{Due, POLL_SLICE, Watch};
 use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory};
-use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::CqConfig;

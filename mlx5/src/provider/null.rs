@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{self, Alarm, Sleeper};
 use mlx5_hca::cq::SoftCq;
 use mlx5_hca::{CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
-use shm::sleep::{self, Alarm, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, NullOptions};

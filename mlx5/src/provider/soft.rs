@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
+use copyrpc_shm::sleep::Alarm;
 use mlx5_hca::{
     Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory,
     SoftOptions, address_of, check, check_region, gid_of,
 };
-use shm::sleep::Alarm;
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::CqConfig;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use copyrpc_shm::sleep::{Alarm, Due, Notifier, POLL_SLICE, Watch, Word};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use shm::sleep::{Alarm, Due, Notifier, POLL_SLICE, Watch, Word};
 
 use super::VerbsOptions;
 use super::abi::*;

@@ -3,8 +3,8 @@
 use core::ptr::NonNull;
 use std::io;
 
+use copyrpc_shm::memfd::{HUGE_PAGE, Memfd};
 use memmap2::{Advice, MmapMut, MmapOptions};
-use shm::memfd::{HUGE_PAGE, Memfd};
 
 use mlx5_hca::Pages;
 

@@ -4,13 +4,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::limits;
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
 use mlx5::wire::Syndrome;
 use mlx5::wire::roce::{
     AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT,
 };
 use mlx5::*;
-use shm_testing::limits;
 
 const WATCHDOG: Duration = Duration::from_secs(100);
 const LOOPBACK: [u8; 4] = [127, 0, 0, 1];

@@ -2,7 +2,7 @@
 
 use mlx5::QpAddress;
 
-pub(crate) use shm_testing::limits::watchdog;
+pub(crate) use copyrpc_testing::limits::watchdog;
 
 /// Formats a line for another process: LID, QPN and epoch of a queue pair, address and rkey of a
 /// region.
@@ -25,5 +25,5 @@ pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
 
 /// Returns `MLX5_TEST_SCALE`, the factor of the duration of the tests with several processes.
 pub(crate) fn scale() -> u32 {
-    shm_testing::limits::scale_of("MLX5_TEST_SCALE")
+    copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE")
 }

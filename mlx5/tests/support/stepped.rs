@@ -10,7 +10,7 @@ use mlx5::*;
 
 use super::fabric::options;
 use super::support::{describe, parse, scale, watchdog};
-use shm_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
+use copyrpc_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";

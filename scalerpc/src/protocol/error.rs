@@ -74,7 +74,7 @@ impl CallError {
     }
 
     /// Returns `false`: the call was not made. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         false
@@ -115,14 +115,14 @@ pub enum CallFailure {
 impl CallFailure {
     /// Returns whether the handler did not run, and may run if the call is made again: on a new
     /// connection, if this one has ended. See
-    /// [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::NotSent)
     }
 
     /// Returns whether the handler may have run, or may still run. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         !matches!(self, Self::NotSent | Self::UnknownType)

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use calls::methods::Header;
-use rendezvous::Peer;
+use copyrpc_calls::methods::Header;
+use mlx5_rendezvous::Peer;
 use thiserror::Error;
 
 use crate::protocol::memory::Memory;

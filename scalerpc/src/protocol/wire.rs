@@ -3,7 +3,7 @@
 //! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"). The golden
 //! vectors below were written from those tables by hand.
 
-use rendezvous::record::{field, put, u32_at, u64_at};
+use mlx5_rendezvous::record::{field, put, u32_at, u64_at};
 
 /// Bytes of a request header, and of a response header.
 pub const HEADER_BYTES: usize = 32;

@@ -31,7 +31,7 @@ pub enum SyncCallError {
 
 impl SyncCallError {
     /// Returns whether the same call can succeed later, on a new connection if this one has ended.
-    /// See [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -41,7 +41,7 @@ impl SyncCallError {
     }
 
     /// Returns whether the handler may have run, or may still run. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         match self {

@@ -6,8 +6,8 @@
 use std::io::{Read, Write};
 
 use mlx5::{Device, QpAddress};
-use rendezvous::record::{HEAD_BYTES, Kind, field, put, require, u32_at, u64_at};
-pub use rendezvous::record::{RecordError, Refusal};
+use mlx5_rendezvous::record::{HEAD_BYTES, Kind, field, put, require, u32_at, u64_at};
+pub use mlx5_rendezvous::record::{RecordError, Refusal};
 
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ServerRegions};

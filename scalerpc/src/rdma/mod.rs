@@ -11,12 +11,12 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use copyrpc_shm::cache::copy;
 use mlx5::{
     ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError,
     RegisterError,
 };
-use rendezvous::record::RecordError;
-use shm::cache::copy;
+use mlx5_rendezvous::record::RecordError;
 use thiserror::Error;
 
 pub use client::{PendingClient, RdmaClient, SyncCallError};

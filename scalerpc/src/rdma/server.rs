@@ -131,7 +131,7 @@ pub struct RdmaServer {
     orphaned: usize,
     limits: Limits,
     /// Clients that have left, with the reason, as far as they have a name.
-    departed: Vec<(rendezvous::Peer, &'static str)>,
+    departed: Vec<(mlx5_rendezvous::Peer, &'static str)>,
     /// The next client to probe, and the time of that probe.
     probe: usize,
     probe_ns: u64,
@@ -527,7 +527,7 @@ impl RdmaServer {
     }
 
     /// Probes the clients whose names `are_meant`.
-    pub(crate) fn probe_those(&mut self, are_meant: impl Fn(rendezvous::Peer) -> bool) {
+    pub(crate) fn probe_those(&mut self, are_meant: impl Fn(mlx5_rendezvous::Peer) -> bool) {
         for nth in 0..self.peers.len() {
             if self.core.peer(ClientId(nth as u16)).is_some_and(&are_meant) {
                 self.probe(nth);
@@ -567,17 +567,17 @@ impl RdmaServer {
     }
 
     /// Names a client that was admitted: requests and events tell the name.
-    pub(crate) fn set_peer(&mut self, client: ClientId, peer: rendezvous::Peer) {
+    pub(crate) fn set_peer(&mut self, client: ClientId, peer: mlx5_rendezvous::Peer) {
         self.core.set_peer(client, peer);
     }
 
     /// Returns the names of the connected clients.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = rendezvous::Peer> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = mlx5_rendezvous::Peer> {
         (0..self.peers.len()).filter_map(|nth| self.core.peer(ClientId(nth as u16)))
     }
 
     /// Returns the clients that have left, each once, with the reason.
-    pub(crate) fn take_departed(&mut self) -> Vec<(rendezvous::Peer, &'static str)> {
+    pub(crate) fn take_departed(&mut self) -> Vec<(mlx5_rendezvous::Peer, &'static str)> {
         std::mem::take(&mut self.departed)
     }
 

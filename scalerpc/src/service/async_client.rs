@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use calls::futures::{self, Calls, Ended, GoesOn, Refusal};
-use calls::methods;
+use copyrpc_calls::futures::{self, Calls, Ended, GoesOn, Refusal};
+use copyrpc_calls::methods;
 use mlx5::DeviceInfo;
 
 use super::DEFAULT_TYPE;
@@ -334,7 +334,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use calls::futures::Worker;
+    use copyrpc_calls::futures::Worker;
 
     use super::*;
     use crate::Server;
@@ -379,7 +379,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let caller = thread::spawn(move || {
             for _ in 0..3 {
-                tell.send(shm_testing::executor::block_on(client.call(b"x")))
+                tell.send(copyrpc_testing::executor::block_on(client.call(b"x")))
                     .unwrap();
                 // The client's thread sleeps before the next call.
                 thread::sleep(Duration::from_millis(100));

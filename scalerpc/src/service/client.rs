@@ -5,9 +5,9 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use calls::methods;
+use copyrpc_calls::methods;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
+use mlx5_rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
@@ -84,7 +84,7 @@ pub enum ClientError {
 
 impl ClientError {
     /// Returns whether the same call can succeed later: no handler got the request, and none will.
-    /// See [`Ending::is_retryable`](calls::Ending::is_retryable).
+    /// See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -96,14 +96,14 @@ impl ClientError {
     }
 
     /// Returns whether a handler may have got the request, or may still get it. See
-    /// [`Ending::may_have_executed`](calls::Ending::may_have_executed).
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
     #[must_use]
     pub const fn may_have_executed(&self) -> bool {
         matches!(self, Self::Call(error) if error.may_have_executed())
     }
 }
 
-calls::ending!(ClientError);
+copyrpc_calls::ending!(ClientError);
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects
 /// again. A client belongs to one thread.
@@ -292,7 +292,7 @@ impl Connection {
         options: ClientOptions,
         is_wanted: impl FnMut() -> bool,
     ) -> Result<Self, ClientError> {
-        let name = rendezvous::name_of(&address);
+        let name = mlx5_rendezvous::name_of(&address);
         let unreachable = |source| ClientError::Unreachable {
             address: name.clone(),
             source,
@@ -428,7 +428,7 @@ fn connect_any(
         let rdma = RdmaClient::connect_on(device, &options.rdma, &mut meeting)?;
         Ok((rdma, meeting.into_lifeline().map_err(SetupError::Channel)?))
     };
-    rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
+    mlx5_rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }
 
 /// Returns whether another attempt may succeed: the server left while this client waited to be
@@ -437,7 +437,9 @@ fn connect_any(
 fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))) => true,
-        ClientError::Connect(SetupError::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(SetupError::Channel(error)) => {
+            mlx5_rendezvous::stream_has_ended(error)
+        }
         ClientError::Connect(SetupError::Connect(error @ mlx5::ConnectError::Soft(_))) => {
             error.may_pass()
         }
@@ -447,7 +449,7 @@ fn may_pass(error: &ClientError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use calls::Ending;
+    use copyrpc_calls::Ending;
 
     use super::*;
 

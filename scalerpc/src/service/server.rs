@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
-use rendezvous::{
+use mlx5_rendezvous::{
     Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret,
 };
 use thiserror::Error;
@@ -271,7 +271,7 @@ impl Server {
     ) -> Result<Self, ServerError> {
         let gate =
             Gate::bind(&address, gate_options(options)).map_err(|source| ServerError::Listen {
-                address: rendezvous::name_of(&address),
+                address: mlx5_rendezvous::name_of(&address),
                 source,
             })?;
         Self::at(gate, options.clone(), StopHandle::default())

@@ -7,7 +7,7 @@ use scalerpc::mlx5::Device;
 
 use crate::desk::{LARGE_ARENA, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
-use shm_testing::helpers::is_over;
+use copyrpc_testing::helpers::is_over;
 
 /// Number of clients at a time.
 pub(crate) const SIZE: usize = 100;

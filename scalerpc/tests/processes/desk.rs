@@ -16,7 +16,7 @@ use crate::support::books::{Books, handlers};
 use crate::support::connect;
 use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, Net, mode};
-use shm_testing::helpers::Scratch;
+use copyrpc_testing::helpers::Scratch;
 
 /// Maximum number of requests answered in a step.
 const BUDGET: usize = 64;

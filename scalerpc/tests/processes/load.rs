@@ -7,7 +7,7 @@ use scalerpc::ServerConfig;
 use crate::crowd::SIZE;
 use crate::desk::Desk;
 use crate::support::plan::SLOT_BYTES;
-use shm_testing::helpers::{Helper, Scratch, limited, scale};
+use copyrpc_testing::helpers::{Helper, Scratch, limited, scale};
 
 /// Entries beyond those of the clients of both processes, for clients that have left, until the
 /// server notices.

@@ -31,7 +31,7 @@ fn helper_process() {
         return;
     };
     // Sets the watchdog.
-    let _dir = shm_testing::helpers::role();
+    let _dir = copyrpc_testing::helpers::role();
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["crowd"] => crowd::run(crowd::SIZE, false),
         ["crowd", size] => crowd::run(size.parse().unwrap(), true),

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::executor::block_on;
+use copyrpc_testing::helpers::{Helper, PATIENCE, Scratch, limited, say, wait_for};
+use copyrpc_testing::limits::any_port;
 use scalerpc::{AsyncClient, Client, ClientOptions, DEFAULT_TYPE, Handlers, Server, State};
-use shm_testing::executor::block_on;
-use shm_testing::helpers::{Helper, PATIENCE, Scratch, limited, say, wait_for};
-use shm_testing::limits::any_port;
 
 /// Type of requests that are never answered. Those of type 0 are answered in upper case.
 const KEPT: u16 = 1;

@@ -7,7 +7,7 @@ use crate::desk::{Desk, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
 use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, mode};
-use shm_testing::helpers::{Helper, Scratch, limited, say, scale};
+use copyrpc_testing::helpers::{Helper, Scratch, limited, say, scale};
 
 const STATES: [&str; 3] = ["idle", "warmup", "process"];
 /// Number of clients in the test's own process.

@@ -7,8 +7,8 @@
 use std::task::Waker;
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{self, Due, Sleeper, Watch};
 use mlx5::Device;
-use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::{Incoming, Remote};

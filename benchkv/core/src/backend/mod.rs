@@ -20,7 +20,7 @@ pub use remote::counter_names;
 use std::task::Waker;
 use std::time::Duration;
 
-use shm::sleep::Sleeper;
+use copyrpc_shm::sleep::Sleeper;
 use thiserror::Error;
 
 use crate::counters::{Round, TransportReport};

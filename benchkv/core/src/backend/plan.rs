@@ -1,7 +1,7 @@
 //! `RankPlan`: the parameters that daemons and clients of a rank need.
 
+use copyrpc_shm::dir::Dir;
 use mlx5::{Device, DeviceSpec};
-use shm::dir::Dir;
 
 use super::BackendError;
 use crate::carrier::Feature;

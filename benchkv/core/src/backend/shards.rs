@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 
+use copyrpc_shm::clock::Clock;
 use flux::{CallError, CallFailed, Config, Node};
-use shm::clock::Clock;
 
 use super::BackendError;
 use crate::job::Sizes;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use shm::sleep::{self, Bell, Watch, Word};
+use copyrpc_shm::sleep::{self, Bell, Watch, Word};
 
 use super::composed::Composed;
 use super::*;

@@ -2,7 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use shm::sleep::{Due, Sleeper, Watch};
+use copyrpc_shm::sleep::{Due, Sleeper, Watch};
 
 use super::*;
 use crate::backend::Endpoints;

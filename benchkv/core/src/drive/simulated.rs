@@ -12,11 +12,11 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
+use copyrpc_shm::clock::Clock;
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::wait::WaitStrategy;
 use mlx5::{Bell, Device, DeviceSpec, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
-use shm::clock::Clock;
-use shm::dir::Dir;
-use shm::wait::WaitStrategy;
 
 use super::cluster::{Cluster, Rank};
 use super::threads::{Handle, Shared, Thread, Turns};

@@ -1,7 +1,7 @@
 //! Records the samples of one daemon into memory that is allocated at the start.
 
+use copyrpc_shm::wait::WaitStrategy;
 use serde::{Deserialize, Serialize};
-use shm::wait::WaitStrategy;
 
 use super::{Sample, Series};
 use crate::counters::Round;

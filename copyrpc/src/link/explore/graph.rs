@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use shm::cache::prefetch;
+use copyrpc_shm::cache::prefetch;
 
 use super::world::{Action, Setup, Step, World};
 

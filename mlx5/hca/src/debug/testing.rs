@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shm::lane::LaneTx;
+use copyrpc_shm::lane::LaneTx;
 
 use crate::Hca;
 use crate::random::Random;

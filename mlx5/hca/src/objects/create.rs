@@ -5,13 +5,13 @@ use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::io;
 
+use copyrpc_shm::lane::{LaneRx, Slot};
+use copyrpc_shm::ready::ARMED;
+use copyrpc_shm::sync::{FIRST, LightBarrier};
 use mlx5_wire::{
     Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE,
     MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB, Writes,
 };
-use shm::lane::{LaneRx, Slot};
-use shm::ready::ARMED;
-use shm::sync::{FIRST, LightBarrier};
 
 use crate::debug::faults::{self, Injector};
 use crate::debug::trace::Trace;

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::io;
 
+use copyrpc_shm::memfd::HUGE_PAGE;
 use mlx5_wire::Access;
-use shm::memfd::HUGE_PAGE;
 
 use crate::error::{RegisterError, check_region};
 use crate::objects::request::{Pages, Region};

@@ -110,7 +110,7 @@ pub enum Pages {
     /// Huge pages, of 2 MiB.
     Huge,
     /// Ordinary pages although huge pages were requested, with the reason, in words.
-    NotHuge(shm::memfd::NoHugePages),
+    NotHuge(copyrpc_shm::memfd::NoHugePages),
 }
 
 /// The address of a queue pair.

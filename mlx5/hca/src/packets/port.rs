@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
-use shm::sleep::Notifier;
 
 use super::interface::gid_of;
 use super::network::{BadNetwork, Network};

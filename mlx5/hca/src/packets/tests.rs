@@ -535,7 +535,7 @@ impl World {
 }
 
 fn seeds() -> impl Iterator<Item = u64> {
-    (1..=200 * u64::from(shm_testing::limits::scale_of("MLX5_TEST_SCALE")))
+    (1..=200 * u64::from(copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE")))
         .inspect(|seed| println!("seed {seed}"))
 }
 

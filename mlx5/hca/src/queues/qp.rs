@@ -3,8 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use copyrpc_shm::lane::LaneRx;
 use mlx5_wire::{Access, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
-use shm::lane::LaneRx;
 
 use crate::Hca;
 use crate::debug::watch::QpWatch;

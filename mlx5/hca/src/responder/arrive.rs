@@ -3,8 +3,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shm::cache::prefetch;
-use shm::ready::{HotSet, Lanes};
+use copyrpc_shm::cache::prefetch;
+use copyrpc_shm::ready::{HotSet, Lanes};
 
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::AtomicU64;
 
+use copyrpc_shm::cache::prefetch;
 use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
-use shm::cache::prefetch;
 
 use crate::Hca;
 use crate::debug::trace::What;

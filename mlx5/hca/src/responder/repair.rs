@@ -19,7 +19,7 @@
 use core::sync::atomic::Ordering;
 use std::rc::Rc;
 
-use shm::lane::LaneRx;
+use copyrpc_shm::lane::LaneRx;
 
 use crate::objects::rqs::RqSlot;
 use crate::queues::qp::SoftQp;

@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::rc::Rc;
 
+use copyrpc_shm::lane::{LaneRx, LaneTx};
+use copyrpc_shm::ready::ReadyWords;
 use mlx5_wire::GRH_BYTES;
-use shm::lane::{LaneRx, LaneTx};
-use shm::ready::ReadyWords;
 
 use crate::shared::fabric::Peer;
 use crate::shared::layout::{

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use shm::memfd::pid_namespace;
+use copyrpc_shm::memfd::pid_namespace;
 
 use crate::debug::trace::hash_of;
 

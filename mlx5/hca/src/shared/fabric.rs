@@ -8,9 +8,9 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use shm::dir::Dir;
-use shm::memfd::{MemfdAttachError, pid_namespace};
-use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::memfd::{MemfdAttachError, pid_namespace};
+use copyrpc_shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use crate::error::{ConnectError, OpenError};
 use crate::options::{FabricSpec, Port};
@@ -416,7 +416,7 @@ mod tests {
     use std::fs::{DirBuilder, metadata, read_dir};
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 
-    use shm::memfd::MemfdId;
+    use copyrpc_shm::memfd::MemfdId;
 
     use super::*;
 

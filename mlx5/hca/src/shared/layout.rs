@@ -15,27 +15,27 @@
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `QpEntry::identity` | owner | requester | **H1** Release/Acquire: the entry's other fields |
-//! | `Acks::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
+//! | `Acks::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `copyrpc_shm::lane` |
 //! | `Acks::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
-//! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
+//! | `QpEntry::armed` | owner | requester | R1 of `copyrpc_shm::ready` |
 //! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
-//! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
+//! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `copyrpc_shm::lane` |
 //! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
-//! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
+//! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `copyrpc_shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
 //! | `Header::copies` | owner, per poll | requesters | **H9** Release/Acquire: the records and WQEs that the owner copied from its driver's receive queues |
 
+use copyrpc_shm::lane::Slot;
+use copyrpc_shm::memfd::MemfdId;
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::sleep::Sleep;
+use copyrpc_shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
-use shm::lane::Slot;
-use shm::memfd::MemfdId;
-use shm::ready::ReadyWords;
-use shm::sleep::Sleep;
-use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC16");
@@ -90,7 +90,7 @@ pub(crate) struct QpEntry {
     pub(crate) peer: AtomicU64,
     /// The incarnation of that queue pair's device, unique to the device.
     pub(crate) peer_epoch: AtomicU64,
-    /// `shm::ready::{HOT, ARMED}`.
+    /// `copyrpc_shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
     /// Protection domain.
     pub(crate) pd: AtomicU32,
@@ -411,7 +411,7 @@ pub(crate) struct OwnerSleep(pub(crate) Sleep);
 #[repr(C)]
 pub(crate) struct Publication {
     pub(crate) lid: u64,
-    /// The owner's [`pid_namespace`](shm::memfd::pid_namespace).
+    /// The owner's [`pid_namespace`](copyrpc_shm::memfd::pid_namespace).
     pub(crate) pid_namespace: u64,
     /// Number that the devices share with which the owner shares memory
     /// ([`domain`](crate::shared::domain)).

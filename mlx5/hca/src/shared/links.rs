@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use shm::lane::LaneTx;
+use copyrpc_shm::lane::LaneTx;
 
 use crate::error::ConnectError;
 use crate::objects::request::Address;

@@ -7,10 +7,10 @@ use core::ptr::NonNull;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 
+use copyrpc_shm::lane::Slot;
+use copyrpc_shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
+use copyrpc_shm::ready::ReadyWords;
 use mlx5_wire::Access;
-use shm::lane::Slot;
-use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
-use shm::ready::ReadyWords;
 
 use crate::error::CreateError;
 use crate::shared::arena::PAGE;
@@ -272,7 +272,7 @@ const LAST: usize = size_of::<u64>();
 /// aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
 ///
 /// # Safety
-/// Like [`copy`](shm::cache::copy).
+/// Like [`copy`](copyrpc_shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     /// Places all but the last eight bytes, and returns those. It places four pieces: two from the

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use shm::sync::{heavy_barrier, spin_loop, yield_now};
+use copyrpc_shm::sync::{heavy_barrier, spin_loop, yield_now};
 
 use crate::shared::fabric::Peer;
 use crate::{Clock, Hca};

@@ -5,11 +5,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::cell::Cell;
 use std::rc::Rc;
 
+use copyrpc_shm::lane::LaneTx;
+use copyrpc_shm::ready::ReadyWords;
+use copyrpc_shm::region::owner_may_be_gone;
+use copyrpc_shm::sync::LightBarrier;
 use mlx5_wire::Access;
-use shm::lane::LaneTx;
-use shm::ready::ReadyWords;
-use shm::region::owner_may_be_gone;
-use shm::sync::LightBarrier;
 
 use crate::shared::fabric::Peer;
 use crate::shared::layout::{

@@ -4,7 +4,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use shm::sleep::{self, Due, Sleeper};
+use copyrpc_shm::sleep::{self, Due, Sleeper};
 
 use super::hand::{Hand, SEND};
 use crate::debug::testing::sleep_without_end;

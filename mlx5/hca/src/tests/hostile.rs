@@ -107,7 +107,7 @@ fn publish(hca: &Hca, index: usize, message: Message) {
     drop(state);
     // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of
     // anything.
-    let mut tx = unsafe { shm::lane::LaneTx::new(slots, place.slots.into(), position) };
+    let mut tx = unsafe { copyrpc_shm::lane::LaneTx::new(slots, place.slots.into(), position) };
     tx.publish(message);
     ready_words(&hca.memory).notify(index);
 }

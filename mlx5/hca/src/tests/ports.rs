@@ -4,9 +4,9 @@ use std::fs::DirBuilder;
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::DirBuilderExt;
 
+use copyrpc_shm::sleep::Watch;
 use mlx5_wire::roce::{Headers, Opcode, PacketOpcode, Psn, Transport, UDP_PORT};
 use mlx5_wire::{AddressVector, DatagramSegment};
-use shm::sleep::Watch;
 
 use crate::packets::port::WirePort;
 use crate::shared::layout::QP_INDEX_BITS;

@@ -25,9 +25,9 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use copyrpc_testing::tracee::{Helper, Points, Tracee, again_and_again, on_one_core};
 use driver::{ALL, Done, ENTRIES, End, World};
 use mlx5_hca::wire::*;
-use shm_testing::tracee::{Helper, Points, Tracee, again_and_again, on_one_core};
 use support::{scale, watchdog};
 
 const DIR: &str = "MLX5_TEST_HCA_DIR";

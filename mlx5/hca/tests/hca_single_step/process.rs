@@ -1,7 +1,7 @@
 //! The process that is stepped.
 
 use super::*;
-use shm_testing::tracee::{hello, marker};
+use copyrpc_testing::tracee::{hello, marker};
 
 fn polled_between_markers(end: &End) {
     marker();

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use shm::threads::without_signals;
+use copyrpc_shm::threads::without_signals;
 
 use crate::files::jobs::Job;
 use crate::objects::doorbells::Registers;

@@ -24,8 +24,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::task::Waker;
 
+use copyrpc_shm::sleep::Watch;
 use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory, check};
-use shm::sleep::Watch;
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bench::load::{BLOCK_CALLS, BLOCK_TRIPS, Failure, Measure};
 use bench::pattern::{self, Tag};
 use bench::program::Fault;
+use copyrpc_shm::wait::{WaitStrategy, Waiter};
 use harness::clock::Clock;
 use serde::{Deserialize, Serialize};
-use shm::wait::{WaitStrategy, Waiter};
 
 use super::contestant::{Case, Client};
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use bench::load::Failure;
 use bench::program::{Fault, RANKS};
 use clap::ValueEnum;
+use copyrpc_shm::wait::WaitStrategy;
 use harness::affinity::{self, PinPolicy, Plan, Threads};
 use harness::range::{decimal, range, whole};
 use harness::report::{JsonSink, bytes, plural};
 use launch::device::DeviceChoice;
 use serde::Serialize;
-use shm::wait::WaitStrategy;
 
 use super::contestant::{Case, Kind};
 use super::scale_rpc;

@@ -27,7 +27,7 @@ use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
-use rendezvous::Peer;
+use mlx5_rendezvous::Peer;
 use zones::{ActiveZone, Zone, ZoneState};
 
 /// Number of entries of other groups that a poll checks (S19).

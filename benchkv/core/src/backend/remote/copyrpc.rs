@@ -6,7 +6,7 @@ use copyrpc::{
     CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig,
     ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle, Reply, Stats,
 };
-use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
+use copyrpc_shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;

@@ -19,8 +19,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{Due, Sleeper, Watch};
 use mlx5::Device;
-use shm::sleep::{Due, Sleeper, Watch};
 
 use super::plan::{RankPlan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};

@@ -9,11 +9,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 use mlx5::{
     Access, ConnectOptions, Cq, CqConfig, Cqe, Device, Inline, MonoCq, Mr, OutOfBounds, PostError,
     QpAddress, QpConfig, RcQp, ReceiveSource, Send, Signal, Write,
 };
-use shm::sleep::{self, Due, Look, Sleeper, Watch};
 use thiserror::Error;
 
 use super::super::BackendError;

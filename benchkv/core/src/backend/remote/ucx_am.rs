@@ -3,7 +3,7 @@
 //! A record is a key and the address of a worker. A message is a frame after the key that its
 //! receiver gave to its sender; the key identifies the link.
 
-use shm::sleep::{Due, POLL_SLICE, Watch};
+use copyrpc_shm::sleep::{Due, POLL_SLICE, Watch};
 
 use super::super::BackendError;
 use super::super::plan::{RankPlan, ThreadDevice};

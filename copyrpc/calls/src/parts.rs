@@ -1,0 +1,585 @@
+//! Payloads of up to 1 GiB as one call, over every RPC whose client is a [`Caller`]: a [`Client`]
+//! sends a request in parts, one call of bytes each, and fetches a long reply in the same way; a
+//! [`Reassembler`] at the server puts them together, and the handler gets the whole. The client is
+//! itself a [`Caller`], so methods of a [`service!`](crate::service!) take and return as much.
+//!
+//! ```
+//! use copyrpc_calls::methods::Caller;
+//! use copyrpc_calls::parts::{Client, Reassembler};
+//!
+//! # struct Direct(Reassembler);
+//! # impl Caller for Direct {
+//! #     type Error = copyrpc_calls::AskError;
+//! #     fn timeout(&self) -> Option<std::time::Duration> { None }
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, copyrpc_calls::AskError> {
+//! #         assert!(request.len() <= 4096);
+//! #         Ok(self.0.answer(request, |whole| whole.iter().rev().copied().collect()))
+//! #     }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The server's part is `server.serve(|request| parts.answer(request, |whole| ..))`, with such a `parts`:
+//! let parts = Reassembler::new(1 << 20, 4 << 20);
+//! # let client = Direct(parts);
+//! // The client's, for a client whose calls take 4096 bytes in each direction:
+//! let mut client = Client::new(client, 4096, 4096);
+//! let payload: Vec<u8> = (0..1 << 20).map(|n: u32| n as u8).collect();
+//! assert!(client.call(&payload, None)?.iter().eq(payload.iter().rev()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Ends
+//! The handler runs when the last part of a request has arrived. A call that ends earlier, for
+//! instance because the connection was lost, has reached no handler and is retryable, whatever
+//! became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
+//!
+//! A reply that is not fetched whole when its server ends is lost ([`PartsError::ReplyLost`]): a
+//! server that stops lets clients fetch the replies before, by [`Replies::drain`].
+//!
+//! The time that the request of a method says its caller has left is that at its first part:
+//! [`Whole::deadline`].
+//!
+//! # Memory
+//! The length of a payload is checked before memory is reserved, at both ends. A server keeps at
+//! most one payload of a client, and at most [`max_held`](Reassembler::new) bytes in all; further
+//! requests end as [`PartsError::Busy`], which is retryable. What a client that is gone has left
+//! behind makes room for others after 10 s without a part, or by [`Reassembler::forget_idle`]. A
+//! client has a random number of 64 bits, by which nobody else reaches its payload. The next part
+//! is sent when the server has taken the one before it.
+//!
+//! # The bytes
+//! A part is a header of 40 bytes (what it is u32: 0x1_0001 a part of the request, 0x1_0002 a
+//! request for a part of the reply, neither of which begins the request of a
+//! [method](crate::methods::Header); maximum length of the reply u32; number of the client u64;
+//! number of the call u64; length of the payload u64; offset u64) and the bytes. A reply is one
+//! byte (0 a part of the reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0
+//! and 3 a length u64 (of the whole reply; the maximum), and with 0 the bytes. All is
+//! little-endian, without padding.
+
+mod replies;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+pub use replies::Replies;
+use replies::Unfetched;
+
+use crate::Ending;
+use crate::methods::{AsyncCaller, Caller, Header};
+use crate::payloads::{Payload, decode};
+
+/// Bytes of a part's header, and of a reply's.
+const HEADER: usize = 40;
+const REPLY_HEADER: usize = 9;
+
+/// Bytes that a call takes at a server beside its payload, rounded up: they bound the number of
+/// calls.
+const CALL_BYTES: usize = 256;
+
+/// The upper half is 0 in the header of a method.
+const REQUEST: u32 = 0x1_0001;
+const FETCH: u32 = 0x1_0002;
+
+const DONE: u8 = 0;
+const MORE: u8 = 1;
+const BUSY: u8 = 2;
+const TOO_LONG: u8 = 3;
+const LOST: u8 = 4;
+
+/// The error of a call in parts. `E` is that of the client's calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError<E> {
+    /// A call ended before the last part was sent: no handler got the request. Retryable, unless
+    /// the error of that call is permanent.
+    #[error("the request was not sent whole: {0}")]
+    Unsent(E),
+    /// The call of the last part ended.
+    #[error(transparent)]
+    Call(E),
+    /// The handler ran, and fetching its reply ended so.
+    #[error("the handler ran, but its reply was not fetched whole: {0}")]
+    Unfetched(E),
+    /// The server has no memory for the request now. No handler got it. Retryable.
+    #[error("the server is busy with other large payloads")]
+    Busy,
+    /// The request is longer than the server accepts. No handler got it. Permanent.
+    #[error("the request is longer than the {max} bytes that the server takes")]
+    TooLong {
+        /// Maximum length.
+        max: usize,
+    },
+    /// The server has no earlier parts of the request: it was restarted, or needed their memory. No
+    /// handler got it. Retryable.
+    #[error("the server has lost the first parts of the request")]
+    Lost,
+    /// The handler ran, and the server has no reply of it any more: it was restarted without
+    /// [`Replies::drain`], or needed the memory.
+    #[error("the handler ran, but the server has lost its reply")]
+    ReplyLost,
+    /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of
+    /// the client.
+    #[error("the handler ran, but its reply of {bytes} bytes is too long for this client")]
+    ReplyTooLong {
+        /// Length of the reply.
+        bytes: usize,
+    },
+    /// The bytes of a reply are none of a [`Reassembler`]. The handler may have run.
+    #[error("the server does not take requests in parts")]
+    Reply,
+}
+
+impl<E: Ending + 'static> Ending for PartsError<E> {
+    fn is_retryable(&self) -> bool {
+        match self {
+            // A part that may have arrived has reached no handler.
+            Self::Unsent(error) => error.is_retryable() || error.may_have_executed(),
+            Self::Call(error) => error.is_retryable(),
+            _ => matches!(self, Self::Busy | Self::Lost),
+        }
+    }
+
+    fn may_have_executed(&self) -> bool {
+        match self {
+            Self::Call(error) => error.may_have_executed(),
+            _ => !matches!(
+                self,
+                Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost
+            ),
+        }
+    }
+}
+
+/// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It
+/// belongs to one thread and has one call at a time, but for futures: of these any number may be
+/// under way, and each counts as one client at the server.
+#[derive(Debug)]
+pub struct Client<C> {
+    /// The client that sends the parts.
+    pub caller: C,
+    /// Maximum bytes of a reply. Default: 1 GiB, and 4 KiB for what else a method returns with it.
+    pub max_bytes: usize,
+    limits: (usize, usize),
+    /// Number of the client, and of its last call.
+    name: (u64, u64),
+}
+
+impl<C> Client<C> {
+    /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose
+    /// replies have up to `max_reply`: its own limits.
+    pub fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
+        Self {
+            caller,
+            max_bytes: (1 << 30) + 4096,
+            limits: (max_request, max_reply),
+            name: (random(), 0),
+        }
+    }
+
+    /// Begins a call.
+    fn transfer<'a>(
+        &self,
+        name: (u64, u64),
+        request: &'a [u8],
+        timeout: Option<Duration>,
+    ) -> Transfer<'a> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Transfer {
+            request,
+            sent: 0,
+            reply: Vec::new(),
+            reply_len: None,
+            name,
+            limits: self.limits,
+            max_bytes: self.max_bytes,
+            end,
+        }
+    }
+}
+
+/// The clone is another client to the server.
+impl<C: Clone> Clone for Client<C> {
+    fn clone(&self) -> Self {
+        Self {
+            name: (random(), 0),
+            caller: self.caller.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<C: Caller<Error: 'static>> Caller for Client<C> {
+    type Error = PartsError<C::Error>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.caller.timeout()
+    }
+
+    /// Calls with a request of any length. The timeout is that of the whole.
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
+        self.name.1 += 1;
+        let mut transfer = self.transfer(self.name, request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(&part, transfer.left()))?;
+        }
+        Ok(transfer.reply)
+    }
+}
+
+impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
+    type Error = PartsError<C::Error>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.caller.timeout()
+    }
+
+    /// Calls with a request of any length. The timeout is that of the whole.
+    async fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, Self::Error> {
+        let mut transfer = self.transfer((random(), 0), &request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(part, transfer.left()).await)?;
+        }
+        Ok(transfer.reply)
+    }
+}
+
+/// Returns a number that others cannot guess.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// A client's call under way.
+struct Transfer<'a> {
+    request: &'a [u8],
+    /// Bytes of the request that were sent.
+    sent: usize,
+    reply: Vec<u8>,
+    /// Length of the reply, once it is known: the handler has run.
+    reply_len: Option<usize>,
+    name: (u64, u64),
+    limits: (usize, usize),
+    max_bytes: usize,
+    end: Option<Instant>,
+}
+
+impl Transfer<'_> {
+    /// Returns the time that is left.
+    fn left(&self) -> Option<Duration> {
+        self.end
+            .map(|end| end.saturating_duration_since(Instant::now()))
+    }
+
+    /// Returns whether the reply is whole.
+    fn is_whole(&self) -> bool {
+        self.reply_len == Some(self.reply.len())
+    }
+
+    /// Returns the next part.
+    fn next_part(&mut self) -> Vec<u8> {
+        let (max_request, max_reply) = self.limits;
+        let len = max_request
+            .saturating_sub(HEADER)
+            .max(1)
+            .min(self.request.len() - self.sent);
+        let (kind, offset) = if self.reply_len.is_some() {
+            (FETCH, self.reply.len())
+        } else {
+            (REQUEST, self.sent)
+        };
+        let room = u32::try_from(max_reply).unwrap_or(u32::MAX);
+        let mut part = Vec::with_capacity(HEADER + len);
+        (
+            kind,
+            room,
+            self.name.0,
+            self.name.1,
+            self.request.len() as u64,
+            offset as u64,
+        )
+            .encode(&mut part);
+        part.extend_from_slice(&self.request[self.sent..self.sent + len]);
+        self.sent += len;
+        part
+    }
+
+    /// Takes the end of the last part's call.
+    fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<(), PartsError<E>> {
+        let (is_sent, is_fetching) = (self.sent == self.request.len(), self.reply_len.is_some());
+        let bytes = outcome.map_err(|error| match (is_sent, is_fetching) {
+            (_, true) => PartsError::Unfetched(error),
+            (true, false) => PartsError::Call(error),
+            (false, false) => PartsError::Unsent(error),
+        })?;
+        match bytes.split_first() {
+            Some((&DONE, mut rest)) if is_sent => {
+                let len = u64::decode(&mut rest).ok_or(PartsError::Reply)? as usize;
+                if len > self.max_bytes
+                    || self
+                        .reply
+                        .try_reserve_exact(len.saturating_sub(self.reply.len()))
+                        .is_err()
+                {
+                    return Err(PartsError::ReplyTooLong { bytes: len });
+                }
+                let is_as_told = self.reply_len.is_none_or(|told| told == len)
+                    && self.reply.len() + rest.len() <= len;
+                if !is_as_told || rest.is_empty() && len > 0 {
+                    return Err(PartsError::Reply);
+                }
+                self.reply_len = Some(len);
+                self.reply.extend_from_slice(rest);
+                Ok(())
+            }
+            Some((&MORE, [])) if !is_sent => Ok(()),
+            Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
+            Some((&TOO_LONG, max)) if !is_fetching => Err(decode::<u64>(max)
+                .map_or(PartsError::Reply, |max| PartsError::TooLong {
+                    max: max as usize,
+                })),
+            Some((&LOST, [])) => Err(if is_fetching {
+                PartsError::ReplyLost
+            } else {
+                PartsError::Lost
+            }),
+            _ => Err(PartsError::Reply),
+        }
+    }
+}
+
+/// A server's calls in parts.
+#[derive(Debug)]
+pub struct Reassembler {
+    /// Time without a part after which a call makes room for others. Default: 10 s.
+    pub idle: Duration,
+    max_bytes: usize,
+    max_held: usize,
+    /// The calls, by the number of the client.
+    calls: HashMap<u64, Held>,
+    /// Bytes that they take, or will when they are whole.
+    held: usize,
+    replies: Replies,
+}
+
+/// A request that is not whole, or a reply that is not fetched.
+#[derive(Debug)]
+struct Held {
+    call: u64,
+    /// The kind of its parts: [`REQUEST`] or [`FETCH`].
+    kind: u32,
+    bytes: Vec<u8>,
+    /// Bytes of the whole.
+    len: usize,
+    /// Bytes that have travelled.
+    done: usize,
+    /// Arrival of the first part.
+    since: Instant,
+    touched: Instant,
+    /// Counts a reply.
+    _unfetched: Option<Unfetched>,
+}
+
+impl Held {
+    const fn cost(&self) -> usize {
+        self.len + CALL_BYTES
+    }
+}
+
+/// A call whose request is whole.
+#[derive(Debug)]
+pub struct Whole {
+    client: u64,
+    call: u64,
+    room: usize,
+    since: Instant,
+    unfetched: Unfetched,
+}
+
+impl Whole {
+    /// Returns the end of the caller's time, if `request`, which came with this, is the request of
+    /// a method ([`service!`](crate::service!)) and its caller has a limit. It is counted from the
+    /// arrival of the first part. A part itself has none.
+    #[must_use]
+    pub fn deadline(&self, request: &[u8]) -> Option<Instant> {
+        self.since.checked_add(Header::read(request)?.0.left?)
+    }
+}
+
+impl Reassembler {
+    /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not
+    /// whole and the replies that are not fetched take at most `max_held` bytes together; replies
+    /// of handlers that run meanwhile come on top, and further requests are [`PartsError::Busy`]
+    /// then.
+    #[must_use]
+    pub fn new(max_bytes: usize, max_held: usize) -> Self {
+        Self {
+            idle: Duration::from_secs(10),
+            max_bytes,
+            max_held,
+            calls: HashMap::new(),
+            held: 0,
+            replies: Replies::default(),
+        }
+    }
+
+    /// Returns the bytes that are held.
+    #[must_use]
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Returns the replies, for the thread that stops the server.
+    #[must_use]
+    pub fn replies(&self) -> Replies {
+        self.replies.clone()
+    }
+
+    /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
+    /// whole.
+    pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
+        self.receive(part).map_or_else(
+            |reply| reply,
+            |(whole, request)| self.reply(whole, handler(request)),
+        )
+    }
+
+    /// Forgets the calls without a part for `idle`. A server that is short of memory does it by
+    /// itself.
+    pub fn forget_idle(&mut self, idle: Duration) {
+        self.calls.retain(|_, held| held.touched.elapsed() < idle);
+        self.held = self.calls.values().map(Held::cost).sum();
+    }
+
+    /// Takes a part. Returns the request that is whole with it. [`answer`](Self::answer) does the
+    /// same for handlers that answer at once.
+    ///
+    /// # Errors
+    /// The reply to a part that makes no request whole.
+    pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
+        let lost = || vec![LOST];
+        let (kind, room, client, call, len, offset) =
+            <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
+        let len = len as usize;
+        let offset = offset as usize;
+        let room = room as usize;
+        // A client has one call. Its next one replaces one that it gave up.
+        let earlier = self.calls.remove(&client);
+        self.held -= earlier.as_ref().map_or(0, Held::cost);
+        if kind == REQUEST && self.replies.are_closed() {
+            return Err(vec![BUSY]);
+        }
+        let mut held = match earlier
+            .filter(|held| (held.call, held.kind, held.done) == (call, kind, offset) && offset > 0)
+        {
+            Some(held) => held,
+            None if (kind, offset) == (REQUEST, 0) => self.admit(call, len)?,
+            None => return Err(lost()),
+        };
+        held.touched = Instant::now();
+        if kind == FETCH {
+            return Err(self.send(client, room, held));
+        }
+        if held.len != len || part.len() > len - offset || part.is_empty() && len > 0 {
+            return Err(lost());
+        }
+        held.bytes.extend_from_slice(part);
+        held.done += part.len();
+        if held.done == len {
+            return Ok((
+                Whole {
+                    client,
+                    call,
+                    room,
+                    since: held.since,
+                    unfetched: self.replies.count(),
+                },
+                held.bytes,
+            ));
+        }
+        self.keep(client, held);
+        Err(vec![MORE])
+    }
+
+    /// Returns the reply to the last part of a request.
+    pub fn reply(&mut self, to: Whole, reply: Vec<u8>) -> Vec<u8> {
+        let call = to.call;
+        let len = reply.len();
+        let since = to.since;
+        let unfetched = Some(to.unfetched);
+        let held = Held {
+            call,
+            kind: FETCH,
+            bytes: reply,
+            len,
+            done: 0,
+            since,
+            touched: Instant::now(),
+            _unfetched: unfetched,
+        };
+        self.send(to.client, to.room, held)
+    }
+
+    /// Returns the room for a request, or the reply that there is none.
+    fn admit(&mut self, call: u64, len: usize) -> Result<Held, Vec<u8>> {
+        if len > self.max_bytes {
+            let mut reply = vec![TOO_LONG];
+            (self.max_bytes as u64).encode(&mut reply);
+            return Err(reply);
+        }
+        let is_short = |parts: &Self| {
+            len.saturating_add(CALL_BYTES) > parts.max_held.saturating_sub(parts.held)
+        };
+        if is_short(self) {
+            self.forget_idle(self.idle);
+        }
+        let mut bytes = Vec::new();
+        if is_short(self) || bytes.try_reserve_exact(len).is_err() {
+            return Err(vec![BUSY]);
+        }
+        let now = Instant::now();
+        Ok(Held {
+            call,
+            kind: REQUEST,
+            bytes,
+            len,
+            done: 0,
+            since: now,
+            touched: now,
+            _unfetched: None,
+        })
+    }
+
+    /// Returns the next part of a reply, in `room` bytes if that is enough for one of it. Keeps the
+    /// rest.
+    fn send(&mut self, client: u64, room: usize, mut held: Held) -> Vec<u8> {
+        let len = room
+            .saturating_sub(REPLY_HEADER)
+            .max(1)
+            .min(held.len - held.done);
+        let mut part = Vec::with_capacity(REPLY_HEADER + len);
+        (DONE, held.len as u64).encode(&mut part);
+        part.extend_from_slice(&held.bytes[held.done..held.done + len]);
+        held.done += len;
+        if held.done < held.len {
+            self.keep(client, held);
+        }
+        part
+    }
+
+    /// Keeps a call, unless its client has begun another one meanwhile.
+    fn keep(&mut self, client: u64, held: Held) {
+        if let Entry::Vacant(place) = self.calls.entry(client) {
+            self.held += held.cost();
+            place.insert(held);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

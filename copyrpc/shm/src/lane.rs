@@ -1,0 +1,524 @@
+//! A lane: one producer, one consumer, a power-of-two array of lap-stamped slots.
+//!
+//! A message is a slot. The producer writes the body and then stores `position + 1` into the slot's
+//! sequence word; a slot is full for the consumer's position `p` exactly when the word is `p + 1`.
+//! There is no head or tail to share, so in the steady state a message moves one cache line, and a
+//! producer stopped or killed at any instruction has either published a whole message or none.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `Slot::seq` | producer | consumer | **L1**: Release store / Acquire load, guards `body` for the consumer |
+//! | `consumed` (the user's, anywhere) | consumer | producer | **L2**: Release store / Acquire load, guards `body` for its reuse |
+//!
+//! **L3**: a protocol in which a reply proves that the slot is free (at most `capacity` unanswered
+//! requests) needs no `consumed` word.
+
+use core::{marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
+
+use copyrpc_calls::Tagged;
+
+use crate::cache;
+use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+
+/// Number of slots that [`LaneTx::fetch_ahead`] looks ahead of the next.
+const SLOTS_AHEAD: u64 = 3;
+/// The same in bytes, from the slot just filled, of slots of one line.
+const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
+
+/// The memory that a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Nothing: no other message is under way.
+    Nothing,
+    /// The slot of that message.
+    Slot,
+    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane
+    /// it is no line of the lane's, so this is for lanes of hundreds of slots.
+    Line,
+}
+
+/// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an
+/// empty slot.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot<T> {
+    seq: AtomicU64,
+    body: UnsafeCell<MaybeUninit<T>>,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Slot<[u8; 56]>>() == 64);
+    assert!(size_of::<Slot<[u8; 57]>>() == 128);
+    assert!(core::mem::offset_of!(Slot<[u64; 7]>, body) == 8);
+};
+
+impl<T> Slot<T> {
+    /// An empty slot.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
+            seq: AtomicU64::new(0),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Returns whether there has been no message here, ever or since the lane was
+    /// [cleared](Self::clear). Nothing may be read on the strength of it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.seq.load(Ordering::Relaxed) == 0
+    }
+
+    /// Makes the slot empty again, for another pair of ends; nothing of its message is left.
+    ///
+    /// # Safety
+    /// No thread uses the slot, and the creation of the next ends happens after.
+    pub unsafe fn clear(&self) {
+        self.seq.store(0, Ordering::Relaxed);
+        self.body.with_mut(|p| {
+            // SAFETY: contract of this function; any bytes are a `MaybeUninit`.
+            unsafe { p.write_bytes(0, 1) };
+        });
+    }
+}
+
+/// The slots of a lane as both ends see them.
+#[derive(Debug, Clone, Copy)]
+struct Slots<T> {
+    base: NonNull<Slot<T>>,
+    mask: u64,
+    _slots: PhantomData<Slot<T>>,
+}
+
+impl<T> Slots<T> {
+    #[inline(always)]
+    fn at(&self, position: u64) -> &Slot<T> {
+        // SAFETY: `base` points to `mask + 1` slots that outlive this value (contract of
+        // `LaneTx::new` and `LaneRx::new`).
+        unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
+    }
+
+    /// Returns the place of message number `position`: an address, and the bytes from there.
+    #[inline(always)]
+    fn place(&self, position: u64) -> (usize, usize) {
+        (
+            self.base.addr().get(),
+            (position & self.mask) as usize * size_of::<Slot<T>>(),
+        )
+    }
+}
+
+/// Fetches for writing the line that is `AHEAD` bytes behind a place.
+#[inline(always)]
+fn fetch<const AHEAD: usize>((base, offset): (usize, usize)) {
+    cache::prefetch_to_write::<AHEAD>(base, offset);
+}
+
+impl<T> Slots<Tagged<T>> {
+    /// Returns message number `position` if it is there.
+    #[inline(always)]
+    fn tagged_at(&self, position: u64) -> Option<(u64, Unread<'_, T>)> {
+        let slot = self.at(position);
+        // L1
+        if slot.seq.load(Ordering::Acquire) != position.wrapping_add(1) {
+            return None;
+        }
+        // SAFETY: as in `LaneRx::pop`.
+        let tag = slot
+            .body
+            .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
+        Some((tag, Unread { slot }))
+    }
+}
+
+/// The producing end. Messages are `Copy`: nothing that needs a destructor crosses a process
+/// boundary.
+#[derive(Debug)]
+pub struct LaneTx<T> {
+    slots: Slots<T>,
+    next: u64,
+    /// Positions below it may be written: the last known consumed position plus the capacity.
+    limit: u64,
+}
+
+/// A message that is in its slot, and not published yet.
+#[derive(Debug)]
+#[must_use]
+pub struct Filled<'a, T> {
+    slot: &'a Slot<T>,
+    next: &'a mut u64,
+}
+
+/// A message that was taken, and whose payload still lies in its slot. The producer of another
+/// process may write there all the same.
+#[derive(Debug)]
+pub struct Unread<'a, T> {
+    slot: &'a Slot<Tagged<T>>,
+}
+
+impl<T: Copy> Unread<'_, T> {
+    /// Returns the payload, by copy.
+    #[inline(always)]
+    pub fn read(self) -> T {
+        // SAFETY: as in `LaneRx::pop`, which this is a part of.
+        self.slot
+            .body
+            .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
+    }
+
+    /// Returns the place of the payload. It may be read as long as the producer leaves it alone.
+    #[inline(always)]
+    #[must_use]
+    pub fn as_ptr(&self) -> *const T {
+        // SAFETY: nothing is read; the place is inside the slot.
+        self.slot
+            .body
+            .with(|p| unsafe { &raw const (*p.cast::<Tagged<T>>()).payload })
+    }
+}
+
+/// The consuming end.
+#[derive(Debug)]
+pub struct LaneRx<T> {
+    slots: Slots<T>,
+    next: u64,
+}
+
+// SAFETY: an end owns its position; the slots are shared through atomics (L1, L2) only.
+unsafe impl<T: Send> Send for LaneTx<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for LaneRx<T> {}
+
+impl<T: Copy> LaneTx<T> {
+    /// The producing end over `capacity` slots at `slots`, its first message being number
+    /// `position`.
+    ///
+    /// # Safety
+    /// - `slots` points to `capacity` (a power of two) slots that stay mapped as long as this value
+    ///   lives.
+    /// - It is the only producing end of these slots, and both ends start at the same `position`,
+    ///   with no slot holding a sequence word in `position + 1 ..= position + capacity`.
+    /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is
+    ///   known to be consumed: [`has_room`](Self::has_room) said so, or the protocol above implies
+    ///   it.
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
+        debug_assert!(capacity.is_power_of_two());
+        let slots = Slots {
+            base: slots,
+            mask: capacity - 1,
+            _slots: PhantomData,
+        };
+        Self {
+            slots,
+            next: position,
+            limit: position.wrapping_add(capacity),
+        }
+    }
+
+    /// Returns the number of the next message.
+    #[must_use]
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns whether one more message fits. Reads `consumed` (L2) only when the last value read
+    /// is used up; a value that is no possible consumer position is ignored.
+    #[inline(always)]
+    pub fn has_room(&mut self, consumed: &AtomicU64) -> bool {
+        if self.next != self.limit {
+            return true;
+        }
+        let capacity = self.slots.mask + 1;
+        // L2: all reads of the slots below `consumed` happened before.
+        let consumed = consumed.load(Ordering::Acquire);
+        let advance = consumed.wrapping_sub(self.limit.wrapping_sub(capacity));
+        if advance == 0 || advance > capacity {
+            return false;
+        }
+        self.limit = consumed.wrapping_add(capacity);
+        true
+    }
+
+    /// Writes and publishes one message. There must be room, see [`new`](Self::new).
+    #[inline(always)]
+    pub fn publish(&mut self, body: T) {
+        self.fill(body).publish();
+    }
+
+    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is
+    /// dropped, the next message takes its place.
+    #[inline(always)]
+    pub fn fill(&mut self, body: T) -> Filled<'_, T> {
+        let Self { slots, next, .. } = self;
+        let slot = slots.at(*next);
+        slot.body.with_mut(|p| {
+            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so no
+            // other thread accesses the body.
+            unsafe { (*p).write(body) };
+        });
+        Filled { slot, next }
+    }
+}
+
+impl<T> Filled<'_, T> {
+    /// Publishes the message.
+    #[inline(always)]
+    pub fn publish(self) {
+        *self.next = self.next.wrapping_add(1);
+        // L1
+        self.slot.seq.store(*self.next, Ordering::Release);
+    }
+}
+
+impl<T: Copy> LaneTx<Tagged<T>> {
+    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. Fetches
+    /// `ahead`.
+    #[inline(always)]
+    pub fn publish_tagged(&mut self, tag: u64, payload: T, ahead: Ahead) {
+        let (position, next) = (self.next, self.next.wrapping_add(1));
+        let (slot, place) = (self.slots.at(position), self.slots.place(position));
+        slot.body.with_mut(|p| {
+            let p = p.cast::<Tagged<T>>();
+            // SAFETY: as in `publish`. The payload goes first: nothing is written between where it
+            // comes from and its slot, so the compiler copies it once.
+            unsafe {
+                (&raw mut (*p).payload).write(payload);
+                (&raw mut (*p).tag).write(tag);
+            }
+        });
+        self.next = next;
+        // L1
+        slot.seq.store(next, Ordering::Release);
+        match ahead {
+            Ahead::Nothing => {}
+            Ahead::Slot => fetch::<0>(self.slots.place(position.wrapping_add(1 + SLOTS_AHEAD))),
+            Ahead::Line => fetch::<BYTES_AHEAD>(place),
+        }
+    }
+}
+
+impl<T> LaneTx<T> {
+    /// [`publish`](Self::publish) as far as a producer comes that is killed in it, for models.
+    #[cfg(loom)]
+    pub fn publish_half(&self, body: T) {
+        // SAFETY: as in `publish`.
+        self.slots
+            .at(self.next)
+            .body
+            .with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
+    }
+
+    /// Fetches the line of a message that will be published soon, which the other end has read: for
+    /// a producer that has several on the way. With one at a time it would only add to the travels
+    /// of the lines.
+    #[inline(always)]
+    pub fn fetch_ahead(&self) {
+        fetch::<0>(self.slots.place(self.next.wrapping_add(SLOTS_AHEAD)));
+    }
+}
+
+impl<T: Copy> LaneRx<T> {
+    /// The consuming end over `capacity` slots at `slots`, its first message being number
+    /// `position`.
+    ///
+    /// # Safety
+    /// Like [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may
+    /// write must be a valid `T` (a peer in another process is not trusted: use types that are
+    /// `FromBytes`).
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
+        debug_assert!(capacity.is_power_of_two());
+        Self {
+            slots: Slots {
+                base: slots,
+                mask: capacity - 1,
+                _slots: PhantomData,
+            },
+            next: position,
+        }
+    }
+
+    /// Returns the number of the next message, and of messages taken since position 0.
+    #[must_use]
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns whether a message waits.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        self.is_ready_at(self.next)
+    }
+
+    /// Returns whether message number `position` is there, which is at most a capacity after the
+    /// next.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_ready_at(&self, position: u64) -> bool {
+        // L1
+        self.slots.at(position).seq.load(Ordering::Acquire) == position.wrapping_add(1)
+    }
+
+    /// Takes the next message, by copy: later writes of the producer to the slot do not change it.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<T> {
+        let slot = self.slots.at(self.next);
+        let next = self.next.wrapping_add(1);
+        // L1
+        if slot.seq.load(Ordering::Acquire) != next {
+            return None;
+        }
+        let body = slot.body.with(|p| {
+            // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may
+            // not reuse it before it learns that this end is past it.
+            unsafe { (*p).assume_init_read() }
+        });
+        self.next = next;
+        Some(body)
+    }
+}
+
+impl<T: Copy> LaneRx<Tagged<T>> {
+    /// Like [`pop`](Self::pop), with the tag alone at first, by which the caller decides what to do
+    /// with the message.
+    #[inline(always)]
+    pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
+        let next = self.next.wrapping_add(1);
+        let message = self.slots.tagged_at(self.next)?;
+        self.next = next;
+        Some(message)
+    }
+
+    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with
+    /// each, and with whether it is the first. Returns how many were taken.
+    #[inline(always)]
+    pub fn pop_each(
+        &mut self,
+        budget: usize,
+        mut f: impl FnMut(bool, u64, Unread<'_, T>),
+    ) -> usize {
+        // In registers, whatever `f` writes.
+        let (slots, first) = (self.slots, self.next);
+        let mut position = first;
+        for _ in 0..budget {
+            let next = position.wrapping_add(1);
+            let Some((tag, message)) = slots.tagged_at(position) else {
+                break;
+            };
+            self.next = next;
+            f(position == first, tag, message);
+            position = next;
+        }
+        position.wrapping_sub(first) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    fn slots(n: usize) -> Box<[Slot<u64>]> {
+        (0..n).map(|_| Slot::empty()).collect()
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn full_lane_refuses_until_consumed_is_published_at_any_start() {
+        for start in [0u64, 1, 7, u64::from(u32::MAX), u64::MAX - 3] {
+            let mut s = slots(4);
+            let base = NonNull::from(&mut *s).cast();
+            let consumed = AtomicU64::new(start);
+            // SAFETY: one producer and one consumer over four slots that outlive both.
+            let (mut tx, mut rx) =
+                unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
+            for round in 0..50u64 {
+                let mut sent = 0;
+                while tx.has_room(&consumed) {
+                    tx.publish(round * 4 + sent);
+                    sent += 1;
+                }
+                assert_eq!(sent, 4);
+                for i in 0..4 {
+                    assert_eq!(rx.pop(), Some(round * 4 + i));
+                }
+                assert_eq!(rx.pop(), None);
+                assert!(
+                    !tx.has_room(&consumed),
+                    "room without a published consumer position"
+                );
+                consumed.store(rx.position(), Ordering::Release);
+            }
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn a_message_that_is_only_filled_in_is_none_and_the_next_takes_its_place() {
+        let mut s = slots(2);
+        let base = NonNull::from(&mut *s).cast();
+        // SAFETY: one producer and one consumer over two slots that outlive both.
+        let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };
+        let _unpublished = tx.fill(1);
+        assert_eq!((tx.position(), rx.pop()), (0, None));
+        tx.fill(2).publish();
+        assert_eq!((tx.position(), rx.pop(), rx.pop()), (1, Some(2), None));
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn impossible_consumed_position_gives_no_room() {
+        let mut s = slots(2);
+        let base = NonNull::from(&mut *s).cast();
+        let consumed = AtomicU64::new(0);
+        // SAFETY: the only producer over two slots that outlive it.
+        let mut tx = unsafe { LaneTx::new(base, 2, 0) };
+        tx.publish(1);
+        tx.publish(2);
+        for garbage in [3u64, 100, u64::MAX, 1 << 63] {
+            consumed.store(garbage, Ordering::Release);
+            assert!(!tx.has_room(&consumed), "{garbage}");
+        }
+        consumed.store(2, Ordering::Release);
+        assert!(tx.has_room(&consumed));
+    }
+
+    #[cfg(loom)]
+    #[test]
+    fn loom_messages_arrive_whole_and_in_order_across_a_lap() {
+        loom::model(|| {
+            let slots: &'static mut [Slot<u64>] = Box::leak(slots(2));
+            let base = NonNull::from(&mut *slots).cast();
+            let first = u64::from(crate::sync::FIRST);
+            let consumed = loom::sync::Arc::new(AtomicU64::new(first));
+            // SAFETY: one producer and one consumer over leaked slots.
+            let (mut tx, mut rx) =
+                unsafe { (LaneTx::new(base, 2, first), LaneRx::new(base, 2, first)) };
+            let c = consumed.clone();
+            let producer = loom::thread::spawn(move || {
+                for i in 0..3u64 {
+                    while !tx.has_room(&c) {
+                        crate::sync::yield_now();
+                    }
+                    tx.publish(i);
+                }
+            });
+            for i in 0..3u64 {
+                let got = loop {
+                    if let Some(v) = rx.pop() {
+                        break v;
+                    }
+                    crate::sync::yield_now();
+                };
+                assert_eq!(got, i);
+                consumed.store(rx.position(), Ordering::Release);
+            }
+            producer.join().unwrap();
+        });
+    }
+}

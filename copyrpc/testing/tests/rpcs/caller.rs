@@ -1,0 +1,137 @@
+//! A client that makes sure that each of its calls ends once, and ends well.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use copyrpc_calls::{CallFailed, SessionEnd, Tag};
+
+use crate::rpc::{Refused, Rpc};
+use copyrpc_testing::helpers::PATIENCE;
+
+/// The right answer.
+pub(crate) fn answer(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
+}
+
+/// A client that knows which of its calls have not ended.
+pub(crate) struct Caller<R: Rpc> {
+    client: R::Client,
+    /// The names of the calls, and the times before which they do not end late.
+    waiting: BTreeMap<u64, (Tag, Option<Instant>)>,
+    /// A call that has ended.
+    ended: Option<Tag>,
+    pub(crate) answered: u64,
+    pub(crate) dropped: u64,
+    pub(crate) gone: u64,
+    pub(crate) late: u64,
+    pub(crate) cancelled: u64,
+}
+
+impl<R: Rpc> Caller<R> {
+    pub(crate) fn new(client: R::Client) -> Self {
+        Self {
+            client,
+            waiting: BTreeMap::new(),
+            ended: None,
+            answered: 0,
+            dropped: 0,
+            gone: 0,
+            late: 0,
+            cancelled: 0,
+        }
+    }
+
+    pub(crate) fn call(&mut self, number: u64) {
+        assert!(self.try_call(number, None));
+    }
+
+    /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end
+    /// late.
+    pub(crate) fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let called = match timeout {
+            Some(timeout) => R::call_within(&mut self.client, number, number, timeout),
+            None => R::call(&mut self.client, number, number),
+        };
+        match called {
+            Ok(call) => {
+                assert!(self.waiting.insert(number, (call, deadline)).is_none());
+                true
+            }
+            Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::PeerGone)) => false,
+            Err(other) => panic!("call {number}: {other:?}"),
+        }
+    }
+
+    /// Gives the oldest call up. One that has ended cannot be.
+    pub(crate) fn cancel(&mut self) {
+        let ended = self
+            .ended
+            .and_then(|call| R::cancel(&mut self.client, call));
+        assert_eq!(ended, None, "a call that has ended is given up");
+        if let Some((number, (call, _))) = self.waiting.pop_first() {
+            assert_eq!(
+                R::cancel(&mut self.client, call),
+                Some(number),
+                "call {number} has ended, and was not heard of"
+            );
+            self.ended = Some(call);
+            self.cancelled += 1;
+        }
+    }
+
+    /// Sleeps until there is something to poll for; false if that takes too long.
+    pub(crate) fn sleep(&mut self) -> bool {
+        R::wait(&mut self.client, Some(PATIENCE))
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Polls once. A call that ends has not ended before, and ends as it may.
+    pub(crate) fn poll(&mut self) -> Result<usize, SessionEnd> {
+        let Self {
+            client,
+            waiting,
+            ended,
+            answered,
+            dropped,
+            gone,
+            late,
+            ..
+        } = self;
+        R::poll(client, |number, outcome| {
+            let (call, deadline) = waiting
+                .remove(&number)
+                .unwrap_or_else(|| panic!("call {number} ends twice"));
+            *ended = Some(call);
+            match outcome {
+                Ok(response) => {
+                    assert_eq!(
+                        response,
+                        answer(number),
+                        "the answer to another call than {number}"
+                    );
+                    *answered += 1;
+                }
+                Err(CallFailed::Refused | CallFailed::Dropped) => *dropped += 1,
+                Err(CallFailed::TimedOut) => {
+                    assert!(
+                        deadline.is_some_and(|at| at <= Instant::now()),
+                        "call {number} ends before its time"
+                    );
+                    *late += 1;
+                }
+                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => {
+                    *gone += 1
+                }
+                Err(other) => panic!("call {number}: {other}"),
+            }
+        })
+    }
+}

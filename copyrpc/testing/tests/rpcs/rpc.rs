@@ -1,0 +1,64 @@
+//! A shared-memory RPC as the suites see it.
+
+use std::time::Duration;
+
+use copyrpc_calls::{CallFailed, SessionEnd, Tag as CallToken};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::region::{self, Region};
+use copyrpc_shm::sleep::Sleeper;
+
+/// Why a call was not made, with what came back: request and user data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Full(u64, u64),
+    Ended(u64, u64, SessionEnd),
+}
+
+/// The end of a call, as a client sees it.
+pub(crate) type Outcome = Result<u64, CallFailed>;
+
+/// An RPC from `u64` to `u64`, with `u64` as user data.
+pub(crate) trait Rpc {
+    type Server: Sleeper;
+    type Client: Send + Sleeper;
+    /// A received request.
+    type Held;
+
+    /// Names it for helper processes.
+    const NAME: &str;
+
+    /// `None` if there is a server already, or somebody is about to remove a dead one.
+    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server>;
+    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
+        Self::try_create(dir, clients, depth).expect("there is no server yet")
+    }
+    /// `None` if all entries are taken, or there is no living server.
+    fn connect(dir: &Dir) -> Option<Self::Client>;
+    fn serve_poll(server: &mut Self::Server) -> usize;
+    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
+    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
+    /// Returns whether the client was still there.
+    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
+    fn reject(server: &mut Self::Server, held: Self::Held);
+    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused>;
+    fn call_within(
+        client: &mut Self::Client,
+        request: u64,
+        user_data: u64,
+        timeout: Duration,
+    ) -> Result<CallToken, Refused>;
+    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64>;
+    fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
+    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
+    fn id(client: &Self::Client) -> usize;
+    /// The region of a server for at most 448 clients with so many calls together, and where its
+    /// entries begin.
+    fn entries(dir: &Dir, calls: usize) -> (Region, usize);
+    /// Where the words begin by which clients tell that server that they call. They reach to the
+    /// entries.
+    const WAKES: usize;
+    /// Why there is no server `s`.
+    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;
+    /// Why there is no client of `s`.
+    fn connect_refused(dir: &Dir) -> region::OpenError;
+}
