@@ -77,7 +77,7 @@ pub struct Device {
 /// A port of a device.
 #[derive(Debug, Clone)]
 pub struct Port {
-    /// From 1.
+    /// Number of the item, from 1.
     pub number: u8,
     /// Whether it carries traffic.
     pub is_active: bool,
@@ -100,7 +100,7 @@ pub enum Status {
     Missing,
 }
 
-/// One checked item.
+/// A checked item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// Name of the item.

@@ -411,7 +411,7 @@ fn rank_process(
     Ok(show(&options, &result))
 }
 
-/// Does in the ranks what the local launcher does before it starts ranks, if there is no local
+/// Prepares ranks as the local launcher prepares those that it starts, if there is no local
 /// launcher.
 fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     if options.launcher.kind == LauncherKind::Mpi {

@@ -1,6 +1,6 @@
-//! From the command line to values that can run: every range is checked, every `auto` is computed
-//! by the rule written here. The launcher and each rank compute the same values from the same
-//! arguments.
+//! Resolves the command line to values that can run: every range is checked, every `auto` is
+//! computed by the rule written here. The launcher and each rank compute the same values from the
+//! same arguments.
 
 use std::fmt;
 use std::path::Path;

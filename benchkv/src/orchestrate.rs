@@ -1,4 +1,4 @@
-//! One rank of a job: its threads, and the order of a run. Beside it:
+//! A rank of a job: its threads, and the order of a run. Beside it:
 //!
 //! - `control`: the control of the workers by the main thread.
 //! - `client`: a client from its first connection to its report.

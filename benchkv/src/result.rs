@@ -82,7 +82,7 @@ pub struct JobResult {
     pub placement: Plan,
     /// The clock of the latencies.
     pub clock: ClockSource,
-    /// Of a job in virtual time: its models, and their counters.
+    /// The models of a job in virtual time, and their counters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulation: Option<SimulationRecord>,
     /// The machine of the measurement.
@@ -100,7 +100,7 @@ pub struct JobResult {
     pub fate: Counts,
     /// Checks of values that failed; null with `--no-verify`.
     pub verify_failures: Option<u64>,
-    /// The first of these failures, in words.
+    /// Description of the first failed check.
     pub first_verify_failure: Option<String>,
     /// With `--trace`: why the series of a daemon could not be written, the first such failure;
     /// null if all were written.
@@ -276,7 +276,7 @@ pub struct EchoBaseline {
     pub remote_ratio: f64,
 }
 
-/// One measured run, all ranks together.
+/// A measured run, all ranks together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     /// Length of its window in seconds, the mean over ranks.
@@ -290,7 +290,7 @@ pub struct RunResult {
     pub open_loop: Option<OpenLoop>,
 }
 
-/// One rank, all runs together.
+/// A rank, all runs together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankResult {
     /// The rank.

@@ -5,8 +5,8 @@
 //! CAS of one word. So nothing in the ring is ever half-done: a client stopped or killed at any
 //! instruction has announced itself or has not, and no one else waits for it. While the server
 //! polls the client's lane anyway, which is as long as it finds something there, nothing is
-//! announced: the flag `armed` of the client's entry says so ([`copyrpc_shm::ready`], R1). The client
-//! lowers the flag before it announces itself, so that it does so once.
+//! announced: the flag `armed` of the client's entry says so ([`copyrpc_shm::ready`], R1). The
+//! client lowers the flag before it announces itself, so that it does so once.
 //!
 //! | word | transition | by | pairing |
 //! |---|---|---|---|
@@ -25,7 +25,8 @@
 //! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the
 //!   server as it comes by ([`Ring::keep_order`]). An announcement that is lost to it, or that
 //!   found the ring full, leaves the flag down, which the server finds when it goes round the
-//!   entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): it costs a delay, and no call.
+//!   entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): it costs a delay, and no
+//!   call.
 
 use std::ptr::NonNull;
 

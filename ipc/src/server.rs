@@ -199,8 +199,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or
     /// the server is [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit).
     /// Returns whether there is something. Does not spin. Frees the entries of clients that leave,
-    /// and every [`SLICE`](copyrpc_shm::sleep::SLICE) those of clients that died. A request of a client
-    /// that a mask left out counts.
+    /// and every [`SLICE`](copyrpc_shm::sleep::SLICE) those of clients that died. A request of a
+    /// client that a mask left out counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }

@@ -8,7 +8,7 @@ use std::error::Error;
 
 use mlx5::*;
 
-/// One end of the connections.
+/// An end of the connections.
 struct End {
     qps: Vec<RcQp>,
     arrivals: MonoCq<usize>,

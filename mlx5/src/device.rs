@@ -143,12 +143,13 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Lets a thread sleep on the device and on other sources at once: see [`copyrpc_shm::sleep::wait`]. The
-/// device makes progress first, so check after that whether a CQ holds a completion
-/// ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a poll would take ends
-/// the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread that
-/// wakes it for the device's events, and each sleep arms all CQs of the device. Without that
-/// thread, the sleep ends after [`POLL_SLICE`](copyrpc_shm::sleep::POLL_SLICE).
+/// Lets a thread sleep on the device and on other sources at once: see
+/// [`copyrpc_shm::sleep::wait`]. The device makes progress first, so check after that whether a CQ
+/// holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a
+/// poll would take ends the sleep, whether a CQ is armed or not. On hardware the first such sleep
+/// starts a thread that wakes it for the device's events, and each sleep arms all CQs of the
+/// device. Without that thread, the sleep ends after
+/// [`POLL_SLICE`](copyrpc_shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);

@@ -94,7 +94,7 @@ pub enum ConnectError {
         /// Kind of the peer's device.
         remote: DeviceKind,
     },
-    /// One end is on InfiniBand and has no GID, the other is on RoCE.
+    /// InfiniBand without a GID at one end, RoCE at the other.
     #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
     NoGid,
     /// libibverbs or the kernel refused the call.

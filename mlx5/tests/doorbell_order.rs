@@ -43,7 +43,7 @@ fn release_library() -> PathBuf {
     path
 }
 
-/// One function: its instructions by address, in Intel syntax.
+/// A function: its instructions by address, in Intel syntax.
 type Code = BTreeMap<u64, String>;
 
 /// Returns all functions whose path is `name`.

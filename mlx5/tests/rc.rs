@@ -19,7 +19,7 @@ const RKEYS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
 
-/// One end: all objects of an RC connection.
+/// An end: all objects of an RC connection.
 struct End {
     qp: RcQp,
     send_cq: Cq,

@@ -47,7 +47,7 @@ struct Kind {
 enum Work {
     /// Calls, that many at a time.
     Calls(usize),
-    /// The same, each function in a frame of its own.
+    /// Calls, with each function in a frame of its own.
     Parts(usize),
     /// Polls of a client that find nothing.
     ClientPolls,

@@ -1,4 +1,4 @@
-//! One server and twelve clients in groups, all in one thread: each client keeps calls outstanding,
+//! A server and twelve clients in groups, all in one thread: each client keeps calls outstanding,
 //! and the groups take turns.
 //!
 //! `cargo run --release -p scalerpc --example groups -- [clients] [calls of each]`

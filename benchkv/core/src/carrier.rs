@@ -57,7 +57,7 @@ pub fn name_of(value: &impl ValueEnum) -> String {
 pub struct Traits {
     /// The name of its operations, in the plural.
     pub operations: &'static str,
-    /// It sends each message separately, in a window for each connection, and not in a connection's
+    /// Each message is sent separately, in a window for each connection, and not in a connection's
     /// rings.
     pub is_by_message: bool,
     /// Messages are sent by a flush.

@@ -127,7 +127,7 @@ counters! {
         /// Had not ended when the drain was cut, because it took too long or the user interrupted
         /// it.
         sum unfinished,
-        /// Of the completed: gets that found no value.
+        /// Gets, among the completed operations, that found no value.
         sum not_found,
     }
 }
@@ -146,7 +146,7 @@ pub struct ClientReport {
     pub counts: Counts,
     /// Operations that had not ended at the end of the drain.
     pub outstanding: u64,
-    /// One window per run.
+    /// The window of each run.
     pub windows: Vec<Window>,
     /// The failed checks of values.
     pub verdict: Option<Verdict>,
@@ -159,9 +159,9 @@ pub struct ClientReport {
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// That many operations were issued or ended; an operation that was both counts twice.
+    /// Number of operations issued or ended; an operation that was both counts twice.
     Busy(usize),
-    /// Nothing to do.
+    /// Idle now: nothing was issued and nothing ended.
     Idle,
     /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations
     /// of the client have ended.
@@ -226,7 +226,7 @@ struct Book {
     counts: Counts,
     /// Sum of the times of issue of all outstanding operations, in ns; wraps.
     issued_ns: u64,
-    /// By [`Kind`]: the last round trips of this step that are not recorded yet.
+    /// Round trips of each [`Kind`] at the end of this step that are not recorded yet.
     alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,

@@ -55,7 +55,7 @@ pub struct View {
     pub moved: u64,
     /// Its wait for a job in which nothing moves is over.
     pub is_over: bool,
-    /// It wants the drain to end even if messages move.
+    /// Whether the drain is to end even if messages move.
     pub cuts: bool,
 }
 
@@ -66,7 +66,7 @@ pub enum End {
     Drained,
     /// Nothing moved any more: outstanding operations are lost.
     Silent,
-    /// It took too long: outstanding operations are unfinished.
+    /// The drain took too long: outstanding operations are unfinished.
     Cut,
 }
 

@@ -19,7 +19,7 @@ pub struct Shard {
     shards: usize,
     keys: u64,
     values: Vec<Option<u64>>,
-    /// By key: the bytes of its value beyond 8.
+    /// The bytes of each key's value beyond 8.
     tails: Vec<u8>,
     tail_bytes: usize,
 }

@@ -198,9 +198,9 @@ pub struct Verifier {
     sequence: u32,
     /// Counts this client's operations as they are issued; wraps.
     moment: u32,
-    /// By key slot times `writers` plus writer.
+    /// Findings, indexed by key slot times `writers` plus writer.
     seen: Vec<Seen>,
-    /// By key slot: the moment at which a value was first recorded.
+    /// The moment at which a value of each key slot was first recorded.
     found_at: Vec<Option<u32>>,
     private: [Private; PRIVATE_KEYS],
     highest: Vec<u32>,
@@ -217,7 +217,7 @@ pub struct Verdict {
     pub first: Option<VerifyFailure>,
     /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
-    /// By writer: the highest sequence number read.
+    /// The highest sequence number read of each writer.
     pub highest: Vec<u32>,
 }
 

@@ -171,7 +171,7 @@ pub enum AccessKind {
     Private,
 }
 
-/// One access; 16 bytes.
+/// An access; 16 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
     /// The key.
@@ -190,7 +190,7 @@ const _: () = assert!(size_of::<Access>() == 16);
 /// The accesses of one client.
 #[derive(Debug)]
 pub struct Pattern {
-    /// As many accesses as in [`Workload::accesses`].
+    /// Accesses, [`Workload::accesses`] in number.
     pub accesses: Vec<Access>,
     /// Number of different keys read, if results are verified; every [`AccessKind::Read`] slot is
     /// below it then.

@@ -336,7 +336,7 @@ pub struct Plan {
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,
-    /// One entry per node-local rank; empty if no thread is pinned.
+    /// The processors of each node-local rank; empty if no thread is pinned.
     pub pinned: Vec<RankCores>,
 }
 

@@ -18,7 +18,7 @@ pub(crate) const ROLE_VARIABLE: &str = "BENCH_HARNESS_ROLE";
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It exited with this status.
+    /// The child exited with this status.
     Code(i32),
     /// This signal ended it.
     Signal(i32),

@@ -20,7 +20,7 @@ use crate::role_text::RoleText;
 pub enum Role {
     /// Started by a user: starts the ranks.
     Launcher,
-    /// One rank of a job, with its exchange with the others.
+    /// A rank of a job, with its exchange with the others.
     Rank(SocketExchange),
     /// The other side of a baseline.
     Baseline(BaselinePeer),

@@ -440,7 +440,7 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RingChoice {
     #[default]
-    /// By the rule of [`engine::job::Sizes`].
+    /// Computed as [`engine::job::Sizes`] says.
     Auto,
     /// This many bytes.
     Bytes(u64),

@@ -15,7 +15,7 @@ pub(super) struct Record {
     pub(super) bytes: Vec<u8>,
 }
 
-/// By thread: the records that other ranks made for its endpoints, each with its maker.
+/// The records that other ranks made for each thread's endpoints, each with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
 /// Encodes the part of a rank.

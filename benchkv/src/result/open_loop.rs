@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// One in this many operations that became due in a window may end after it, or those that end may
-/// be due before it, and one in any case.
+/// Tolerated share: one in this many operations that became due in a window may end after it, or
+/// those that end may be due before it, and one in any case.
 const TOLERATED: u64 = 100;
-/// One in this many may, if a pause of the machine at an end of the window, or chance, explains it.
-/// If more do, the rate was not kept.
+/// Explained share: one in this many may, if a pause of the machine at an end of the window, or
+/// chance, explains it. If more do, the rate was not kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.

@@ -1,4 +1,4 @@
-//! From the reports of all ranks to one result.
+//! Reduces the reports of all ranks to one result.
 
 use std::collections::BTreeSet;
 use std::error::Error;

@@ -118,9 +118,9 @@ fn text(cpu: Cpu, real_ns: f64, simulated_ns: f64) -> String {
 /// Turns of a thread: their number of messages or operations, and durations in ns.
 #[derive(Debug)]
 struct Timed {
-    /// Of a step that finds messages.
+    /// Duration of a step that finds messages.
     busy_ns: f64,
-    /// Of a step that finds nothing.
+    /// Duration of a step that finds nothing.
     empty_ns: f64,
     moved: f64,
 }

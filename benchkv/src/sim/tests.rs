@@ -327,7 +327,7 @@ fn a_host_that_stands_still_ends_nothing_and_loses_nothing() {
     assert_eq!(result.fate.lost, 0);
 }
 
-/// Before and after its time a job with a policy runs as without it. The answers that are held at
+/// A policy that is on for a time: before and after, the job runs as without it. Answers held at
 /// the end of that time are passed on.
 #[test]
 fn policies_act_in_their_time_only() {

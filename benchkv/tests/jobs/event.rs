@@ -55,8 +55,8 @@ fn ucx_is_sound_when_its_threads_sleep() {
     sleeping(&["--backend", "ucx-am"]);
 }
 
-/// So few operations that threads have nothing to do most of the time: they make some rounds for
-/// each operation, and ten a second besides. Threads that poll make thousands of rounds for each.
+/// Threads have nothing to do most of the time. They make some rounds for each operation, and ten
+/// a second besides. Threads that poll make thousands of rounds for each.
 #[test]
 fn threads_without_work_do_nothing() {
     let slow = ["--rate", "100", "--duration", "1"];

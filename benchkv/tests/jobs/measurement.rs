@@ -169,7 +169,7 @@ fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     );
 }
 
-/// One client, two daemons: a request reaches the daemon of its key without another's help, by a
+/// A client of two daemons: a request reaches the daemon of its key without another's help, by a
 /// connection from the daemon of the same number, or from the client.
 #[test]
 fn daemons_that_own_their_connections_need_no_other() {
@@ -283,8 +283,7 @@ fn clients_of_a_rank_work_side_by_side() {
     );
 }
 
-/// With this many keys few are written in a short job, so a get that finds a value is rare unless
-/// keys are popular.
+/// A short job writes few of its keys, so a get rarely finds a value unless keys are popular.
 #[test]
 fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
     let hits = |distribution: &str| {
@@ -344,7 +343,7 @@ fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
     );
 }
 
-/// The same for windows: two clients with that many operations each, and two connections.
+/// Windows are overrun by two clients with that many operations each, over two connections.
 #[test]
 fn many_ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     each_of(
@@ -648,7 +647,8 @@ fn an_open_loop_offers_its_rate() {
     );
 }
 
-/// Between the first two operations 3.5 s pass, in which nothing is outstanding and nothing moves.
+/// A pause of 3.5 s between the first two operations, without an outstanding operation or a
+/// message.
 #[test]
 fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
     let (_turn, dir) = (turn(), Scratch::in_memory());

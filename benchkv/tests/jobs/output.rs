@@ -418,7 +418,7 @@ fn help_is_as_wide_as_the_terminal() {
     }
 }
 
-/// Of each command, also what is written line by line.
+/// Output of each command, also what is written line by line.
 #[test]
 fn output_that_finds_no_room_is_a_failure_and_a_reader_that_goes_is_none() {
     let _turn = turn();

@@ -85,7 +85,7 @@ fn models_are_options_and_are_recorded() {
     assert_eq!(slow["clock"]["source"], "virtual");
 }
 
-/// They are one process, whose memory is said apart.
+/// Virtual ranks are one process, whose memory is reported apart.
 #[test]
 fn simulated_ranks_have_no_memory_of_their_own() {
     let files = Scratch::on_disk();

@@ -148,7 +148,7 @@ fn a_corrupted_value_is_seen() {
     );
 }
 
-/// As with the other backends, if UCX has to detect dead peers.
+/// Behaves as the other backends do, if UCX has to detect dead peers.
 #[test]
 #[ignore = "needs libucx0"]
 fn a_rank_notices_by_itself_that_the_other_was_killed() {

@@ -1,4 +1,4 @@
-//! One value from a connection's thread to a future, which may run on any other thread.
+//! A value from a connection's thread to a future, which may run on any other thread.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -72,9 +72,9 @@ impl<U> Context<U> {
     }
 }
 
-/// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. It posts gathered
-/// messages, as [`Context::wait`] does, and the sleep ends like that one. Poll after it in every
-/// case.
+/// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. It posts
+/// gathered messages, as [`Context::wait`] does, and the sleep ends like that one. Poll after it in
+/// every case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

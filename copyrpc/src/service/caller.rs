@@ -263,10 +263,10 @@ impl Caller {
         })
     }
 
-    /// Makes a new connection in place of one that takes no calls, where the server is now. Tries for the time `patience`,
-    /// and as long as `goes_on` returns true, which [polls](poll) the context. Calls that are under
-    /// way end over the connection before, until there is a third one. Calls of a device that broke
-    /// down must have ended before.
+    /// Makes a new connection in place of one that takes no calls, where the server is now. Tries
+    /// for the time `patience`, and as long as `goes_on` returns true, which [polls](poll) the
+    /// context. Calls that are under way end over the connection before, until there is a third
+    /// one. Calls of a device that broke down must have ended before.
     pub(super) fn reconnect(
         &mut self,
         patience: Duration,

@@ -52,7 +52,7 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
     assert_eq!((polled, sum), (n, want as u64));
 }
 
-/// The same in compressed sessions of 16.
+/// Polls `n` completions in compressed sessions of 16.
 pub(crate) fn poll_compressed(n: usize) {
     const CQES: u32 = 1 << 14;
     const SESSION: usize = 16;

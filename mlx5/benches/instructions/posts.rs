@@ -213,7 +213,7 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     }
 }
 
-/// Does the same with a shared queue.
+/// Posts receives to a shared queue.
 #[inline(always)]
 pub(crate) fn post_receive_srq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

@@ -129,7 +129,7 @@ const WORKS: [(&str, Work); 10] = [
     ("loopback_1", Work::Loopback(1)),
 ];
 
-/// One of the two processes.
+/// A process of the two.
 struct Process {
     role: Role,
     raw: Raw,
@@ -419,7 +419,7 @@ fn connect(dir: &Path, wait: Wait, to: &mut impl Write, from: &mut BufReader<imp
     end
 }
 
-/// One kind of operation, with the ns of each round.
+/// A kind of operation, with the ns of each round.
 struct Row {
     name: &'static str,
     ns: Vec<f64>,

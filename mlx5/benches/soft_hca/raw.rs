@@ -19,11 +19,11 @@ struct Line([AtomicU64; 8]);
 /// The shared memory of both processes. It starts as zero bytes.
 #[repr(C)]
 struct Shared {
-    /// By process: number of its arrivals at the meeting point.
+    /// Number of each process's arrivals at the meeting point.
     met: [Line; 2],
-    /// By sender: a sequence word and 56 B.
+    /// A sequence word and 56 B of each sender.
     line: [Line; 2],
-    /// By sender: 64 B, and a line with the sequence word.
+    /// Data of each sender: 64 B, and a line with the sequence word.
     payload: [Line; 2],
     sequence: [Line; 2],
     window: Line,
@@ -31,7 +31,7 @@ struct Shared {
     slots: [Slot<[u64; 7]>; SLOTS],
 }
 
-/// One process's side.
+/// The side of a process.
 pub(crate) struct Raw {
     memory: Memfd,
     me: usize,

@@ -397,9 +397,9 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
 enum Written {
     /// A command was carried out.
     Command,
-    /// It is one for the connection manager.
+    /// The write is a command for the connection manager.
     Cm(Arc<Session>),
-    /// It was none.
+    /// The write goes elsewhere.
     Elsewhere,
 }
 

@@ -24,7 +24,7 @@ const ENDS_PER_CALL: usize = 64;
 #[derive(Debug)]
 pub struct Lifelines {
     epoll: OwnedFd,
-    /// By the numbers of the peers.
+    /// Connections, indexed by the numbers of the peers.
     sockets: HashMap<u64, TcpStream>,
     max: usize,
 }

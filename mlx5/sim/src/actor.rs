@@ -7,10 +7,10 @@ use std::task::{Wake, Waker};
 /// The outcome of an actor's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
-    /// It worked for this many ns (at least 1). It is stepped again when they have passed, and not
-    /// before.
+    /// The actor worked for this many ns (at least 1), and is stepped again when they have passed,
+    /// and not before.
     Cost(u64),
-    /// It found nothing to do: every queue is empty, and every memory word that it polls is
+    /// The actor found nothing to do: every queue is empty, and every memory word that it polls is
     /// unchanged. It is stepped again when one of its devices changes, or at this time if that is
     /// earlier.
     IdleUntil(Option<u64>),

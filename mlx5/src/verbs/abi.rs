@@ -177,7 +177,8 @@ structs! {
     }
     #[derive(Clone, Copy, Default)]
     whole mlx5dv_cqe_comp_caps: 8 { 0 max_num: u32, 4 supported_format: u32 }
-    /// Up to the last field read here; later fields are written only if `comp_mask` asks for them.
+    /// Fields up to the last one read here; later fields are written only if `comp_mask` asks for
+    /// them.
     #[derive(Clone, Copy, Default)]
     prefix mlx5dv_context: 32 { 0 version: u8, 8 flags: u64, 16 comp_mask: u64, 24 cqe_comp_caps: mlx5dv_cqe_comp_caps }
     whole mlx5dv_cq_init_attr: 24 { 0 comp_mask: u64, 8 cqe_comp_res_format: u8, 12 flags: u32, 16 cqe_size: u16 }
@@ -190,7 +191,8 @@ structs! {
     unnamed mlx5dv_wq: 16 { 0 buf: *mut c_void, 8 wqe_cnt: u32, 12 stride: u32 }
     /// The BlueFlame register in `mlx5dv_qp`.
     unnamed mlx5dv_bf: 16 { 0 reg: *mut c_void, 8 size: u32 }
-    /// Up to the last field read here; later fields are written only if `comp_mask` asks for them.
+    /// Fields up to the last one read here; later fields are written only if `comp_mask` asks for
+    /// them.
     prefix mlx5dv_qp: 96 { 0 dbrec: *mut u32, 8 sq: mlx5dv_wq, 24 rq: mlx5dv_wq, 40 bf: mlx5dv_bf, 56 comp_mask: u64, 64 _rest: [u64; 4] }
     whole mlx5dv_cq: 48 {
         0 buf: *mut c_void, 8 dbrec: *mut u32, 16 cqe_cnt: u32, 20 cqe_size: u32, 24 cq_uar: *mut c_void, 32 cqn: u32, 40 comp_mask: u64,

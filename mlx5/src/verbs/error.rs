@@ -121,7 +121,7 @@ pub enum VerbsError {
         /// The device's file.
         path: String,
     },
-    /// There is no such port.
+    /// The device has no such port.
     #[error("{name} has {ports} port(s), numbered from 1; port {port} was asked for")]
     NoSuchPort {
         /// The device.

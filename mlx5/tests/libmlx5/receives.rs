@@ -31,7 +31,7 @@ struct Pair {
     their_qpn: u32,
     user_index: u32,
     our_qpn: u32,
-    /// By WQE: the last posted receive, and whether a buffer of length 0 was ever posted.
+    /// The last posted receive of each WQE, and whether a buffer of length 0 was ever posted.
     wqes: Vec<(Vec<Sge>, bool)>,
     posted: u64,
 }

@@ -43,7 +43,7 @@ fn with_echo(
     echo_in([(); 2].map(|()| LocalFabric::new()), roce, f)
 }
 
-/// The same with devices of these fabrics.
+/// Runs [`with_echo`] with devices of these fabrics.
 fn echo_in(
     fabrics: [LocalFabric; 2],
     roce: [RoceOptions; 2],

@@ -1,4 +1,4 @@
-//! One end of a connection, for tests of verbs, statuses and faults. Its receives are shared or its
+//! An end of a connection, for tests of verbs, statuses and faults. Its receives are shared or its
 //! own.
 #![allow(dead_code, reason = "each test uses what it needs")]
 

@@ -71,7 +71,7 @@ pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
     })
 }
 
-/// One end, with one queue pair for each peer.
+/// An end, with one queue pair for each peer.
 pub(crate) struct End {
     pub(crate) qps: HashMap<u32, RcQp>,
     pub(crate) ud: Option<UdQp>,

@@ -29,10 +29,10 @@ pub(crate) enum Mode {
     Delay,
     /// At the times of the NIC model, on a clock that polls advance.
     Virtual,
-    /// By packets over the loopback interface, on the network that `MLX5_TEST_NETWORK` describes,
+    /// Packets over the loopback interface, on the network that `MLX5_TEST_NETWORK` describes,
     /// such as `loss=1,delay_us=0..500`.
     Packets,
-    /// By a device behind libibverbs, at any time.
+    /// A device behind libibverbs, which acts at any time.
     Hardware,
 }
 
@@ -89,10 +89,10 @@ const POLL_NS: u64 = 50;
 /// Number of rounds after which an expected result is taken for missing. In delay mode this is some
 /// seconds.
 const ROUNDS: u64 = 20_000_000;
-/// The same on hardware, where the thread sleeps between two rounds, because an emulated device may
-/// need its core.
+/// [`ROUNDS`] on hardware, where the thread sleeps between two rounds, because an emulated device
+/// may need its core.
 const HARDWARE_ROUNDS: u64 = 400_000;
-/// The same with packets: a round is a system call for each device.
+/// [`ROUNDS`] with packets: a round is a system call for each device.
 const PACKET_ROUNDS: u64 = 4_000_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
 /// Time after which every operation in flight there without a timer of its own is over.

@@ -1,4 +1,4 @@
-//! One process of the all-to-all test: 64 queue pairs to each peer, with an operation in flight on
+//! A process of the all-to-all test: 64 queue pairs to each peer, with an operation in flight on
 //! each at all times, and every result checked. It follows the lines of its standard input, and
 //! answers each with a line.
 
@@ -79,7 +79,8 @@ struct Worker {
     holds: bool,
     held: usize,
     runs: bool,
-    /// By peer: operations completed, messages sent and received, queue pairs that ended.
+    /// Counts for each peer: operations completed, messages sent and received, queue pairs that
+    /// ended.
     completed: [u64; PROCESSES],
     pd: Pd,
 }

@@ -31,7 +31,7 @@ use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
 /// Number of mini CQEs in an array (`MLX5_MINI_CQE_ARRAY_SIZE`).
 pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
 
-/// One completion of a compressed session.
+/// A completion of a compressed session.
 #[doc(alias = "MiniCqeIterator")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniCqe {

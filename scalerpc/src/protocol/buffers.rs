@@ -34,7 +34,7 @@ impl Chain {
 pub(crate) struct Buffers {
     /// For each buffer the next one of its list.
     next: Vec<Option<Buffer>>,
-    /// The first of the free buffers. The one freed last is allocated first: its bytes are in the
+    /// First free buffer. The one freed last is allocated first: its bytes are in the
     /// cache.
     free: Option<Buffer>,
 }

@@ -193,7 +193,7 @@ impl RdmaClient {
             .call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
-    /// One bounded step: takes completions and arrivals, posts.
+    /// Does one bounded step: takes completions and arrivals, posts.
     pub fn poll(&mut self) {
         let is_broken = self.port.cq.progress() && !self.take_completions();
         let now_ns = self.port.now_ns();

@@ -107,8 +107,8 @@ impl PendingPeer {
 struct Limits {
     /// Maximum: the entries of the completion queue.
     max: usize,
-    /// Up to so many, an operation asks for a completion only where its send queue needs one (S25).
-    /// With more, each run of operations asks for one.
+    /// Number of outstanding operations up to which an operation asks for a completion only where
+    /// its send queue needs one (S25). With more, each run of operations asks for one.
     quiet: usize,
 }
 
@@ -116,7 +116,7 @@ struct Limits {
 #[derive(Debug)]
 #[doc(alias = "RpcServer")]
 pub struct RdmaServer {
-    /// By client. Declared before the memory they use, so dropped first.
+    /// Connections, indexed by client. Declared before the memory they use, so dropped first.
     peers: Vec<Option<Peer>>,
     core: Server<Mr>,
     /// The device, and each queue pair with the number of its client.
@@ -248,8 +248,8 @@ impl RdmaServer {
         Ok(Admission(regions))
     }
 
-    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and
-    /// posts. Returns the number of completions and requests; 0 means that nothing moved.
+    /// Does one bounded step: takes completions and arrivals, answers at most `budget` requests,
+    /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take(now_ns);
@@ -294,12 +294,12 @@ impl RdmaServer {
         self.settle();
     }
 
-    /// One bounded step after [`close`](Self::close): answers at most `budget` of the requests that
-    /// were accepted, and tells each client whose requests are all answered that the server goes.
-    /// That client ends its other calls as [`CallFailure::NotSent`]: no handler got them (S27). If
-    /// the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted ones that
-    /// no handler got as not sent. Returns whether all clients were told, and all messages have
-    /// arrived.
+    /// Does one bounded step after [`close`](Self::close): answers at most `budget` of the requests
+    /// that were accepted, and tells each client whose requests are all answered that the server
+    /// goes. That client ends its other calls as [`CallFailure::NotSent`]: no handler got them
+    /// (S27). If the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted
+    /// ones that no handler got as not sent. Returns whether all clients were told, and all
+    /// messages have arrived.
     ///
     /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped

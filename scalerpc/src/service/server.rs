@@ -444,8 +444,8 @@ impl Server {
         }
     }
 
-    /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond
-    /// if there was nothing to do for a while. Returns whether anything moved.
+    /// Does one bounded step: connects clients, answers requests, and sleeps for at most a
+    /// millisecond if there was nothing to do for a while. Returns whether anything moved.
     ///
     /// # Errors
     /// [`ServerError::Device`].

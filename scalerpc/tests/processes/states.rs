@@ -1,4 +1,4 @@
-//! One client that stops or dies when it is IDLE, in WARMUP or in PROCESS, beside five that go on.
+//! A client that stops or dies when it is IDLE, in WARMUP or in PROCESS, beside five that go on.
 
 use scalerpc::mlx5::Device;
 use scalerpc::{ServerConfig, State};

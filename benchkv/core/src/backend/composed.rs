@@ -1,4 +1,4 @@
-//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state
+//! A rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state
 //! that its threads share until each has opened its part.
 
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::shards::{self, ShardNode};
 use super::{BackendError, Workers};
 use crate::job::Job;
 
-/// One rank of a composed topology.
+/// A rank of a composed topology.
 #[derive(Debug)]
 pub struct Composed {
     plan: RankPlan,

@@ -57,7 +57,7 @@ enum Waiting {
     Remote(Incoming<Caller>, u32),
 }
 
-/// One daemon of a composed topology.
+/// A daemon of a composed topology.
 #[derive(Debug)]
 pub struct KvDaemon {
     plan: RankPlan,

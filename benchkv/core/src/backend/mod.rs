@@ -118,7 +118,7 @@ pub trait Endpoints {
 /// A daemon: owner of a shard, and carrier of remote requests in topologies that have them there. A
 /// sleep on it ends when a step has something to do.
 pub trait Daemon: Endpoints + Sleeper {
-    /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose
+    /// Does one bounded round over all phases. `now_ns` is the time; it is read by daemons whose
     /// policies need it.
     ///
     /// # Errors

@@ -19,9 +19,9 @@ use crate::values::ClientValues;
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
-    /// By daemon: its ipc server.
+    /// The ipc server of each daemon.
     shards: Vec<ipc::Client<Request, Response, Operation>>,
-    /// By daemon: its ring, if it has one.
+    /// The ring of each daemon that has one.
     rings: Vec<delegationrpc::Client<Request, Response, Operation>>,
     /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,

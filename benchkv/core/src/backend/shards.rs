@@ -135,8 +135,8 @@ impl<W> Shards<W> {
         answers
     }
 
-    /// Does the same, and answers requests at once, with the result of `serve`. Returns the number
-    /// of answers and requests.
+    /// Polls like `poll`, and answers requests at once with the result of `serve`. Returns the
+    /// number of answers and requests.
     pub(super) fn step(
         &mut self,
         answer: impl FnMut(W, Option<Response>),

@@ -324,7 +324,7 @@ fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     }
 }
 
-/// To the precision of the histograms, for any length of the window and any unevenness of the
+/// Holds to the precision of the histograms, for any length of the window and any unevenness of the
 /// service.
 #[test]
 fn littles_law_holds_in_a_window() {

@@ -13,19 +13,19 @@ use crate::job::Job;
 use crate::phase::Phase;
 use crate::topology::{Peer, Worker};
 
-/// One rank of a [`Cluster`].
+/// A rank of a [`Cluster`].
 #[derive(Debug)]
 pub struct Rank {
-    /// By number.
+    /// Daemons, indexed by number.
     pub daemons: Vec<KvDaemon>,
-    /// By number.
+    /// Clients, indexed by number.
     pub clients: Vec<Client<ClientPaths>>,
 }
 
 /// The ranks of a job.
 #[derive(Debug)]
 pub struct Cluster {
-    /// By number.
+    /// Ranks, indexed by number.
     pub ranks: Vec<Rank>,
 }
 

@@ -46,13 +46,13 @@ const LOOK: Duration = Duration::from_micros(100);
 /// The reports of the threads of a rank.
 #[derive(Debug)]
 pub struct RankOutcome {
-    /// By number.
+    /// Reports of clients, indexed by number.
     pub clients: Vec<ClientReport>,
-    /// By number.
+    /// Reports of daemons, indexed by number.
     pub daemons: Vec<WorkerReport>,
-    /// By daemon: its time series, if the job has them.
+    /// Time series of each daemon, if the job has them.
     pub series: Vec<Recorder>,
-    /// By daemon: its store.
+    /// Store of each daemon.
     pub stores: Vec<Shard>,
     /// Whether its host lost power, or one of its threads failed, before the end.
     pub is_dead: bool,
@@ -65,13 +65,13 @@ pub struct Simulated {
     ranks: Vec<Threads>,
     /// Wakers of all actors, called when the phase changes.
     wakers: Vec<Waker>,
-    /// By rank.
+    /// Device of each rank.
     devices: Vec<Device>,
     /// Maximum time for which a client has nothing due, in a job with a number of operations.
     ops_pause: Option<Duration>,
     /// Changes to come, the next one last.
     events: Vec<Event>,
-    /// By rank: whether its host lost power, or one of its threads failed.
+    /// Whether the host of each rank lost power, or a thread of the rank failed.
     is_dead: Vec<bool>,
     /// Whether a failure ends the job.
     is_strict_about_failures: bool,
@@ -474,7 +474,7 @@ impl Simulated {
 /// The end of a job that ran despite failures.
 #[derive(Debug)]
 pub struct Ended {
-    /// By number.
+    /// Outcome of each rank, indexed by number.
     pub ranks: Vec<RankOutcome>,
     /// The results.
     pub summary: Summary,

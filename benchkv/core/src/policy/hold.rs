@@ -51,7 +51,7 @@ pub enum HoldChoice {
     Off,
     /// For this time.
     Fixed(f64),
-    /// By the rate of answers; at first for this time.
+    /// For a time that follows the rate of answers; at first this time.
     Adaptive(Option<f64>),
     /// For this number of round trips.
     Rtt(f64),

@@ -62,7 +62,7 @@ pub struct RoundPlan {
     pub most_held: usize,
     /// The round takes requests.
     pub takes_requests: bool,
-    /// It polls the clients that call through ipc.
+    /// The round polls the clients that call through ipc.
     pub polls_clients: bool,
 }
 

@@ -207,7 +207,7 @@ impl Launch {
     }
 }
 
-/// One child. Dropping it kills the process.
+/// A child. Dropping it kills the process.
 struct RankProcess {
     child: OwnChild,
     channel: Channel,

@@ -315,7 +315,7 @@ fn parts_that_do_not_fit_reach_no_handler() {
     }
 }
 
-/// One reply is being fetched, and a handler runs. The reply of a third call was given up by its
+/// A reply is being fetched, and a handler runs. The reply of a third call was given up by its
 /// client.
 #[test]
 fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_request() {

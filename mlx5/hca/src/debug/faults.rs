@@ -25,7 +25,7 @@ pub struct Faults {
     pub reorder_permille: u16,
     /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
-    /// From the operation with this number on, no peer answers. Datagrams need no answer.
+    /// Number of the operation from which on no peer answers. Datagrams need no answer.
     pub drop_peers_after: Option<u64>,
     /// Attempts of messages in a thousand that are lost. A lost datagram is complete. Another
     /// message is sent again after the timeout of its queue pair; if all attempts are lost, it

@@ -23,7 +23,7 @@ pub(crate) struct RqWatch {
     pub(crate) checked: u16,
     /// The next WQE to be posted.
     pub(crate) next: u16,
-    /// By WQE: number of its last posting, plus 1.
+    /// Number of the last posting of each WQE, plus 1.
     pub(crate) posted: Vec<u64>,
     pub(crate) count: u64,
     pub(crate) broken: bool,

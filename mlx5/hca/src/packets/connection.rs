@@ -27,9 +27,9 @@ pub(super) struct Posted {
 pub(super) enum End {
     /// The requester.
     Message,
-    /// Nothing more: it sends nothing.
+    /// The requester sends nothing more.
     Done,
-    /// It is refused, with this syndrome and vendor syndrome.
+    /// The message is refused, with this syndrome and vendor syndrome.
     Failed(Status, u8),
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Connection {
     pub(super) is_ending: bool,
     /// Time of the next scheduled event of its timer.
     pub(super) scheduled_ns: Option<u64>,
-    /// It is among [`WirePort::active`].
+    /// Whether the connection is among [`WirePort::active`].
     pub(super) is_active: bool,
 }
 

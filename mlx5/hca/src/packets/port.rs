@@ -60,7 +60,7 @@ pub(crate) struct WirePort {
     peers: Option<u16>,
     /// Whether devices of the same fabric get packets, too.
     pub(crate) is_for_all: bool,
-    /// From which the first PSNs of queue pairs follow.
+    /// Secret from which the first PSNs of queue pairs follow.
     secret: u64,
     /// Packets `first..end` wait for room in the socket.
     out: Packets,

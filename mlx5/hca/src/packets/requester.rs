@@ -155,7 +155,7 @@ pub(crate) struct Failure {
     pub(crate) status: Status,
 }
 
-/// One end's requests on a connection.
+/// An end's requests on a connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
     options: Options,
@@ -700,7 +700,7 @@ impl Requester {
         }
     }
 
-    /// Does what is due at this time: ends a pause, or retries.
+    /// Ends a pause, or retries, if that is due at this time.
     pub(crate) fn on_time(&mut self, now_ns: u64) {
         if self.due_ns().is_none_or(|due_ns| due_ns > now_ns) {
             return;

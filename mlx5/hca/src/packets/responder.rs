@@ -87,7 +87,7 @@ impl From<Nak> for Refusal {
     }
 }
 
-/// One end's answers on a connection.
+/// An end's answers on a connection.
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// QPN of the peer.

@@ -312,7 +312,7 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// Does the same, but packets may wait for others in the socket's batch.
+/// Runs a queue pair, whose packets may wait for others in the socket's batch.
 fn go_on(hca: &Hca, state: &mut State, index: usize) {
     with(state, index, |state, qp, connection| {
         loop {

@@ -11,7 +11,7 @@ use crate::requester::outcome::{Limit, Malformed, Outcome};
 use crate::shared::memory::{DeviceMemory, Fault};
 use crate::shared::receives::Receives;
 
-/// One contiguous part of a message.
+/// A contiguous part of a message.
 pub(crate) struct Piece {
     pub(crate) at: *const u8,
     pub(crate) len: usize,

@@ -78,7 +78,7 @@ pub(crate) struct Header {
     pub(crate) copies: AtomicU64,
 }
 
-/// One queue pair.
+/// A queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
     /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the
@@ -154,7 +154,7 @@ impl QpEntry {
     }
 }
 
-/// One memory region.
+/// A memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
     /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its
@@ -174,7 +174,7 @@ pub(crate) struct MrEntry {
 /// An offset beyond every arena, wherever in the region an access starts.
 pub(crate) const FOREIGN: u64 = 1 << 63;
 
-/// One receive queue: an SRQ or a queue pair's own.
+/// A receive queue: an SRQ or a queue pair's own.
 #[repr(C, align(64))]
 pub(crate) struct RqEntry {
     /// Number of WQEs, a power of two; 0 when free.
@@ -250,7 +250,7 @@ impl Taking {
     }
 }
 
-/// One arrived message: all that its CQE needs and the owner does not know.
+/// An arrived message: all that its CQE needs and the owner does not know.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
@@ -301,7 +301,7 @@ impl Message {
     }
 }
 
-/// One datagram, without its payload.
+/// A datagram, without its payload.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct DatagramHeader {
@@ -395,7 +395,7 @@ pub(crate) struct LanesSegment {
     pub(crate) pops: [Pop; MAX_RQS],
     pub(crate) lanes: [Lane; MAX_QPS],
     pub(crate) slots: [Slot<Message>; ALL_LANE_SLOTS],
-    /// By LID: whether that device has datagrams for this one.
+    /// Whether the device with each LID has datagrams for this one.
     pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
     pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
     pub(crate) sleep: OwnerSleep,

@@ -11,7 +11,7 @@ use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_inde
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
-/// By WQE index: the pop count under which the receive was last taken and *accounted for* by a
+/// The pop count under which each receive, by WQE index, was last taken and *accounted for* by a
 /// message. A receive that a dead process took without a message is the one that is not accounted
 /// for. Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives of its
 /// queue may seem to be accounted for, and is not found then.

@@ -158,7 +158,7 @@ pub(super) struct Hand {
     pub(super) done: u16,
     /// First WQEBB of the last WQE.
     pub(super) last: u16,
-    /// By WQEBB: counter after the WQE that starts there.
+    /// Counter after the WQE that starts at each WQEBB.
     ends: Vec<u16>,
     /// The half of the register for the next doorbell.
     pub(super) half: usize,

@@ -16,7 +16,7 @@ use crate::{Access, ConnectOptions, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 const KINDS: [u8; 2] = [WRITE, WRITE_IMM];
-/// More than the time that the device waits for a peer that does not answer, or has died.
+/// Longer than the device waits for a peer that does not answer, or has died.
 const LONG_NS: u64 = 10_000_000_000;
 
 /// Two devices with one queue pair each, connected to each other.

@@ -284,7 +284,7 @@ fn registered_memory_that_its_program_has_unmapped_is_an_error_by_packets() {
     }
 }
 
-/// One operation of each kind that needs a right from the peer's queue pair, and the right. The
+/// An operation of each kind that needs a right from the peer's queue pair, and the right. The
 /// operation of no bytes touches no memory.
 fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
     let operands = AtomicSegment {
@@ -671,7 +671,7 @@ fn an_armed_queue_gives_one_event() {
     assert!(!a.hca.take_event(a.cqn()));
 }
 
-/// As in ibverbs-tests and perftest: each event is taken for one completion.
+/// Takes each event for one completion, as ibverbs-tests and perftest do.
 #[test]
 fn a_completion_behind_the_one_that_gave_the_event_gives_its_own() {
     let (_, [mut a, b]) = pair();

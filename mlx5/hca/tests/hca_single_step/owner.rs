@@ -49,7 +49,7 @@ impl Users {
         self.asker.hca.poll();
     }
 
-    /// Does each of the verbs that need no owner. Each is complete at once, or a receive is lost.
+    /// Runs each verb that needs no owner. Each is complete at once, or a receive is lost.
     fn traffic(&mut self, owner: &[u64], sends: u32) {
         let (place, result) = (self.third.sge(512, 8), self.third.sge(520, 8));
         self.third.data.put(512, u64::from(self.sent).to_ne_bytes());

@@ -20,7 +20,7 @@ pub(crate) const LONGEST_PACKET: u32 = 5;
 pub(crate) struct Message {
     version: u32,
     kind: u32,
-    /// Of a rejection.
+    /// Reason of a rejection.
     pub(crate) reason: i32,
     /// First packet number that the sender expects.
     pub(crate) psn: u32,

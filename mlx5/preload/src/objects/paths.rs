@@ -10,11 +10,11 @@ use crate::options::errno::Errno;
 /// The way of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// To the port with this index.
+    /// Memory that is shared with the port of this index.
     Port(usize),
-    /// By packets to this address.
+    /// Packets to this address.
     Packets(IpAddr),
-    /// To no port: there will be no answer.
+    /// No port has the address: there will be no answer.
     Nowhere,
 }
 

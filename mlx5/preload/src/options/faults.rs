@@ -24,7 +24,7 @@ const STATUSES: [(&str, Syndrome); 13] = [
     ("REM_ABORT_ERR", Syndrome::RemoteAborted),
 ];
 
-/// One fault.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// No device in the tree.

@@ -297,7 +297,8 @@ fn ib_send_lat_finishes() {
     perftest("send-lat", &[], &["ib_send_lat"], 64, 300);
 }
 
-/// It arms its queues again before it polls them, and takes every event for a completion.
+/// A program that arms its queues again before it polls them, and takes every event for a
+/// completion.
 #[test]
 #[ignore = "needs perftest"]
 fn ib_send_lat_finishes_with_events() {

@@ -24,7 +24,7 @@ pub enum Syndrome {
         /// Code of the number of messages for which there are receives; 31: not counted.
         credits: u8,
     },
-    /// There is no receive for the message with the PSN: it is sent again after a time.
+    /// No receive is posted for the message with the PSN, which is sent again after a time.
     RnrNak {
         /// Code of the time, 0 to 31 ([`rnr_timer_ns`](crate::rnr_timer_ns)).
         timer: u8,

@@ -89,13 +89,13 @@ pub struct Headers {
     pub opcode: PacketOpcode,
     /// The base header. Its opcode is ignored by [`Headers::emit`].
     pub bth: Bth,
-    /// Of a datagram.
+    /// Header of a datagram.
     pub deth: Deth,
-    /// Of the first packet of a WRITE, and of a READ request.
+    /// Header of the first packet of a WRITE, and of a READ request.
     pub reth: Reth,
-    /// Of an atomic request.
+    /// Header of an atomic request.
     pub atomic: AtomicEth,
-    /// Of a response.
+    /// Header of a response.
     pub aeth: Aeth,
     /// Value before an atomic operation, of its response.
     pub original: u64,

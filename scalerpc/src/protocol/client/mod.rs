@@ -195,7 +195,7 @@ impl<M: Memory> Client<M> {
         self.timeout_ns = timeout_ns;
     }
 
-    /// One bounded step: takes responses and events, ends calls whose time is over, announces
+    /// Does one bounded step: takes responses and events, ends calls whose time is over, announces
     /// waiting requests. Appends operations to `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         if matches!(self.state, State::Closed(_) | State::Resting) && !self.wake(out) {

@@ -347,7 +347,7 @@ impl<M: Memory> Server<M> {
             .is_some_and(|record| record.generation == request.generation)
     }
 
-    /// One bounded step (S19). Appends operations to `out`.
+    /// Does one bounded step (S19). Appends operations to `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         self.take_entries();
         self.accept_active();

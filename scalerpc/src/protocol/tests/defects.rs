@@ -1,4 +1,4 @@
-//! One test for each mistake that earlier designs made, and for each way in which a peer can
+//! A test for each mistake that earlier designs made, and for each way in which a peer can
 //! misbehave.
 
 use super::world::{Counters, World, next_of, responses_addr, small};
@@ -62,7 +62,7 @@ fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
     );
 }
 
-/// If it were cleared after the reply, the slot might already hold the client's next request.
+/// A slot that is cleared after the reply might already hold the client's next request.
 #[test]
 fn the_slot_is_cleared_before_the_reply_so_the_next_request_is_not() {
     let mut world = active_world(&small(), 1);
@@ -569,7 +569,7 @@ fn what_is_left_in_a_zone_is_not_taken_for_a_request_of_its_next_client() {
     );
 }
 
-/// One key covers the pool, so a client with a wrong address can write anywhere in it.
+/// A single key covers the pool, so a client with a wrong address can write anywhere in it.
 #[test]
 fn a_request_in_the_slot_of_another_client_is_not_served_as_that_clients() {
     let mut world = active_world(&small(), 2);
@@ -908,7 +908,7 @@ fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     }
 }
 
-/// One client of the next group is warmed at a time; the other one leaves while it waits.
+/// Clients of the next group are warmed one at a time; the other one leaves while it waits.
 #[test]
 fn a_client_that_leaves_while_it_waits_is_not_looked_for_any_more() {
     let mut world = active_world(&small(), 4);

@@ -1,4 +1,4 @@
-//! One server, several clients, and the queue pairs between them: one queue of operations in each
+//! A server, several clients, and the queue pairs between them: one queue of operations in each
 //! direction, executed in order (RC).
 
 use std::cell::RefCell;
@@ -73,7 +73,7 @@ impl Counters {
     }
 }
 
-/// One end of a client.
+/// An end of a client.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) id: ClientId,

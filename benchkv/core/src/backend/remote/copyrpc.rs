@@ -72,7 +72,7 @@ pub(super) struct Links<C> {
     values: Values,
     /// A message with the tail of a value, if values have one.
     message: Vec<u8>,
-    /// The same, for a request that is answered as it arrives.
+    /// A request with such a tail that is answered as it arrives.
     asked: Vec<u8>,
 }
 

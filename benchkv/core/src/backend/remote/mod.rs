@@ -38,13 +38,13 @@ pub(super) struct Remote<C> {
     /// ends them before the connections.
     arrived: VecDeque<Arrived<C>>,
     links: LinkSets<C>,
-    /// By link: the thread at its other end.
+    /// The thread at the other end of each link.
     peers: Vec<Peer>,
-    /// By rank, and then by daemon if the key decides which daemon gets a request: the link to it.
+    /// Links by rank, and then by daemon if the key decides which daemon gets a request.
     routes: Vec<Option<usize>>,
     /// Number of routes to a rank.
     fan: usize,
-    /// By link, in order: requests that had no room.
+    /// Requests of each link that had no room, in order.
     backlogs: Vec<VecDeque<(Request, C)>>,
     backlogged: usize,
     /// Maximum backlog since the last report.

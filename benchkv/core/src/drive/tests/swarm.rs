@@ -242,7 +242,7 @@ struct Tally {
     /// Ranks that found one dead.
     noticed: u64,
     rnr_naks: u64,
-    /// Of the jobs without faults.
+    /// Duration of the longest job without faults.
     longest_ns: u64,
 }
 

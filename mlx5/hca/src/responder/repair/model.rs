@@ -10,8 +10,8 @@ const WQES: usize = 4;
 /// Number of receives posted at the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
-/// By requester: the count up to which it has seen receives posted, by a check at an earlier
-/// message. The first one did not check.
+/// Count up to which each requester has seen receives posted, by a check at an earlier message. The
+/// first requester did not check.
 const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.
@@ -78,12 +78,12 @@ struct State {
     owners: [Owner; WQES],
     at: [At; REQUESTERS],
     takes: [u8; REQUESTERS],
-    /// By requester: the count up to which it has seen receives posted.
+    /// The count up to which each requester has seen receives posted.
     known: [u8; REQUESTERS],
     intents: [Option<Word>; REQUESTERS],
     lanes: [Vec<Word>; REQUESTERS],
     kills: u8,
-    /// By index: the count accounted for, plus one.
+    /// The count accounted for at each index, plus one.
     taken: [u8; WQES],
     repair: Repair,
     /// Orphans, and whether they are to wait.

@@ -99,7 +99,7 @@ fn link(text: &str) -> Result<OsString, String> {
     Link::parse(text).map(|_| text.into())
 }
 
-/// The same for a fault.
+/// Checks a fault when it is parsed, and passes its text on.
 fn fault(text: &str) -> Result<String, String> {
     Fault::parse(text).map(|_| text.to_owned())
 }
