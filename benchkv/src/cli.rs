@@ -427,7 +427,6 @@ mod tests {
             "--hold 10us",
             "--poll-budget 2",
             "--coalesce-rtt-us 1",
-            "--initial-stagger-us 1",
             "--flush-every 2",
             "--batch-window completion:1",
             "--batches-in-flight 8",
@@ -435,8 +434,6 @@ mod tests {
             "--policies-until 1ms --batch-window completion:1",
             "--pause 1@1ms+1ms",
             "--sweep depth=1,2,1",
-            "--ipc-skip-idle 2",
-            "--poll-budget adaptive",
             "--trace .",
             "--trace-interval 9 --trace .",
         ];

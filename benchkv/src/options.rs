@@ -259,14 +259,6 @@ impl Options {
             + self.duration() * self.job.runs as u32
             + Duration::from_secs(60)
             + drain::LONGEST
-            + self.longest_hold()
-    }
-
-    /// Returns the maximum time for which a policy holds requests back: until the last of a
-    /// daemon's connections may send its first.
-    #[must_use]
-    pub fn longest_hold(&self) -> Duration {
-        self.job.policies.longest_hold(self.job.workload.ranks)
     }
 }
 

@@ -235,8 +235,7 @@ impl<W: Workers> Rank<'_, W> {
 
         let mut course = self.load(&clients, exchange)?;
         self.enter(Phase::Drain);
-        let hold = options.longest_hold();
-        let end = self.drain(&clients, exchange, hold, drain::LONGEST + hold, &|| ())?;
+        let end = self.drain(&clients, exchange, Duration::ZERO, drain::LONGEST, &|| ())?;
         course.is_cut = end == End::Cut;
         if end != End::Drained {
             self.enter(Phase::GiveUp);
@@ -288,7 +287,7 @@ impl<W: Workers> Rank<'_, W> {
         };
         let mut course = Course::default();
         // A client that has nothing due has lost nothing.
-        let quiet = options.longest_hold() + options.job.longest_pause(self.rank);
+        let quiet = options.job.longest_pause(self.rank);
         exchange.catch_interrupts()?;
         if options.job.ops.is_none() {
             self.enter(Phase::WarmUp);

@@ -75,10 +75,6 @@ DEFECTS = {
             ),
         ],
     ),
-    "clients-starve": (
-        "a daemon that found its clients idle does not look at them again",
-        [(f"{CORE}/policy/skip_idle.rs", "            self.left = self.rounds;", "            self.left = u32::MAX;")],
-    ),
     "last-first": (
         "the youngest of the requests that wait for room goes first",
         [(f"{CORE}/backend/remote/mod.rs", "while let Some((request, whom)) = backlog.pop_front() {", "while let Some((request, whom)) = backlog.pop_back() {")],

@@ -96,22 +96,14 @@ POLICIES = {
     "none": (),
     "hold 10 us": HOLD,
     "adaptive hold": ("--hold", "adaptive"),
-    "hold 1 round trip": ("--hold", "rtt:1"),
-    "hold 1.5 round trips": ("--hold", "rtt:1.5"),
-    "hold 2 round trips": ("--hold", "rtt:2"),
     "poll budget 16": ("--poll-budget", 16),
-    "adaptive budget": ("--poll-budget", "adaptive"),
     "coalesce 6 us": ("--coalesce-rtt-us", 6),
-    "stagger 10 us": ("--initial-stagger-us", 10),
-    "skip idle clients 4": ("--ipc-skip-idle", 4),
     "flush every 4": ("--flush-every", 4),
     "flush every 8": ("--flush-every", 8),
     "window completion:1": WINDOWED,
     "window completion:4": ("--batch-window", "completion:4"),
     "window consumption:1": ("--batch-window", "consumption:1"),
 }
-# Policies with a price of a poll, in ns, by which more than one row differs.
-POLL_PRICES = {"poll budget 16": 1000, "adaptive budget": 400}
 TOPOLOGIES = {
     f"{name}, {daemons} daemon{'s' if daemons > 1 else ''}{', window' if window else ''}": ("--backend", name, "--server-threads", daemons, *window)
     for name in ("delegation", "meta", "sharded")
@@ -200,7 +192,6 @@ def starts():
     rows = {
         "all at once": (job(time="5ms", warmup="2ms"), 0),
         "messages late by up to 3 us": (job("--runs", 8, nic="jitter=3000", warmup="2ms"), 5),
-        "connections 100 us apart": (job("--initial-stagger-us", 100, "--runs", 10), 7),
         "a host stands still for 1 ms": (job("--pause", "0@2ms+1ms", "--runs", 8), 5),
         "the window, off after 2 ms": (job(*WINDOWED, "--policies-until", "2ms", "--runs", 6), 3),
         "load from 32 to 1 and back at once": (loads("depth=32,32,1,32,32,32"), 4),
@@ -231,8 +222,8 @@ def lifted():
         "NP 8, depth 8": (8, [1, 2, 3, 4, 6] + [8] * 18, ()),
         "NP 16, depth 32, 512 batches": (16, RAMP + [32] * 18, MANY),
     }
-    rows = ["hold 10 us", "adaptive hold", "hold 1.5 round trips", "poll budget 16, a poll takes 1000 ns", "adaptive budget, a poll takes 400 ns"]
-    rows += ["coalesce 6 us", "skip idle clients 4", "flush every 8", "window completion:1", "window completion:4", "window consumption:1"]
+    rows = ["hold 10 us", "adaptive hold", "poll budget 16, a poll takes 1000 ns"]
+    rows += ["coalesce 6 us", "flush every 8", "window completion:1", "window completion:4", "window consumption:1"]
     shown = {
         "NP 8, depth 32, 512 batches": rows,
         "NP 8, depth 8": ("hold 10 us", "coalesce 6 us", "flush every 8", "window completion:1"),
@@ -242,7 +233,7 @@ def lifted():
     def cell(row, column):
         ranks, loads, args = jobs[column]
         name, _, price = row.partition(", a poll takes ")
-        cpu = ",".join(part for part in [FITTED, f"poll={POLL_PRICES[name]}" if price else ""] if part)
+        cpu = f"{FITTED},poll={price.removesuffix(' ns')}" if price else FITTED
         policy = [*args, *POLICIES[name], "--policies-from", "14ms", "--policies-until", "19ms"]
         job = lambda *seed: swept(ranks, loads, *policy, *seed, cpu=cpu, is_cheap=False)
         # Several jobs for the policy that lifts, and for one that does not.

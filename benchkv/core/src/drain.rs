@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum time without movement, beside the delays that policies and schedules explain.
+/// Maximum time without movement, beside the pauses that schedules explain.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
@@ -31,7 +31,7 @@ pub const DAEMON_SLEEP: Duration =
     Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Interval at which ranks compare their views.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum length of the drain after the last run, beside the delay of policies.
+/// Maximum length of the drain after the last run.
 pub const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher
 /// gives.
@@ -88,8 +88,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Begins the drain. Nothing has to move for `quiet`: policies hold messages back, or clients
-    /// that still issue have nothing due. After `longest` the drain is cut.
+    /// Begins the drain. Nothing has to move for `quiet`: clients that still issue have nothing due.
+    /// After `longest` the drain is cut.
     #[must_use]
     pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {

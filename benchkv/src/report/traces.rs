@@ -144,8 +144,6 @@ struct Bin {
     backlog: f64,
     held: f64,
     hold_ns: f64,
-    poll_budget: f64,
-    rtt_ns: f64,
 }
 
 impl Bin {
@@ -272,8 +270,6 @@ fn bins(samples: &[Sample]) -> Vec<Bin> {
             backlog: mean(|sample| sample.backlog),
             held: mean(|sample| sample.held),
             hold_ns: mean(|sample| sample.hold_ns),
-            poll_budget: mean(|sample| sample.poll_budget),
-            rtt_ns: mean(|sample| sample.rtt_ns),
         });
         before = last;
     }
@@ -301,7 +297,7 @@ impl Quantity {
 /// A chart over time: its title, the quantity of its axis, and the drawn value where it is known.
 type Course = (&'static str, Quantity, fn(&Bin) -> Option<f64>);
 
-const COURSES: [Course; 10] = [
+const COURSES: [Course; 8] = [
     (
         "Requests outstanding to other ranks",
         Quantity::Plain("outstanding (requests)"),
@@ -329,19 +325,9 @@ const COURSES: [Course; 10] = [
     ("Answers held", Quantity::Plain("held (answers)"), |bin| {
         Some(bin.held)
     }),
-    (
-        "Polls added to an empty round",
-        Quantity::Plain("budget (polls)"),
-        |bin| Some(bin.poll_budget),
-    ),
     ("Backlog", Quantity::Plain("waiting (requests)"), |bin| {
         Some(bin.backlog)
     }),
-    (
-        "From a flush to the next completion",
-        Quantity::Time("smoothed time"),
-        |bin| Some(bin.rtt_ns),
-    ),
 ];
 
 /// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole

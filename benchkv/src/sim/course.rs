@@ -186,7 +186,7 @@ impl CourseArgs {
                         .to_owned(),
                 ));
             }
-            if !job.policies.govern() && job.policies.window.batch_window.batches().is_none() {
+            if !job.policies.govern() && job.policies.batch_window.batches().is_none() {
                 return Err(range(
                     flag,
                     format!("{time_s}s"),

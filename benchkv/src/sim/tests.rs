@@ -347,7 +347,6 @@ fn policies_act_in_their_time_only() {
         "--hold 100us",
         "--poll-budget 16",
         "--flush-every 8",
-        "--ipc-skip-idle 4",
         "--batch-window consumption:1",
     ] {
         let found = rates(&sim(&format!("{job} {policy} --policies-from 400us")).unwrap());

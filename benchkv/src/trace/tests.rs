@@ -25,7 +25,7 @@ impl Drop for Scratch {
 /// Returns a sample in which every field has a value of its own, so that no field can be taken for
 /// another.
 fn sample(from: u64, run: Option<u16>) -> Sample {
-    let fields: StringRecord = (from..from + 14).map(|value| value.to_string()).collect();
+    let fields: StringRecord = (from..from + 12).map(|value| value.to_string()).collect();
     let fields: StringRecord = fields
         .iter()
         .enumerate()
@@ -58,15 +58,15 @@ fn a_series_reads_back_as_it_was_written() {
     assert_eq!(file.read().unwrap(), series);
     assert_eq!(
         text().lines().take(2).collect::<Vec<_>>(),
-        [&columns(&[]), "1,,3,4,5,6,7,8,9,10,11,12,13,14"]
+        [&columns(&[]), "1,,3,4,5,6,7,8,9,10,11,12"]
     );
     assert!(text().ends_with('\n') && text().lines().count() == 4);
     let [first, ..] = series.samples.as_slice() else {
         panic!("three")
     };
     assert_eq!(
-        (first.rtt_ns, first.outstanding, first.window_stalls),
-        (14, 9, 8),
+        (first.hold_ns, first.outstanding, first.window_stalls),
+        (12, 9, 8),
         "columns are where the header says"
     );
     series = Series {
@@ -77,8 +77,8 @@ fn a_series_reads_back_as_it_was_written() {
     file.write(&series).unwrap();
     assert_eq!(file.read().unwrap(), series);
     assert!(
-        text().lines().nth(1).unwrap().ends_with(",13,14,5,6")
-            && text().contains("rtt_ns,outstanding_0,outstanding_11\n")
+        text().lines().nth(1).unwrap().ends_with(",11,12,5,6")
+            && text().contains("hold_ns,outstanding_0,outstanding_11\n")
     );
     file.write(&Series::default()).unwrap();
     assert_eq!(file.read().unwrap(), Series::default());
@@ -112,7 +112,7 @@ fn files_are_found_by_rank_and_daemon() {
 fn what_is_no_trace_is_refused_with_file_line_and_column() {
     let dir = Scratch::new("malformed");
     let header = columns(&[]);
-    let good = "1,,3,4,5,6,7,8,9,10,11,12,13,14";
+    let good = "1,,3,4,5,6,7,8,9,10,11,12";
     for (text, parts) in [
         (
             String::new(),
@@ -139,15 +139,15 @@ fn what_is_no_trace_is_refused_with_file_line_and_column() {
         ),
         (
             format!("{header}\n{good}\n1,2\n"),
-            ["line 3: 2 fields", "not 14"],
+            ["line 3: 2 fields", "not 12"],
         ),
         (
-            format!("{header}\n{good},15\n"),
-            ["line 2: 15 fields", "not 14"],
+            format!("{header}\n{good},13\n"),
+            ["line 2: 13 fields", "not 12"],
         ),
         (
             format!("{header}\n{good}\n\n"),
-            ["line 3: 1 fields", "not 14"],
+            ["line 3: 1 fields", "not 12"],
         ),
         (
             format!("{header}\n{}\n", good.replace(",3,", ",-3,")),
@@ -161,8 +161,8 @@ fn what_is_no_trace_is_refused_with_file_line_and_column() {
             ["line 2, column run: \"65536\"", "from 0 to 65535"],
         ),
         (
-            format!("{header}\n{}\n", good.replace("13,", ",")),
-            ["line 2, column poll_budget: \"\"", "is not a number"],
+            format!("{header}\n{}\n", good.replace("11,", ",")),
+            ["line 2, column held: \"\"", "is not a number"],
         ),
     ] {
         let refused = dir.file(&text).read().unwrap_err().to_string();

@@ -711,38 +711,6 @@ fn an_open_loop_in_virtual_time_issues_all_operations_and_hides_no_shortfall() {
     );
 }
 
-/// The last connection may send its first request long after clients began to drain.
-#[test]
-fn what_is_held_back_when_the_drain_begins_is_not_lost() {
-    let (_turn, dir) = (turn(), Scratch::in_memory());
-    let ended = run(
-        &dir,
-        &[
-            "--ranks",
-            "9",
-            "--initial-stagger-us",
-            "1000000",
-            "--duration",
-            "0.3",
-            "--warmup",
-            "0",
-            "--json",
-            "-",
-        ],
-    );
-    // Whether a local operation ends in the run, before every call is one that is held back, is
-    // chance: otherwise nothing was measured.
-    assert!(
-        matches!(ended.status.code(), Some(0 | 4)),
-        "{}: {}",
-        ended.status,
-        ended.stderr
-    );
-    let result: Value = serde_json::from_str(&ended.stdout).unwrap();
-    assert_sound(&result);
-    dir.assert_empty();
-}
-
 /// Every get finds a value, in the store of any rank, without any write; and writes replace the
 /// values.
 #[test]

@@ -102,10 +102,8 @@ fn held_answers_all_arrive() {
         "1",
         "--flush-every",
         "3",
-        "--ipc-skip-idle",
-        "8",
     ]);
-    for field in ["held", "late_releases", "delayed_flushes", "skipped_looks"] {
+    for field in ["held", "late_releases", "delayed_flushes"] {
         assert!(policy(&result, field) > 0, "{field}: {result}");
     }
     assert!(
@@ -117,52 +115,12 @@ fn held_answers_all_arrive() {
         "that is what it costs: {result}"
     );
 
-    let (result, series) = traced(&[
-        "--hold",
-        "adaptive",
-        "--ranks",
-        "3",
-        "--initial-stagger-us",
-        "500",
-        "--poll-budget",
-        "16",
-    ]);
-    for field in ["held", "full_releases", "extra_polls", "staggered_rounds"] {
+    let (result, series) = traced(&["--hold", "adaptive", "--ranks", "3", "--poll-budget", "16"]);
+    for field in ["held", "full_releases", "extra_polls"] {
         assert!(policy(&result, field) > 0, "{field}: {result}");
     }
     assert!(
-        any(&series, |at| (500..10_000).contains(&at.hold_ns))
-            && any(&series, |at| at.poll_budget == 16),
-        "{result}"
-    );
-}
-
-#[test]
-fn controllers_find_their_numbers() {
-    // Rounds enough for both steps of the identification, on a loaded machine too.
-    let args = [
-        "--backend",
-        "sharded",
-        "--hold",
-        "rtt:2",
-        "--poll-budget",
-        "adaptive",
-        "--duration",
-        "1.5",
-    ];
-    let (result, series) = traced(&args);
-    assert!(
-        policy(&result, "poll_budget_peak") > 0 && policy(&result, "rtt_ns") >= 6_000,
-        "{result}"
-    );
-    // Both the daemon without added polls and the probe are in the series.
-    assert!(
-        any(&series, |at| at.poll_budget == 0) && any(&series, |at| at.poll_budget >= 8),
-        "{result}"
-    );
-    // The hold is on at first. A full batch, which occurs sooner or later, ends it.
-    assert!(
-        policy(&result, "held") > 0 && any(&series, |at| at.rtt_ns > 0),
+        any(&series, |at| (500..10_000).contains(&at.hold_ns)),
         "{result}"
     );
 }
@@ -267,10 +225,7 @@ fn policies_that_cannot_be_are_refused() {
     for (args, parts) in [
         (
             &["--poll-budget", "4097"][..],
-            [
-                "--poll-budget",
-                "from 0 to 4096, adaptive, or adaptive:ROUNDS",
-            ],
+            ["--poll-budget", "from 0 to 4096"],
         ),
         (
             &["--hold", "adaptive", "--backend", "direct"],

@@ -17,7 +17,7 @@ use super::{BackendError, Daemon, Endpoints, Restful};
 use crate::counters::Round;
 use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
-use crate::policy::{Found, Policy, PolicyReport, RoundState};
+use crate::policy::{Found, Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
 use crate::topology::Worker;
 use crate::trace::Sample;
@@ -140,7 +140,6 @@ impl KvDaemon {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
             remote.suspend_windows(!acts);
-            remote.open_links(usize::MAX);
         }
         self.pass_held();
     }
@@ -170,13 +169,7 @@ impl KvDaemon {
     /// Begins a round at `now_ns` by the plan of the policies.
     #[inline(never)]
     fn begin(&mut self, now_ns: u64) {
-        let Self { policy, remote, .. } = self;
-        let round = RoundState {
-            now_ns,
-            ..RoundState::default()
-        };
-        let open = policy.begin(remote.as_ref().map_or(round, |remote| remote.state(round)));
-        remote.iter_mut().for_each(|remote| remote.open_links(open));
+        self.policy.begin(now_ns, self.outstanding());
     }
 
     /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds
@@ -189,11 +182,7 @@ impl KvDaemon {
         if self.policy.plan().takes_requests {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if self.policy.plan().polls_clients {
-                let found = self.serve_clients()?;
-                self.policy.polled_clients(found);
-                round.moved += found;
-            }
+            round.moved += self.serve_clients()?;
             round.moved += self.serve_daemons()?;
             round.moved += self.retry_backlogs()?;
         }
@@ -265,7 +254,6 @@ impl KvDaemon {
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
         let found = Found {
             polls: std::mem::take(polls),
-            cqes: round.cqes,
             passed,
             held: held.len(),
         };
@@ -633,7 +621,8 @@ impl Daemon for KvDaemon {
             outstanding,
             backlog,
             held,
-            ..self.policy.gauges()
+            hold_ns: self.policy.hold_ns(),
+            ..Sample::default()
         }
     }
 

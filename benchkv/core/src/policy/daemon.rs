@@ -1,8 +1,38 @@
 //! [`Policy`]: all rules of one daemon.
 
-use super::rtt::RttProbe;
-use super::rule::{Found, RoundPlan, RoundState, Rule};
-use super::{PolicyOptions, PolicyReport, Sample};
+use super::hold::{Hold, Release};
+use super::{PolicyOptions, PolicyReport};
+
+/// The permissions of a round: all of them, unless a rule takes one away.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundPlan {
+    /// Number of polls to add while they find nothing.
+    pub extra_polls: u32,
+    /// Maximum number of answers that the daemon holds until [`Policy::releases`]. It delivers
+    /// further ones at once.
+    pub most_held: usize,
+    /// The round takes requests.
+    pub takes_requests: bool,
+}
+
+impl RoundPlan {
+    const FREE: Self = Self {
+        extra_polls: 0,
+        most_held: 0,
+        takes_requests: true,
+    };
+}
+
+/// The result of a round's polls.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Found {
+    /// Number of polls.
+    pub polls: u32,
+    /// Answers that were delivered at once.
+    pub passed: usize,
+    /// Answers that are held, those of earlier rounds included.
+    pub held: usize,
+}
 
 /// The rules that a job asks for, as one policy of a daemon. A round begins with their
 /// [`plan`](Self::plan), and ends with what it found; each restriction is bounded in time. Without
@@ -10,66 +40,66 @@ use super::{PolicyOptions, PolicyReport, Sample};
 /// way.
 #[derive(Debug)]
 pub struct Policy {
-    rules: Vec<Box<dyn Rule>>,
-    /// The rules while they rest; else empty.
-    resting: Vec<Box<dyn Rule>>,
-    rtt: Option<RttProbe>,
-    round: RoundState,
+    has_rules: bool,
+    acts: bool,
     plan: RoundPlan,
+    /// Begin of the round.
+    now_ns: u64,
+    hold: Option<Hold>,
+    coalesce: Option<Coalesce>,
+    extra_polls: u32,
+    flush_every: u32,
+    /// Rounds with work since the last flush.
+    unflushed: u32,
     /// Requests sent up to the last flush.
     sent: u64,
+    done: PolicyReport,
 }
 
 impl Policy {
     /// Makes the policy of a daemon in a job of `ranks`.
     #[must_use]
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
-        let rules = options.rules(ranks);
-        let rtt = rules
-            .iter()
-            .filter_map(|rule| rule.rtt_weight())
-            .min_by(f64::total_cmp)
-            .map(RttProbe::new);
         Self {
-            rules,
-            resting: Vec::new(),
-            rtt,
-            round: RoundState::default(),
-            plan: RoundPlan::default(),
+            has_rules: options.govern(),
+            acts: options.govern(),
+            plan: RoundPlan::FREE,
+            now_ns: 0,
+            hold: Hold::new(options.hold, ranks),
+            coalesce: options.coalesce_rtt_us.map(Coalesce::new),
+            extra_polls: options.poll_budget,
+            flush_every: options.flush_every,
+            unflushed: 0,
             sent: 0,
+            done: PolicyReport::default(),
         }
     }
 
     /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that
     /// are held.
     pub fn act(&mut self, acts: bool) {
-        if acts != self.resting.is_empty() {
-            std::mem::swap(&mut self.rules, &mut self.resting);
-            self.plan = RoundPlan::default();
-        }
+        self.acts = acts && self.has_rules;
+        self.plan = RoundPlan::FREE;
     }
 
     /// Returns whether there are rules that act. Without one no round is begun.
     #[inline]
     #[must_use]
     pub fn acts(&self) -> bool {
-        !self.rules.is_empty()
+        self.acts
     }
 
-    /// Begins a round: makes its plan. Returns the number of connections that may send.
-    pub fn begin(&mut self, state: RoundState) -> usize {
-        let Self {
-            rules, round, plan, ..
-        } = self;
-        (*round, *plan) = (
-            RoundState {
-                rtt_ns: round.rtt_ns,
-                ..state
-            },
-            RoundPlan::default(),
-        );
-        rules.iter_mut().for_each(|rule| rule.begin(round, plan));
-        plan.open_links
+    /// Begins a round: makes its plan. `outstanding` requests to other ranks are in flight.
+    pub fn begin(&mut self, now_ns: u64, outstanding: usize) {
+        let coalesce = self.coalesce.as_mut();
+        let gathers = coalesce.is_some_and(|coalesce| coalesce.gathers(now_ns, outstanding));
+        self.done.gathering_rounds += u64::from(gathers);
+        self.now_ns = now_ns;
+        self.plan = RoundPlan {
+            extra_polls: self.extra_polls,
+            most_held: self.hold.as_ref().map_or(0, Hold::most_held),
+            takes_requests: !gathers,
+        };
     }
 
     /// Returns the plan of the round.
@@ -82,91 +112,97 @@ impl Policy {
     /// Notes what the round's polls found. Returns whether to deliver the held answers now.
     #[inline]
     pub fn releases(&mut self, found: Found) -> bool {
-        self.acts() && self.releases_after(found)
+        self.acts && self.releases_after(found)
     }
 
     fn releases_after(&mut self, found: Found) -> bool {
-        let Self {
-            rules, rtt, round, ..
-        } = self;
-        if let Some(rtt) = rtt.as_mut().filter(|_| found.cqes > 0) {
-            rtt.completed(round.now_ns);
-            round.rtt_ns = rtt.rtt_ns();
+        self.done.extra_polls += u64::from(found.polls.saturating_sub(1));
+        let Some(hold) = &mut self.hold else {
+            return false;
+        };
+        self.done.held += hold.note(found.held, found.passed, self.now_ns);
+        match hold.release(self.now_ns) {
+            Some(Release::Full) => self.done.full_releases += 1,
+            Some(Release::Late) => self.done.late_releases += 1,
+            None => return false,
         }
-        rules
-            .iter_mut()
-            .fold(false, |releases, rule| releases | rule.polled(round, found))
+        true
     }
 
-    /// Notes the number of requests that a poll of the clients found.
-    #[inline]
-    pub fn polled_clients(&mut self, found: usize) {
-        if self.acts() {
-            self.rules
-                .iter_mut()
-                .for_each(|rule| rule.polled_clients(found));
-        }
-    }
-
-    /// Returns whether this round flushes. `has_moved`: it moved a message.
+    /// Returns whether this round flushes. `has_moved`: it moved a message. A round that moved
+    /// nothing flushes, so that nothing waits for work to come.
     #[inline]
     pub fn flushes(&mut self, has_moved: bool) -> bool {
-        self.rules
-            .iter_mut()
-            .fold(true, |flushes, rule| flushes & rule.flushes(has_moved))
+        if !self.acts {
+            return true;
+        }
+        self.unflushed += 1;
+        let flushes = !has_moved || self.unflushed >= self.flush_every;
+        if flushes {
+            self.unflushed = 0;
+        }
+        self.done.delayed_flushes += u64::from(!flushes);
+        flushes
     }
 
     /// Notes a flush; `sent` requests were sent to other ranks since the start.
     #[inline]
     pub fn flushed(&mut self, sent: u64) {
-        if self.rules.is_empty() || std::mem::replace(&mut self.sent, sent) == sent {
+        if !self.acts || std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
         // The round's begin stands for its end: rounds are short beside a round trip, or there is
         // nothing to gain.
-        let now_ns = self.round.now_ns;
-        if let Some(rtt) = &mut self.rtt {
-            rtt.flushed(now_ns);
+        if let Some(coalesce) = &mut self.coalesce {
+            coalesce.sent_ns = Some(self.now_ns);
         }
-        self.rules.iter_mut().for_each(|rule| rule.sent(now_ns));
     }
 
-    /// Returns the state of its rules, for the time series of the daemon.
+    /// Returns the maximum time for which an answer that comes now is held, in ns; 0: none is held.
     #[must_use]
-    pub fn gauges(&self) -> Sample {
-        let mut sample = Sample::default();
-        if !self.rules.is_empty() {
-            sample.rtt_ns = self.rtt_ns();
-            self.rules.iter().for_each(|rule| rule.gauge(&mut sample));
-        }
-        sample
+    pub fn hold_ns(&self) -> u64 {
+        let hold = self.hold.as_ref().filter(|_| self.acts);
+        hold.map_or(0, Hold::hold_ns)
     }
 
     /// Returns the counters so far; `None` without rules.
     #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
-        let rules = if self.rules.is_empty() {
-            &self.resting
-        } else {
-            &self.rules
-        };
-        let mut report = PolicyReport {
-            rtt_ns: self.rtt_ns(),
-            ..PolicyReport::default()
-        };
-        rules.iter().for_each(|rule| rule.report(&mut report));
-        (!rules.is_empty()).then_some(report)
+        self.has_rules.then(|| PolicyReport {
+            hold_ns: self.hold.as_ref().map_or(0, Hold::hold_ns),
+            ..self.done
+        })
+    }
+}
+
+/// Receive coalescing: for some time after it sent requests, a daemon takes only answers.
+#[derive(Debug)]
+struct Coalesce {
+    wait_ns: u64,
+    sent_ns: Option<u64>,
+}
+
+impl Coalesce {
+    fn new(wait_us: f64) -> Self {
+        Self {
+            wait_ns: (wait_us * 1000.0).round() as u64,
+            sent_ns: None,
+        }
     }
 
-    fn rtt_ns(&self) -> u64 {
-        self.round.rtt_ns.map_or(0, |ns| ns as u64)
+    /// Returns whether this round takes answers only; never without requests in flight.
+    fn gathers(&mut self, now_ns: u64, outstanding: usize) -> bool {
+        let is_waiting = |sent_ns: &u64| now_ns.saturating_sub(*sent_ns) < self.wait_ns;
+        self.sent_ns = self
+            .sent_ns
+            .filter(|sent_ns| outstanding > 0 && is_waiting(sent_ns));
+        self.sent_ns.is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::PollChoice;
 
     fn policy(set: impl FnOnce(&mut PolicyOptions)) -> Policy {
         let mut options = PolicyOptions::default();
@@ -174,52 +210,31 @@ mod tests {
         Policy::new(&options, 4)
     }
 
-    fn begin(policy: &mut Policy, now_ns: u64, outstanding: usize) {
-        policy.begin(RoundState {
-            now_ns,
-            outstanding,
-            ..RoundState::default()
-        });
-    }
-
-    const ONE_POLL: Found = Found {
-        polls: 1,
-        cqes: 0,
-        passed: 0,
-        held: 0,
-    };
-
     fn hold(choice: &str) -> Policy {
-        policy(|options| options.hold.hold = choice.parse().unwrap())
+        policy(|options| options.hold = choice.parse().unwrap())
     }
 
     #[test]
     fn what_is_not_asked_for_restricts_nothing() {
-        assert!(Policy::new(&PolicyOptions::default(), 4).report().is_none());
-        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Fixed(3));
-        begin(&mut policy, 100, 7);
+        assert!(policy(|_| ()).report().is_none());
+        let mut policy = policy(|options| options.poll_budget = 3);
+        policy.begin(100, 7);
         let RoundPlan {
-            open_links,
             extra_polls,
             most_held,
             takes_requests,
-            polls_clients,
         } = policy.plan();
-        assert_eq!((open_links, extra_polls, most_held), (usize::MAX, 3, 0));
-        assert!(takes_requests && polls_clients && policy.flushes(true));
+        assert_eq!((extra_polls, most_held), (3, 0));
+        assert!(takes_requests && policy.flushes(true));
         assert!(!policy.releases(Found {
             polls: 4,
-            cqes: 1,
             passed: 1,
             held: 0
         }));
-        let report = policy.report().unwrap();
         assert_eq!(
-            report,
+            policy.report().unwrap(),
             PolicyReport {
                 extra_polls: 3,
-                poll_budget: 3,
-                poll_budget_peak: 3,
                 ..PolicyReport::default()
             }
         );
@@ -245,56 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_is_that_of_flushes_that_sent_something_and_sets_the_hold() {
-        let mut policy = hold("rtt:2");
-        assert_eq!(
-            policy.report().unwrap().hold_ns,
-            10_000,
-            "before one is known"
-        );
-        for (now_ns, sent, cqes) in [(1_000, 0, 0), (2_000, 5, 0), (4_000, 5, 0), (6_000, 5, 3)] {
-            begin(&mut policy, now_ns, 5);
-            policy.releases(Found { cqes, ..ONE_POLL });
-            policy.flushed(sent);
-        }
-        assert_eq!(
-            (policy.rtt_ns(), policy.report().unwrap().hold_ns),
-            (4_000, 8_000)
-        );
-    }
-
-    #[test]
-    fn the_budget_learns_only_from_rounds_that_wait_for_something() {
-        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Adaptive(0));
-        for round in 0..2_000 {
-            begin(&mut policy, round * 100, 0);
-            policy.releases(ONE_POLL);
-        }
-        assert_eq!(policy.plan().extra_polls, 0);
-        for round in 2_000..4_000 {
-            begin(&mut policy, round * 100, 1);
-            policy.releases(ONE_POLL);
-        }
-        assert_eq!(
-            policy.report().unwrap().poll_budget_peak,
-            8,
-            "it has collapsed, and no round trip is known"
-        );
-    }
-
-    #[test]
     fn each_hold_rule_is_chosen_by_its_flag() {
         assert_eq!(hold("20us").report().unwrap().hold_ns, 20_000);
         let adaptive = |choice| {
             let mut policy = hold(choice);
             let initial_ns = policy.report().unwrap().hold_ns;
             let one_held = Found {
+                polls: 1,
+                passed: 0,
                 held: 1,
-                ..ONE_POLL
             };
-            begin(&mut policy, 1_000, 1);
+            policy.begin(1_000, 1);
             assert!(policy.plan().most_held == 3 && !policy.releases(one_held));
-            begin(&mut policy, 1_000_000, 1);
+            policy.begin(1_000_000, 1);
             assert!(policy.releases(one_held));
             (
                 initial_ns,
@@ -310,17 +288,16 @@ mod tests {
     #[test]
     fn answers_that_pass_a_hold_have_made_it_full() {
         let mut policy = hold("10us");
-        begin(&mut policy, 1_000, 8);
+        policy.begin(1_000, 8);
         assert_eq!(policy.plan().most_held, 3);
         assert!(policy.releases(Found {
             polls: 1,
-            cqes: 1,
             passed: 2,
             held: 3
         }));
         let report = policy.report().unwrap();
         assert_eq!((report.held, report.full_releases), (5, 1));
-        begin(&mut policy, 2_000, 8);
+        policy.begin(2_000, 8);
         assert_eq!(
             policy.plan().most_held,
             0,
@@ -329,23 +306,47 @@ mod tests {
     }
 
     #[test]
-    fn staggering_ends_when_all_may_send() {
-        let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));
-        let opened = [
-            (0, false),
-            (500, true),
-            (1_500, true),
-            (2_500, true),
-            (2_600, true),
-        ]
-        .map(|(now_ns, has_work)| {
-            policy.begin(RoundState {
-                now_ns,
-                links: 3,
-                has_work,
-                ..RoundState::default()
-            })
-        });
-        assert_eq!(opened, [1, 1, 2, 3, usize::MAX]);
+    fn flushes_wait_for_rounds_but_never_for_work() {
+        let mut every_third = policy(|options| options.flush_every = 3);
+        let rounds = [
+            true, true, true, true, false, true, true, true, false, false,
+        ];
+        let flushes = [
+            false, false, true, false, true, false, false, true, true, true,
+        ];
+        assert_eq!(
+            rounds.map(|has_moved| every_third.flushes(has_moved)),
+            flushes
+        );
+        let mut each = policy(|options| options.poll_budget = 1);
+        assert!(each.flushes(true) && each.flushes(false));
+    }
+
+    #[test]
+    fn gathering_ends_with_its_time_or_when_nothing_can_come() {
+        let mut policy = policy(|options| options.coalesce_rtt_us = Some(1.0));
+        let mut sent = 0;
+        let mut send = |policy: &mut Policy, now_ns| {
+            policy.begin(now_ns, 1);
+            sent += 1;
+            policy.flushed(sent);
+        };
+        let gathers = |policy: &mut Policy, now_ns, outstanding| {
+            policy.begin(now_ns, outstanding);
+            !policy.plan().takes_requests
+        };
+        assert!(!gathers(&mut policy, 0, 5), "nothing was sent yet");
+        send(&mut policy, 100);
+        assert!(gathers(&mut policy, 100, 5) && gathers(&mut policy, 1_099, 1));
+        assert!(!gathers(&mut policy, 1_100, 5));
+        send(&mut policy, 2_000);
+        assert!(!gathers(&mut policy, 2_001, 0), "no request is in flight");
+        assert!(
+            !gathers(&mut policy, 2_002, 1),
+            "a wait that has ended does not begin again"
+        );
+        send(&mut policy, 5_000);
+        assert!(gathers(&mut policy, 4_000, 1), "time went back");
+        assert!(!gathers(&mut policy, 6_000, 1));
     }
 }

@@ -1,105 +1,94 @@
 //! Policies: rules by which a daemon delays work to make batches larger. A rule has no clock and no
 //! transport; times are arguments, in ns of one clock.
 //!
-//! A policy is a file with its flags and its rule, and lines here: its module, its field of
-//! [`PolicyOptions`] and of the list below it, and its counters in [`PolicyReport`].
-//!
-//! - `rule`: the traits of flags and rules. `daemon`: all rules of a daemon, as one [`Policy`].
-//! - `hold`: delivers answers together. `polls`, [`budget`]: add polls to a round. `flush`,
-//!   `coalesce`, `skip_idle`, `stagger`: decide when to flush, to take requests, to poll clients,
-//!   to begin. `window`: the window of the connections, which is no rule of a daemon.
-//! - [`rtt`], [`ewma`]: measure for the rules.
+//! [`PolicyOptions`] are the flags. [`Policy`] has the rules of one daemon: `hold` delivers answers
+//! together, the others are a few lines each. The window and the batches in flight are those of the
+//! connections, which apply them themselves.
 
-pub mod budget;
-mod coalesce;
 mod daemon;
-pub mod ewma;
-mod flush;
 mod hold;
-mod polls;
-pub mod rtt;
-mod rule;
-mod skip_idle;
-mod stagger;
-mod window;
 
 use std::fmt;
-use std::time::Duration;
+use std::ops::RangeInclusive;
 
 use clap::Args;
-use harness::range::RangeError;
+use harness::range::{RangeError, decimal, range, whole};
+use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
-pub use coalesce::CoalesceArgs;
-pub use daemon::Policy;
-pub use flush::FlushArgs;
-pub use hold::{HoldArgs, HoldChoice};
-pub use polls::{PollArgs, PollChoice};
-pub use rule::{Found, RoundPlan, RoundState};
-pub use skip_idle::SkipIdleArgs;
-pub use stagger::StaggerArgs;
-pub use window::WindowArgs;
+pub use daemon::{Found, Policy, RoundPlan};
+pub use hold::HoldChoice;
 
 use crate::counters;
-use crate::topology::Topology;
-use crate::trace::Sample;
-use rule::{Asked, Rule};
+use crate::topology::{Backend, Topology};
 
-/// The policies of a job's daemons and connections; times in us.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
+/// Legal times without new requests, in us.
+const TIMES_US: RangeInclusive<f64> = 0.1..=1_000_000.0;
+/// Legal numbers of polls added to a round.
+const POLLS: RangeInclusive<u32> = 0..=4096;
+/// Legal numbers of rounds from one flush to the next.
+const ROUNDS: RangeInclusive<u32> = 1..=4096;
+/// Legal numbers of batches in flight.
+const BATCHES: RangeInclusive<u32> = 1..=1024;
+
+/// The policies of a job's daemons and connections.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Policy")]
 pub struct PolicyOptions {
-    /// Holding of answers.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub hold: HoldArgs,
-    /// Times without new requests.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub coalesce: CoalesceArgs,
-    /// Added polls.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub polls: PollArgs,
-    /// Intervals of flushes.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub flush: FlushArgs,
-    /// Start times of connections.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub stagger: StaggerArgs,
-    /// Intervals of polls of clients.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub skip_idle: SkipIdleArgs,
-    /// The window of the connections.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub window: WindowArgs,
+    /// Collect answers from other ranks and deliver them together: when one per rank has arrived,
+    /// or after TIME, 0.5us to 100us. Pauses while batches are full anyway. adaptive, or
+    /// adaptive:TIME, follows the rate of answers and begins with TIME (10us). Simulated
+    /// (docs/study.md): neither lifts the low state; 10us gains a third at depth 1 and 8 ranks, 9
+    /// and 4 % with 16 and 32; adaptive gains as much, and costs a fifth in the high state.
+    #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]", default_value_t = HoldChoice::Off)]
+    #[serde(with = "harness::as_text")]
+    #[doc(alias = "batch_hold_us")]
+    #[doc(alias = "adaptive_hold")]
+    pub hold: HoldChoice,
+
+    /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated:
+    /// 6 lift 8 ranks out of the low state at depth 8, gain up to 40 % at depth 1, and cost two
+    /// thirds there at 2 and 4 ranks.
+    #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
+    pub coalesce_rtt_us: Option<f64>,
+
+    /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not lift the low
+    /// state; 16 gain a tenth at most.
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(POLLS), default_value_t = 0)]
+    #[serde(with = "harness::as_text")]
+    pub poll_budget: u32,
+
+    /// Flush after every N rounds that did something, 1 to 4096, and after a round that did
+    /// nothing. Simulated: 8 lifts 8 ranks out of the low state at depth 8, and not at depth 32
+    /// with 512 batches in flight.
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(ROUNDS), default_value_t = 1)]
+    pub flush_every: u32,
+
+    /// Limit the small batches in flight per connection; later messages are collected. completion:N
+    /// counts a batch until its WRITE completes, consumption:N until the peer has read it (N: 1 to
+    /// 256). Simulated: both lift the low state; completion:1 costs up to 3 % in the high one, 12 %
+    /// at depth 1 where receivers have no limit, as on most NICs, and consumption:N harms at
+    /// depth 1.
+    #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
+    pub batch_window: WindowChoice,
+
+    /// Limit all batches per connection that the peer has not read, 1 to 1024 [default: 32]: a
+    /// limit of copyrpc's protocol. Simulated: the more, the deeper the low state.
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(BATCHES))]
+    pub batches_in_flight: Option<u32>,
 }
 
-macro_rules! each {
-    ($options:expr) => {{
-        let PolicyOptions {
-            hold,
-            coalesce,
-            polls,
-            flush,
-            stagger,
-            skip_idle,
-            window,
-        } = $options;
-        [
-            hold as &dyn Asked,
-            coalesce,
-            polls,
-            flush,
-            stagger,
-            skip_idle,
-            window,
-        ]
-    }};
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self {
+            hold: HoldChoice::Off,
+            coalesce_rtt_us: None,
+            poll_budget: 0,
+            flush_every: 1,
+            batch_window: WindowChoice::Off,
+            batches_in_flight: None,
+        }
+    }
 }
 
 impl PolicyOptions {
@@ -108,39 +97,76 @@ impl PolicyOptions {
     /// # Errors
     /// The first flag that it cannot obey, and the legal values.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
-        self.given().try_for_each(|policy| policy.suits(topology))
+        self.given().try_for_each(|(flag, _)| {
+            let (with, why, legal) = match flag {
+                "--flush-every" if !topology.carrier.traits().gathers => (
+                    format!("with --carrier {}", topology.carrier),
+                    "UCX sends each message at once",
+                    "--carrier copyrpc or rc-send",
+                ),
+                _ if topology.ranks == 1 => (
+                    "with 1 rank".to_owned(),
+                    "it has no other to exchange anything with",
+                    "--ranks of 2 and more",
+                ),
+                "--batch-window" | "--batches-in-flight" if topology.is_by_message() => (
+                    format!("with --carrier {}", topology.carrier),
+                    "the window is one of copyrpc's batches",
+                    "--carrier copyrpc",
+                ),
+                "--batch-window" | "--batches-in-flight" => return Ok(()),
+                _ if topology.backend == Backend::Direct => (
+                    "with --backend direct".to_owned(),
+                    "its clients have connections of their own, and no daemon sends for them",
+                    "another --backend",
+                ),
+                _ => return Ok(()),
+            };
+            Err(range(flag, with, why, legal.to_owned()))
+        })
     }
 
     /// Returns whether daemons have rules.
     #[must_use]
     pub fn govern(&self) -> bool {
-        !self.rules(1).is_empty()
+        self.given().any(|(flag, _)| !flag.starts_with("--batch"))
     }
 
-    /// Returns the maximum time for which requests are held back in a job of `ranks`.
-    #[must_use]
-    pub fn longest_hold(&self, ranks: usize) -> Duration {
-        self.given().map(|policy| policy.longest_hold(ranks)).sum()
-    }
-
-    fn given(&self) -> impl Iterator<Item = &dyn Asked> {
-        each!(self)
-            .into_iter()
-            .filter(|policy| policy.typed().is_some())
-    }
-
-    fn rules(&self, ranks: usize) -> Vec<Box<dyn Rule>> {
-        self.given()
-            .filter_map(|policy| policy.rule(ranks))
-            .collect()
+    /// Returns the flags that differ from their defaults, and their values.
+    fn given(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let coalesce = self.coalesce_rtt_us.map(|us| us.to_string());
+        let batches = self.batches_in_flight.map(|batches| batches.to_string());
+        [
+            (
+                "--hold",
+                (self.hold != HoldChoice::Off).then(|| self.hold.to_string()),
+            ),
+            ("--coalesce-rtt-us", coalesce),
+            (
+                "--poll-budget",
+                (self.poll_budget > 0).then(|| self.poll_budget.to_string()),
+            ),
+            (
+                "--flush-every",
+                (self.flush_every != 1).then(|| self.flush_every.to_string()),
+            ),
+            (
+                "--batch-window",
+                (self.batch_window != WindowChoice::Off).then(|| self.batch_window.to_string()),
+            ),
+            ("--batches-in-flight", batches),
+        ]
+        .into_iter()
+        .filter_map(|(flag, value)| Some((flag, value?)))
     }
 }
 
-/// Formats the flags that differ from their defaults, as they are typed.
+/// Formats the flags that differ from their defaults, without dashes.
 impl fmt::Display for PolicyOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let typed: Vec<String> = each!(self).into_iter().filter_map(Asked::typed).collect();
-        f.write_str(&typed.join(", "))
+        let typed =
+            |(flag, value): (&str, String)| format!("{} {value}", flag.trim_start_matches('-'));
+        f.write_str(&self.given().map(typed).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -158,56 +184,41 @@ counters! {
         max hold_ns,
         /// Polls added to rounds.
         sum extra_polls,
-        /// Maximum number of added polls, at the end.
-        max poll_budget,
-        /// Peak of the number of added polls.
-        max poll_budget_peak,
         /// Rounds that took only answers.
         sum gathering_rounds,
         /// Rounds that did not flush the messages they had collected.
         sum delayed_flushes,
-        /// Rounds that did not poll clients.
-        sum skipped_looks,
-        /// Rounds before all connections could send.
-        sum staggered_rounds,
-        /// Time from a flush to the next completion, smoothed, in ns; 0: not measured.
-        max rtt_ns,
     }
 }
 
 /// Formats the counters that are not 0.
 impl fmt::Display for PolicyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let holds = format!(
-            "{} answers held, released {} times full and {} times late, hold {} ns at the end",
-            self.held, self.full_releases, self.late_releases, self.hold_ns
-        );
+        let Self {
+            held,
+            full_releases,
+            late_releases,
+            hold_ns,
+            extra_polls,
+            gathering_rounds,
+            delayed_flushes,
+        } = *self;
         let parts = [
-            (self.held, holds),
             (
-                self.extra_polls,
+                held,
                 format!(
-                    "{} polls added, budget {} at the end, peak {}",
-                    self.extra_polls, self.poll_budget, self.poll_budget_peak
+                    "{held} answers held, released {full_releases} times full and {late_releases} times late, hold {hold_ns} ns at the end"
                 ),
             ),
+            (extra_polls, format!("{extra_polls} polls added")),
             (
-                self.gathering_rounds,
-                format!("{} rounds for answers only", self.gathering_rounds),
+                gathering_rounds,
+                format!("{gathering_rounds} rounds for answers only"),
             ),
             (
-                self.delayed_flushes,
-                format!("{} flushes delayed", self.delayed_flushes),
+                delayed_flushes,
+                format!("{delayed_flushes} flushes delayed"),
             ),
-            (
-                self.skipped_looks,
-                format!("{} looks at clients left out", self.skipped_looks),
-            ),
-            (
-                self.staggered_rounds,
-                format!("{} staggered rounds", self.staggered_rounds),
-            ),
-            (self.rtt_ns, format!("round trip {} ns", self.rtt_ns)),
         ];
         let done: Vec<String> = parts
             .into_iter()

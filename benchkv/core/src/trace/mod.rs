@@ -32,10 +32,6 @@ pub struct Sample {
     pub held: u64,
     /// Maximum time for which answers are held, in ns; 0: they are not held.
     pub hold_ns: u64,
-    /// Polls added to a round while they find nothing.
-    pub poll_budget: u64,
-    /// Smoothed time from a flush to the next completion, in ns; 0 while no policy needs it.
-    pub rtt_ns: u64,
 }
 
 /// The samples of a daemon, in the order of time.

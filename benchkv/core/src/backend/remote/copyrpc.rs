@@ -29,13 +29,13 @@ const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
 fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
-    let window = &plan.policies.window;
+    let policies = &plan.policies;
     let mut default = EndpointConfig {
         ring_size: plan.ring_bytes,
-        window: window.batch_window.window(),
+        window: policies.batch_window.window(),
         ..EndpointConfig::default()
     };
-    if let Some(batches) = window.batches_in_flight {
+    if let Some(batches) = policies.batches_in_flight {
         // Small batches, of which there are many, have their WQEs.
         (default.batches_in_flight, default.max_send_wr) = (batches, Some((4 * batches).max(256)));
     }

@@ -26,7 +26,6 @@ use super::plan::{RankPlan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
-use crate::policy::RoundState;
 use crate::store::owner_of;
 use crate::topology::{Carrier, Peer, Worker};
 use crate::trace::Sample;
@@ -52,8 +51,6 @@ pub(super) struct Remote<C> {
     /// Requests sent since the start, and answers to them.
     sent: u64,
     answered: u64,
-    /// Links numbered below this may send; requests for the others wait.
-    open_links: usize,
 }
 
 /// The result of a poll.
@@ -314,7 +311,6 @@ impl<C> Remote<C> {
             routes,
             fan,
             backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
-            open_links: peers.len(),
             peers,
             backlogged: 0,
             arrived: VecDeque::new(),
@@ -365,23 +361,6 @@ impl<C> Remote<C> {
         self.sent
     }
 
-    /// Returns its part in the state of a round.
-    pub(super) fn state(&self, round: RoundState) -> RoundState {
-        let has_work = self.sent > 0 || self.backlogged > 0;
-        RoundState {
-            outstanding: self.outstanding(),
-            links: self.peers.len(),
-            has_work,
-            ..round
-        }
-    }
-
-    /// Lets the first `count` links send, and no others. The next [`retry`](Self::retry) sends
-    /// requests that wait for one.
-    pub(super) fn open_links(&mut self, count: usize) {
-        self.open_links = count;
-    }
-
     /// Sends a request through a link, after those that wait.
     #[inline(always)]
     pub(super) fn call(
@@ -396,7 +375,7 @@ impl<C> Remote<C> {
                 format!("there is no link {link}"),
             ));
         };
-        let whom = if backlog.is_empty() && link < self.open_links {
+        let whom = if backlog.is_empty() {
             match each!(&mut self.links, links => links.send(link, &request, whom)) {
                 Ok(()) => {
                     self.sent += 1;
@@ -418,7 +397,7 @@ impl<C> Remote<C> {
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
-            (0..self.backlogs.len().min(self.open_links)).try_for_each(|link| self.send(link))?;
+            (0..self.backlogs.len()).try_for_each(|link| self.send(link))?;
         }
         Ok(before - self.backlogged)
     }

@@ -27,7 +27,7 @@ use crate::drive::faults::{At, Faults};
 use crate::drive::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
-use crate::policy::{HoldChoice, PolicyOptions, PollChoice};
+use crate::policy::{HoldChoice, PolicyOptions};
 use crate::tests::{self as testing, topology};
 use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, Workload};
@@ -126,23 +126,14 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
     if is_governed {
         let us = |rng: &mut Rng| rng.bool().then(|| f64::from(rng.u32(1..30)));
         let (hold_us, is_adaptive) = (us(rng), rng.bool());
-        policies.hold.hold = match (is_adaptive, hold_us) {
+        policies.hold = match (is_adaptive, hold_us) {
             (true, hold_us) => HoldChoice::Adaptive(hold_us),
-            (false, hold_us) => us(rng)
-                .map(|us| HoldChoice::Rtt(us / 10.0))
-                .or(hold_us.map(HoldChoice::Fixed))
-                .unwrap_or_default(),
+            (false, hold_us) => hold_us.map_or(HoldChoice::Off, HoldChoice::Fixed),
         };
-        policies.coalesce.coalesce_rtt_us = us(rng);
-        policies.polls.poll_budget = if rng.bool() {
-            PollChoice::Adaptive(0)
-        } else {
-            PollChoice::Fixed(rng.u32(0..20))
-        };
-        policies.flush.flush_every = rng.u32(1..6);
-        policies.stagger.initial_stagger_us = us(rng);
+        policies.coalesce_rtt_us = us(rng);
+        policies.poll_budget = rng.u32(0..20);
+        policies.flush_every = rng.u32(1..6);
     }
-    policies.skip_idle.ipc_skip_idle = if rng.bool() { rng.u32(0..8) } else { 0 };
     if topology.carrier == Carrier::Copyrpc {
         let windows = [
             "off",
@@ -152,7 +143,7 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
             "completion:3",
             "consumption:4",
         ];
-        policies.window.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
+        policies.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
     }
     policies
 }
