@@ -59,13 +59,12 @@ ONE = ["--", "--test-threads=1"]
 # with each.
 PARTS = {
     "rdma": ("processes on the software HCA killed and stopped at random", [
-        test("mlx5", "--test", name, *ONE, MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
+        test("mlx5", "--test", "suites", *ONE, f"{name}::", MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
         for when in ("immediate", "delay") for name in ("all_to_all", "one_sided")
     ]),
     "rdma-steps": ("requesters, owners and datagram senders stopped and killed at single instructions", [
         test("mlx5", "--test", "single_step", *ONE, MLX5_TEST_SCALE=15),
         test("mlx5-hca", "--test", "hca_single_step", *ONE, MLX5_TEST_SCALE=15),
-        test("mlx5", "--test", "quarantine", *ONE, MLX5_TEST_SCALE=15),
     ]),
     "driver": ("other people's programs under mlx5-run, killed, stopped, and given nonsense", [
         "cargo build --release --locked -p mlx5-preload",
@@ -80,7 +79,7 @@ PARTS = {
     "packets": ("RoCE packets: random operations on a bad network, 10^9 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [
         test("mlx5-hca", "--lib", "packets::tests::p", release=True, MLX5_TEST_SCALE=1000),
         test("mlx5-hca", "--lib", "any_packets", release=True, MLX5_TEST_SCALE=100),
-        test("mlx5", "--test", "soft", "strangers", release=True, MLX5_TEST_SCALE=3400),
+        test("mlx5", "--test", "suites", "strangers", release=True, MLX5_TEST_SCALE=3400),
         test("copyrpc", "--test", "context", "--", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
              "--skip", "a_call_behind_a_goodbye",
              MLX5_TEST_TIME="packets", MLX5_TEST_NETWORK="loss=5,double=5,reorder=50,delay_us=0..300"),

@@ -1,5 +1,4 @@
 //! Endpoints: a connection in one value. `MLX5_TEST_DEVICE=mlx5_0` runs this on that device.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::time::Duration;
 

@@ -1,28 +1,13 @@
 //! Unreliable datagrams on the software HCA: those that arrive, those that are lost silently, and
 //! the errors.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test"
-)]
-
-#[path = "support/end.rs"]
-mod end;
-#[allow(dead_code, reason = "the watchdog is all that is needed of it")]
-mod support;
-#[path = "support/time.rs"]
-mod time;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use end::{ANY, Arrival, BYTES, Received, Sent, of_cqe};
+use crate::end::{ANY, Arrival, BYTES, Received, Sent, of_cqe};
+use crate::time::Net;
 use mlx5::*;
-use time::Net;
 
 const QKEY: u32 = 0x1111_2222;
 
@@ -443,7 +428,7 @@ fn a_datagram_that_does_not_fit_the_receive_is_a_local_length_error_there_only()
             assert_eq!((user, error.syndrome), (1, Syndrome::LocalLength));
             assert_eq!(
                 error.vendor_text(),
-                time::detail("the buffers of the receive end before the message")
+                crate::time::detail("the buffers of the receive end before the message")
             );
             if owns_receives {
                 let (user, error) = failed[1].0.unwrap_err();
@@ -490,7 +475,7 @@ fn a_datagram_longer_than_the_mtu_is_a_local_length_error_of_its_sender() {
         (first.syndrome, first.vendor_text()),
         (
             Syndrome::LocalLength,
-            time::detail("a datagram longer than 4096 bytes")
+            crate::time::detail("a datagram longer than 4096 bytes")
         )
     );
     assert_eq!(second.syndrome, Syndrome::WorkRequestFlushed);
@@ -710,7 +695,7 @@ fn send_numbered(
     for n in 0..count {
         while n >= taken.load(Ordering::Acquire) + AHEAD {
             a.sent();
-            end::pause();
+            crate::end::pause();
         }
         let payload: Vec<u8> = (0..n % 190).map(|i| (i + n) as u8).collect();
         a.post(
@@ -722,12 +707,12 @@ fn send_numbered(
             n,
         );
         while a.sent().is_empty() {
-            end::pause();
+            crate::end::pause();
         }
     }
     // The device, whose memory holds the last ones, stays until they are taken.
     while taken.load(Ordering::Acquire) < count {
-        end::pause();
+        crate::end::pause();
     }
     assert_eq!(
         a.device
@@ -739,10 +724,10 @@ fn send_numbered(
 
 #[test]
 fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
-    support::watchdog(Duration::from_secs(120));
+    crate::support::watchdog(Duration::from_secs(120));
     let net = Net::new();
     let mut options = net.options();
-    if time::mode() == time::Mode::Immediate {
+    if crate::time::mode() == crate::time::Mode::Immediate {
         options.clock = Clock::System;
     }
     let (senders, count) = (4u32, 3000u64);
@@ -770,7 +755,7 @@ fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
             .iter()
             .any(|taken| taken.load(Ordering::Relaxed) < count)
         {
-            end::pause();
+            crate::end::pause();
             for (received, source_qpn) in b.received() {
                 let arrival = received.unwrap();
                 let (id, n) = (

@@ -1,13 +1,5 @@
 //! Send queues and completion queues over many laps. The test plays the device of a null device; a
 //! model gives the expected results.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test"
-)]
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,16 +10,12 @@ use mlx5::wire::{
 };
 use mlx5::*;
 
-#[path = "support/random.rs"]
-mod random;
-#[allow(dead_code, reason = "the watchdog alone is used here")]
-mod support;
-use random::Random;
+use crate::random::Random;
 
 const SEEDS: [u64; 4] = [1, 77, 0xfeed, 1 << 50];
 
 fn open() -> (Device, NullDevice) {
-    support::watchdog(Duration::from_secs(300));
+    crate::support::watchdog(Duration::from_secs(300));
     let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     (device, null)

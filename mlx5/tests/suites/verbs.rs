@@ -1,28 +1,13 @@
 //! SEND, atomics and both kinds of receive queue, on the software HCA; WRITE and READ are in
 //! `rc.rs`.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test"
-)]
-
-#[path = "support/end.rs"]
-mod end;
-#[allow(dead_code, reason = "the watchdog is all that is needed of it")]
-mod support;
-#[path = "support/time.rs"]
-mod time;
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use end::*;
+use crate::end::*;
+use crate::time::Net;
 use mlx5::wire::NO_QPN;
 use mlx5::*;
-use time::Net;
 
 fn data(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * 7 + i / 251) as u8).collect()
@@ -392,7 +377,7 @@ fn far_more_messages_than_receives_arrive_once_each_and_in_order() {
             }
             assert!(a.sent().iter().all(|(_, result)| result.is_ok()));
             // For the timer of a sender that found no receive.
-            if arrived < total && time::mode() != time::Mode::Delay {
+            if arrived < total && crate::time::mode() != crate::time::Mode::Delay {
                 net.pass_ns(10_000);
             }
             arrived == total
@@ -432,7 +417,7 @@ fn a_send_without_a_receive_is_retried_and_then_fails_as_configured() {
             net.pass_ns(200_000);
         };
         assert_eq!(sent[0].1.unwrap_err().syndrome, Syndrome::RnrRetryExceeded);
-        if time::mode() == time::Mode::Immediate {
+        if crate::time::mode() == crate::time::Mode::Immediate {
             assert_eq!(retries, rnr_retry);
         }
         let flushed = net.collect(1, || sent.iter().skip(1).copied().chain(a.sent()).collect());
@@ -661,7 +646,7 @@ fn an_atomic_that_cannot_be_is_refused_where_that_is_known() {
     let mut heap = vec![0u64; 8].into_boxed_slice();
     let at = std::ptr::NonNull::new(heap.as_mut_ptr()).unwrap().cast();
     // A NIC does atomics in any memory.
-    if time::mode() != time::Mode::Hardware {
+    if crate::time::mode() != crate::time::Mode::Hardware {
         // SAFETY: refused, so nothing is registered.
         let refused = unsafe { b.pd.register(at, 64, ANY) }.map(drop);
         assert!(
@@ -741,10 +726,10 @@ fn from_two_threads(
     times: u64,
     operation: impl FnMut(&mut End, &Word, u64) -> u64 + Clone + std::marker::Send,
 ) -> (Vec<u64>, u64) {
-    support::watchdog(Duration::from_secs(120));
+    crate::support::watchdog(Duration::from_secs(120));
     let net = Net::new();
     let mut options = net.options();
-    if time::mode() == time::Mode::Immediate {
+    if crate::time::mode() == crate::time::Mode::Immediate {
         options.clock = Clock::System;
     }
     let device = net.open(&options);
@@ -797,7 +782,7 @@ fn from_two_threads(
 
 #[test]
 fn fetch_and_add_from_two_threads_loses_no_addition_and_gives_no_value_twice() {
-    let times = if time::mode() == time::Mode::Packets {
+    let times = if crate::time::mode() == crate::time::Mode::Packets {
         500
     } else {
         20_000
@@ -819,7 +804,7 @@ fn fetch_and_add_from_two_threads_loses_no_addition_and_gives_no_value_twice() {
 
 #[test]
 fn compare_and_swap_from_two_threads_succeeds_for_one_of_them_at_a_time() {
-    let times = if time::mode() == time::Mode::Packets {
+    let times = if crate::time::mode() == crate::time::Mode::Packets {
         500
     } else {
         5_000

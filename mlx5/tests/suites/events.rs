@@ -1,27 +1,12 @@
 //! Waiting for completions: events that end a wait, events that do not, and progress meanwhile.
 //! `src/tests/events.rs` tests that none is missed.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test"
-)]
-
-#[path = "support/end.rs"]
-mod end;
-#[allow(dead_code, reason = "the watchdog is all that is needed of it")]
-mod support;
-#[path = "support/time.rs"]
-mod time;
 
 use std::time::{Duration, Instant};
 
+use crate::end::*;
+use crate::time::Net;
 use copyrpc_shm::sleep::{Look, Sleeper, wait};
-use end::*;
 use mlx5::*;
-use time::Net;
 
 /// Watchdog.
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -30,7 +15,7 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(5));
 /// Two ends on the system's clock, which advances while a thread sleeps. Their completions are
 /// there when the doorbell returns.
 fn ends(net: &Net, options: &ConnectOptions) -> (End, End) {
-    support::watchdog(WATCHDOG);
+    crate::support::watchdog(WATCHDOG);
     let spec = SoftOptions {
         clock: Clock::System,
         timing: Timing::Immediate,
@@ -163,7 +148,7 @@ fn retries_go_on_while_their_device_waits() {
 
 #[test]
 fn what_is_delayed_comes_while_its_device_waits() {
-    support::watchdog(WATCHDOG);
+    crate::support::watchdog(WATCHDOG);
     let net = Net::new();
     let spec = SoftOptions {
         clock: Clock::System,
@@ -185,8 +170,8 @@ fn what_is_delayed_comes_while_its_device_waits() {
 
 #[test]
 fn a_wait_goes_on_in_virtual_time() {
-    support::watchdog(WATCHDOG);
-    let net = Net::in_mode(time::Mode::Virtual);
+    crate::support::watchdog(WATCHDOG);
+    let net = Net::in_mode(crate::time::Mode::Virtual);
     let (mut a, mut b) = pair(&net, SHARED);
     b.receives(1, 8);
     a.send_cq.arm(false);

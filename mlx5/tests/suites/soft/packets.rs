@@ -97,7 +97,7 @@ fn echo_in(
     end.connect(&remote).unwrap();
     f(&mut end, &remote);
     end.send(&[]).unwrap();
-    assert_eq!(end.recv().unwrap(), []);
+    assert!(end.recv().unwrap().is_empty());
     drop(to_peer);
     // Answers the peer's last packets, whose ACKs may be lost.
     while !peer.is_finished() {

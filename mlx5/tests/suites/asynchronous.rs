@@ -1,21 +1,9 @@
 //! Asynchronous events: reports of a device about itself and its objects, in addition to
 //! completions.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
-#[path = "support/end.rs"]
-mod end;
-#[path = "support/time.rs"]
-mod time;
-
-use end::*;
+use crate::end::*;
+use crate::time::Net;
 use mlx5::*;
-use time::Net;
 
 /// Options that wait up to 10 s for the peer.
 const PATIENT: ConnectOptions = ConnectOptions {

@@ -2,24 +2,6 @@
 //! immediate, READ, SEND and atomics, with every result checked. Meanwhile processes are stopped
 //! and killed at random, and new ones take the places of the killed. The others continue, and get
 //! transport errors only from the killed ones. In the end every posted receive can be used.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
-
-#[path = "support/fabric.rs"]
-mod fabric;
-#[path = "support/random.rs"]
-mod random;
-#[allow(dead_code, reason = "only a part is used here")]
-mod support;
-#[path = "support/time.rs"]
-mod time;
-#[path = "support/worker.rs"]
-mod worker;
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -27,8 +9,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use random::Random;
-use worker::{PROCESSES, QPS};
+use crate::random::Random;
+use crate::worker::{PROCESSES, QPS};
 
 const DIR: &str = "MLX5_TEST_WORKER_DIR";
 const NUMBER: &str = "MLX5_TEST_WORKER_NUMBER";
@@ -44,8 +26,10 @@ fn worker_process() {
     let Some(dir) = std::env::var_os(DIR) else {
         return;
     };
-    support::watchdog(Duration::from_secs(SECONDS * u64::from(support::scale())) + 4 * PATIENCE);
-    worker::run(
+    crate::support::watchdog(
+        Duration::from_secs(SECONDS * u64::from(crate::support::scale())) + 4 * PATIENCE,
+    );
+    crate::worker::run(
         Path::new(&dir),
         std::env::var(NUMBER).unwrap().parse().unwrap(),
     );
@@ -63,7 +47,12 @@ struct Process {
 impl Process {
     fn start(dir: &Path, number: usize) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker_process", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "all_to_all::worker_process",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(DIR, dir)
             .env(NUMBER, number.to_string())
             .stdin(Stdio::piped())
@@ -152,7 +141,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let dir = fabric::new_dir("all");
+        let dir = crate::fabric::new_dir("all");
         let processes = (0..PROCESSES)
             .map(|number| Process::start(&dir, number))
             .collect();
@@ -269,14 +258,14 @@ impl World {
 
     /// Number of receives that each process has posted.
     fn depth(&self) -> u64 {
-        (worker::DEPTH as u64 + 1).next_power_of_two() - 1
+        (crate::worker::DEPTH as u64 + 1).next_power_of_two() - 1
     }
 }
 
 #[test]
 fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
-    let seconds = SECONDS * u64::from(support::scale());
-    support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
+    let seconds = SECONDS * u64::from(crate::support::scale());
+    crate::support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap();
@@ -356,5 +345,5 @@ fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
         drop(process.input.take());
         assert!(process.child.wait().unwrap().success());
     }
-    fabric::remove_dir(&world.dir);
+    crate::fabric::remove_dir(&world.dir);
 }

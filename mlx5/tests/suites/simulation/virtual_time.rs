@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::*;
 
-use crate::simulated::*;
+use crate::simulation::simulated::*;
 use crate::time::{Mode, Net};
 
 #[test]
@@ -169,7 +169,7 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
     }
     assert_eq!(runs, (1..=4).map(traced_run).collect::<Vec<_>>());
     // Other addresses, process id, keys and seeds of hash maps.
-    let name = "virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
+    let name = "simulation::virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let output = child
         .args([name, "--exact", "--nocapture"])

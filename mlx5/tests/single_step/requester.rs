@@ -1,39 +1,16 @@
 //! A requester is single-stepped through a doorbell and stopped, or killed, after every
 //! instruction. At every instruction third parties that use the same shared receive queue continue.
 //! The requester's own messages arrive once or, if it was killed, at most once. No receive is lost.
-#![cfg(target_arch = "x86_64")]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
-
-#[path = "support/fabric.rs"]
-mod fabric;
-#[path = "support/stepped.rs"]
-mod stepped;
-mod support;
-#[path = "support/time.rs"]
-mod time;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::fabric::{new_dir, remove_dir};
+use crate::stepped::{End, Kind, RECEIVES, Stepped, begin, length};
 use copyrpc_testing::tracee::{Helper, Points, on_one_core};
-use fabric::{new_dir, remove_dir};
-use stepped::{End, Kind, RECEIVES, Stepped, begin, length, run_process};
 
 /// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.
 const SECONDS: u64 = 2;
-
-/// Runs the process that the tests below stop and kill. It is not a test of its own.
-#[test]
-#[ignore = "helper process of the other tests, started by them"]
-fn stepped_process() {
-    run_process();
-}
 
 /// The target, and a third party connected to it by queue pair 1.
 struct World {

@@ -2,7 +2,7 @@
 
 use mlx5::*;
 
-use crate::simulated::*;
+use crate::simulation::simulated::*;
 
 #[test]
 fn a_write_costs_its_wqe_its_bytes_and_the_way_and_is_acknowledged_after_the_way_back() {

@@ -1,42 +1,19 @@
 //! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of
 //! using them. That waits for a bounded time. Then nothing is reused that the peer could still
 //! write when it resumes.
-#![cfg(target_arch = "x86_64")]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
-
-#[path = "support/fabric.rs"]
-mod fabric;
-#[path = "support/stepped.rs"]
-mod stepped;
-mod support;
-#[path = "support/time.rs"]
-mod time;
 
 use std::path::Path;
 use std::ptr::NonNull;
 
+use crate::fabric::{new_dir, remove_dir};
+use crate::stepped::{End, Kind, RECEIVES, Stepped, WRITE, begin};
 use copyrpc_testing::tracee::Points;
-use fabric::{new_dir, remove_dir};
 use mlx5::*;
-use stepped::{End, Kind, RECEIVES, Stepped, WRITE, begin, run_process};
 
 /// Duration of each test, times `MLX5_TEST_SCALE`. Every instruction is tried at most once.
 const SECONDS: u64 = 4;
 /// The byte that the stepped process writes.
 const WRITTEN: u8 = 0xee;
-
-/// Runs the process that the tests below stop and kill. It is not a test of its own.
-#[test]
-#[ignore = "helper process of the other tests, started by them"]
-fn stepped_process() {
-    run_process();
-}
 
 /// Returns the number of instructions of a doorbell that writes `region`.
 fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) -> usize {

@@ -1,18 +1,8 @@
 //! Reliable-connected queue pairs on the software HCA, two devices of a local fabric in one thread.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
 use mlx5::*;
 
-#[path = "support/time.rs"]
-mod time;
-
-use time::{Mode, Net, mode};
+use crate::time::{Mode, Net, mode};
 
 const SIZE: usize = 1 << 16;
 const RKEYS: Access = Access::LOCAL_WRITE

@@ -1,23 +1,11 @@
 //! Bad input, and good input in a bad order: each gives a typed error. Nothing is written, nothing
 //! hangs, and only the device's memory is touched.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
-
-#[path = "support/end.rs"]
-mod end;
-#[path = "support/time.rs"]
-mod time;
 
 use std::any::Any;
 
-use end::*;
+use crate::end::*;
+use crate::time::Net;
 use mlx5::*;
-use time::Net;
 
 fn out_of_range(result: Result<(), CreateError>) -> (&'static str, u64, u64, u64) {
     match result.unwrap_err() {
@@ -47,7 +35,7 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
         );
         assert_eq!(
             out_of_range(device.create_mono_cq::<()>(n).map(drop)).1,
-            n.into()
+            u64::from(n)
         );
     }
     for comp_vector in [info.comp_vectors, u32::MAX] {
@@ -374,7 +362,7 @@ fn every_step_in_the_wrong_state_is_refused_with_the_state_and_changes_nothing()
         (Err(PostError::WrongState(Init)), Ok(()))
     );
     // Others detect it when they send.
-    if time::finds_peers() {
+    if crate::time::finds_peers() {
         let nowhere = QpAddress { lid: 999, ..to };
         assert!(matches!(
             a.qp.ready_to_receive(&nowhere, &options),
@@ -524,10 +512,9 @@ fn regions_that_cannot_be_are_refused() {
     ));
     // More than a soft device's arena; more than any memory.
     let too_many = [2 << 30, usize::MAX - 5, usize::MAX];
-    for bytes in too_many
-        .into_iter()
-        .skip(usize::from(time::mode() == time::Mode::Hardware))
-    {
+    for bytes in too_many.into_iter().skip(usize::from(
+        crate::time::mode() == crate::time::Mode::Hardware,
+    )) {
         assert!(
             matches!(a.pd.alloc(bytes, ANY), Err(RegisterError::Refused(hca::RegisterError::Memory { bytes: b, .. })) if b == bytes),
             "{bytes}"
@@ -655,9 +642,9 @@ fn a_region_freed_under_posted_work_is_an_error_and_not_touched() {
             (
                 status,
                 if local {
-                    time::detail(gone)
+                    crate::time::detail(gone)
                 } else {
-                    time::remote_detail(gone)
+                    crate::time::remote_detail(gone)
                 }
             ),
             "{kind}"
@@ -670,7 +657,7 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
     const DELAY_NS: u64 = 5_000;
     // With a delay the doorbell comes first, and the device executes when the test has let the
     // delay pass.
-    let net = Net::in_mode(time::Mode::Immediate);
+    let net = Net::in_mode(crate::time::Mode::Immediate);
     let mut options = net.options();
     // Strict mode would report, rightly, that the source changed under the device.
     options.strict = false;
@@ -723,7 +710,7 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
 fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_posted() {
     // Behind libibverbs each takes some hundred commands, so a part of all orders runs, spread
     // evenly over them. `scripts/soak` runs all.
-    let step = if time::mode() == time::Mode::Hardware
+    let step = if crate::time::mode() == crate::time::Mode::Hardware
         && copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE") == 1
     {
         11

@@ -3,7 +3,7 @@
 use mlx5::*;
 
 use crate::end::*;
-use crate::time::{self, Mode, Net};
+use crate::time::{Mode, Net};
 
 fn with(net: &Net, faults: Faults) -> SoftOptions {
     SoftOptions {
@@ -101,7 +101,7 @@ fn a_delayed_operation_starts_that_much_later_and_what_is_behind_it_waits() {
     assert_eq!((a.sent(), b.bytes(0, 4)), (vec![], vec![0; 4]));
     for (n, user) in [(1, 1), (2, 2)] {
         let sent = net.collect(1, || {
-            if time::mode() == Mode::Immediate {
+            if crate::time::mode() == Mode::Immediate {
                 net.pass_ns(1000);
             }
             a.sent()
@@ -472,7 +472,7 @@ fn a_lost_message_is_sent_again_after_the_timeout_and_fails_if_no_attempt_arrive
             let start_ns = clock.now_ns();
             a.post(&write(&b), number);
             let sent = net.collect(1, || {
-                if time::mode() == Mode::Immediate {
+                if crate::time::mode() == Mode::Immediate {
                     net.pass_ns(1000);
                 }
                 a.sent()

@@ -1,21 +1,9 @@
 //! Every completion status, made on the software HCA and decoded to its typed error with the
 //! vendor's detail: at the requester and, if it has a completion too, at the responder.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
-#[path = "support/end.rs"]
-mod end;
-#[path = "support/time.rs"]
-mod time;
-
-use end::*;
+use crate::end::*;
+use crate::time::Net;
 use mlx5::*;
-use time::Net;
 
 /// Returns the first error of the sender, after which all posted operations are flushed.
 fn fails(net: &Net, a: &mut End, post: impl FnOnce(&mut End)) -> CompletionError {
@@ -120,7 +108,7 @@ fn local_protection_of_what_is_sent_and_of_what_a_result_goes_into() {
             });
             assert_eq!(
                 (error.syndrome, error.vendor_text()),
-                (Syndrome::LocalProtection, time::detail(text)),
+                (Syndrome::LocalProtection, crate::time::detail(text)),
                 "{i}, {kind}"
             );
             assert!(
@@ -206,7 +194,7 @@ fn remote_access_of_every_verb_that_names_the_peers_memory() {
             let error = fails(&net, &mut a, |a| post(a, addr, rkey));
             assert_eq!(
                 (error.syndrome, error.vendor_text()),
-                (Syndrome::RemoteAccess, time::remote_detail(text)),
+                (Syndrome::RemoteAccess, crate::time::remote_detail(text)),
                 "{access:?} {i}"
             );
             assert_eq!(
@@ -222,7 +210,7 @@ fn remote_access_of_every_verb_that_names_the_peers_memory() {
 #[test]
 fn a_send_longer_than_the_receive_is_an_invalid_request_here_and_a_local_length_error_there() {
     let text = "the buffers of the receive end before the message";
-    let (here, there) = (time::remote_detail(text), time::detail(text));
+    let (here, there) = (crate::time::remote_detail(text), crate::time::detail(text));
     for size in [SHARED, OWN] {
         for room in [0, 9] {
             let net = Net::new();
@@ -297,12 +285,12 @@ fn a_receive_that_cannot_be_filled_is_a_remote_operation_error_here_and_a_local_
         });
         assert_eq!(
             (error.syndrome, error.vendor_text()),
-            (Syndrome::RemoteOperation, time::remote_detail(text))
+            (Syndrome::RemoteOperation, crate::time::remote_detail(text))
         );
         let (user, error) = net.collect(1, || b.received())[0].unwrap_err();
         assert_eq!(
             (user, error.syndrome, error.vendor_text()),
-            (5, Syndrome::LocalProtection, time::detail(text))
+            (5, Syndrome::LocalProtection, crate::time::detail(text))
         );
     }
 }

@@ -1,0 +1,5 @@
+//! Options of the software HCA: faults, compressed sessions, data in the CQE, ports for packets.
+
+mod compact;
+mod faults;
+mod packets;
