@@ -3,27 +3,6 @@
 //! executes the same bytes, so that everything above it runs on any Linux machine.
 //!
 //! ```rust
-//! use mlx5::{Device, EndpointConfig};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Device::open("soft")?; // or "mlx5_0"
-//! let mut here = device.endpoint(EndpointConfig::default())?;
-//! let mut there = device.endpoint(EndpointConfig::default())?;
-//! here.connect(&there.address())?; // `address().to_bytes()` goes to another process by any means
-//! there.connect(&here.address())?;
-//! here.send(b"hello")?;
-//! assert_eq!(there.recv()?, b"hello");
-//! here.write(0, b"straight into the other's memory")?;
-//! assert_eq!(here.fetch_add(64, 1)?, 0);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! An `Endpoint` is a reliable connection with the queues and memory that it needs. Its calls
-//! block. The objects below it are public too; use them to keep many operations in flight, or to
-//! put many queue pairs on one completion queue:
-//!
-//! ```rust
 //! use mlx5::{Access, ConnectOptions, Device, Inline, QpConfig, Signal, WriteImm};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +34,6 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `endpoint` | a connection in one value, for programs that move bytes and need no control over queues |
 //! | `device` | opening a device; protection domains |
 //! | `mr` | registered memory: never a `&[u8]`, because the device may write it |
 //! | `ops` | operations as values: a verb over a payload |
@@ -105,7 +83,6 @@ mod address;
 mod completions;
 mod config;
 mod device;
-mod endpoint;
 mod error;
 mod mmio;
 mod mr;
@@ -127,7 +104,6 @@ pub use config::{CqConfig, NullOptions, QpConfig, QpState};
 #[doc(no_inline)]
 pub use copyrpc_shm::memfd::NoHugePages;
 pub use device::{Device, DeviceSpec, Pd};
-pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
@@ -174,7 +150,6 @@ mod errors {
         check::<crate::CompletionError>();
         check::<crate::ConnectError>();
         check::<crate::CreateError>();
-        check::<crate::EndpointError>();
         check::<crate::OpenError>();
         check::<crate::PostError>();
         check::<crate::PostReceiveError>();

@@ -14,7 +14,6 @@ mod all_to_all;
 mod asynchronous;
 mod bad_input;
 mod datagrams;
-mod endpoint;
 mod events;
 mod one_sided;
 mod queues;

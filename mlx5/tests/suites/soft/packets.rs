@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use copyrpc_testing::limits;
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
-use mlx5::wire::Syndrome;
 use mlx5::wire::roce::{
     AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT,
 };
 use mlx5::*;
+
+use super::endpoint::{Endpoint, EndpointAddress};
 
 const WATCHDOG: Duration = Duration::from_secs(100);
 const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
@@ -62,20 +63,15 @@ fn echo_in(
         timeout: 10,
         ..ConnectOptions::default()
     };
-    let config = EndpointConfig {
-        message_bytes: 1 << 15,
-        connection,
-        ..EndpointConfig::default()
-    };
     let (to_peer, from_here) = mpsc::channel();
     let (to_here, from_peer) = mpsc::channel();
     let peer = std::thread::spawn(move || {
         let device = Device::open(options(other, other_fabric)).unwrap();
-        let mut end = device.endpoint(config).unwrap();
+        let mut end = Endpoint::with(&device, 1 << 15, connection);
         to_here.send(end.address()).unwrap();
         end.connect(&from_here.recv().unwrap()).unwrap();
         loop {
-            let message = end.recv().unwrap();
+            let message = end.recv();
             end.send(&message).unwrap();
             if message.is_empty() {
                 break;
@@ -85,19 +81,19 @@ fn echo_in(
         while from_here.try_recv() != Err(TryRecvError::Disconnected) {
             device.progress();
         }
-        let mut bytes = vec![0; end.memory().len()];
-        end.memory().read(0, &mut bytes).unwrap();
+        let mut bytes = vec![0; end.memory.len()];
+        end.memory.read(0, &mut bytes).unwrap();
         assert_eq!(device.soft().unwrap().take_violations(), []);
         (bytes, device.info().packets.unwrap())
     });
     let device = Device::open(options(own, own_fabric)).unwrap();
-    let mut end = device.endpoint(config).unwrap();
+    let mut end = Endpoint::with(&device, 1 << 15, connection);
     let remote = from_peer.recv().unwrap();
     to_peer.send(end.address()).unwrap();
     end.connect(&remote).unwrap();
     f(&mut end, &remote);
     end.send(&[]).unwrap();
-    assert!(end.recv().unwrap().is_empty());
+    assert!(end.recv().is_empty());
     drop(to_peer);
     // Answers the peer's last packets, whose ACKs may be lost.
     while !peer.is_finished() {
@@ -113,15 +109,15 @@ fn every_verb(end: &mut Endpoint, expected: &mut [u8]) {
     for (nth, len) in (0u8..).zip([1, 64, 255, 256, 257, 1024, 4096, 5000, 1 << 15]) {
         let message: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(nth | 1)).collect();
         end.send(&message).unwrap();
-        assert_eq!(end.recv().unwrap(), message);
-        end.write(8 + usize::from(nth), &message).unwrap();
+        assert_eq!(end.recv(), message);
+        end.write(8 + u64::from(nth), &message);
         expected[8 + usize::from(nth)..][..len].copy_from_slice(&message);
         let mut back = vec![0; len];
-        end.read(8 + usize::from(nth), &mut back).unwrap();
+        end.read(8 + u64::from(nth), &mut back);
         assert_eq!(back, message);
-        assert_eq!(end.fetch_add(0, 3).unwrap(), 3 * u64::from(nth));
+        assert_eq!(end.fetch_add(0, 3), 3 * u64::from(nth));
     }
-    assert_eq!(end.compare_swap(0, 27, 5).unwrap(), 27);
+    assert_eq!(end.compare_swap(0, 27, 5), 27);
     expected[..8].copy_from_slice(&5u64.to_ne_bytes());
 }
 
@@ -220,7 +216,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
     let port = sockets[0].local_addr().unwrap().port();
     // The ports of the address that tells none, and of the one that tells it.
     for (told, mut taken) in [(0, None), (port, Some(0))] {
-        let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+        let mut end = Endpoint::new(&device);
         let peer = QpAddress {
             port: told,
             lid: 0,
@@ -228,12 +224,13 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
             gid: gid_of(theirs),
             qpn: 7,
             psn: 100,
-            ..end.qp().address()
+            ..end.qp.address()
         };
-        let mut bytes = end.address().to_bytes();
-        bytes[..QpAddress::LEN].copy_from_slice(&peer.to_bytes());
-        end.connect(&EndpointAddress::from_bytes(&bytes).unwrap())
-            .unwrap();
+        end.connect(&EndpointAddress {
+            qp: peer,
+            ..end.address()
+        })
+        .unwrap();
         let before = device.info().packets.unwrap();
         let mut psn = Psn::new(peer.psn);
         for (nth, from) in [0, 1, 1, 0].into_iter().enumerate() {
@@ -242,13 +239,13 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
                 opcode: Opcode::WriteOnly,
             };
             let reth = Reth {
-                addr: end.memory().addr(),
-                rkey: end.memory().rkey(),
+                addr: end.memory.addr(),
+                rkey: end.memory.rkey(),
                 len: 8,
             };
             let headers = Headers {
                 reth,
-                ..Headers::new(opcode, end.qp().address().qpn, psn)
+                ..Headers::new(opcode, end.qp.address().qpn, psn)
             };
             let to = SocketAddr::new(own, UDP_PORT);
             sockets[from]
@@ -261,7 +258,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
                 device.progress();
             }
             let mut written = [0; 8];
-            end.memory().read(0, &mut written).unwrap();
+            end.memory.read(0, &mut written).unwrap();
             let is_of_peer = *taken.get_or_insert(from) == from;
             assert_eq!(
                 written == [nth as u8 + 1; 8],
@@ -289,15 +286,15 @@ fn packets_of_strangers_change_nothing() {
     let mut expected = vec![0; 1 << 16];
     let own = IpAddr::from(LOOPBACK);
     let (bytes, counters) = with_echo([on(own), on([127, 0, 0, 2])], |end, remote| {
-        let qp = end.qp().address();
+        let qp = end.qp.address();
         let to = SocketAddr::new(own, qp.port);
         // The last is the peer's address, from another port, as RoCE devices choose them at will.
         let strangers = [[127, 0, 0, 9], [127, 0, 0, 2]]
             .map(|from| UdpSocket::bind((IpAddr::from(from), 0)).unwrap());
         let mut random = mlx5::hca::network::Random::new(7);
-        end.memory().write(0, &[0x5a; 64]).unwrap();
-        let (addr, rkey) = (end.memory().addr(), end.memory().rkey());
-        assert_ne!(remote.to_bytes(), end.address().to_bytes());
+        end.memory.write(0, &[0x5a; 64]).unwrap();
+        let (addr, rkey) = (end.memory.addr(), end.memory.rkey());
+        assert_ne!(*remote, end.address());
         for _ in 0..times {
             let from = &strangers[random.below(2) as usize];
             let mut bytes: Vec<u8> = (0..random.below(80))
@@ -351,7 +348,7 @@ fn packets_of_strangers_change_nothing() {
         }
         every_verb(end, &mut expected);
         let mut own = [0; 64];
-        end.memory().read(0, &mut own).unwrap();
+        end.memory.read(0, &mut own).unwrap();
         assert_eq!(own, [0x5a; 64]);
     });
     assert!(bytes == expected);
@@ -373,16 +370,15 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
             })
         };
         let devices = [(); 2].map(|()| Device::open(DeviceSpec::Soft(options())).unwrap());
-        let [mut a, mut b] = [&devices[0], &devices[1]]
-            .map(|device| device.endpoint(EndpointConfig::default()).unwrap());
+        let [mut a, mut b] = [&devices[0], &devices[1]].map(|device| Endpoint::new(device));
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         if is_for_all {
-            assert_eq!(a.qp().address().lid, 0);
+            assert_eq!(a.qp.address().lid, 0);
             continue;
         }
         a.send(b"hello").unwrap();
-        assert_eq!(b.recv().unwrap(), b"hello");
+        assert_eq!(b.recv(), b"hello");
         assert_eq!(devices[0].info().packets, Some(PacketCounters::default()));
     }
 }
@@ -416,7 +412,7 @@ fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
         for both in [[options.clone(), on(LOOPBACK)], [on(LOOPBACK), options]] {
             let (_, counters) = echo_in([fabric.clone(), fabric.clone()], both, |end, _| {
                 end.send(b"hello").unwrap();
-                assert_eq!(end.recv().unwrap(), b"hello");
+                assert_eq!(end.recv(), b"hello");
             });
             assert!(
                 counters.iter().all(|counters| counters.received > 0),
@@ -469,8 +465,8 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
             .unwrap_err()
     };
     let device = Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
-    let mut end = device.endpoint(EndpointConfig::default()).unwrap();
-    let taken = end.qp().address().port;
+    let mut end = Endpoint::new(&device);
+    let taken = end.qp.address().port;
     let refused = open(RoceOptions {
         port: Some(taken),
         ..on(LOOPBACK)
@@ -523,29 +519,24 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
         epoch: 0,
         lid: 0,
         gid: gid_of([127, 0, 0, 3].into()),
-        ..end.qp().address()
+        ..end.qp.address()
     };
-    let mut plain = Device::open(DeviceSpec::Soft(SoftOptions {
+    let plain = Device::open(DeviceSpec::Soft(SoftOptions {
         roce: None,
         ..soft(on(LOOPBACK))
     }))
-    .unwrap()
-    .endpoint(EndpointConfig::default())
     .unwrap();
-    let bytes = |qp: QpAddress| {
-        let mut bytes = end.address().to_bytes();
-        bytes[..QpAddress::LEN].copy_from_slice(&qp.to_bytes());
-        EndpointAddress::from_bytes(&bytes).unwrap()
+    let mut plain = Endpoint::new(&plain);
+    let address = EndpointAddress {
+        qp: nic,
+        ..end.address()
     };
-    let address = bytes(nic);
     assert!(matches!(
         plain.connect(&address),
-        Err(EndpointError::Connect(ConnectError::DifferentKinds { .. }))
+        Err(ConnectError::DifferentKinds { .. })
     ));
     let refused = end.connect(&address).unwrap_err();
-    let EndpointError::Connect(ConnectError::Soft(HcaConnectError::NotTheRocePort { to, own })) =
-        refused
-    else {
+    let ConnectError::Soft(HcaConnectError::NotTheRocePort { to, own }) = refused else {
         panic!("{refused}")
     };
     assert_eq!(
@@ -564,10 +555,10 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
         let (is_gone, when_gone) = mpsc::channel();
         let peer = std::thread::spawn(move || {
             let device = Device::open(DeviceSpec::Soft(soft(on([127, 0, 0, 2])))).unwrap();
-            let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+            let mut end = Endpoint::new(&device);
             to_here.send(end.address()).unwrap();
             end.connect(&from_here.recv().unwrap()).unwrap();
-            assert_eq!(end.recv().unwrap(), b"hello");
+            assert_eq!(end.recv(), b"hello");
             drop(end);
             let device = lives.then_some(device);
             is_gone.send(()).unwrap();
@@ -577,7 +568,7 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
             }
         });
         let device = Device::open(DeviceSpec::Soft(soft(on(LOOPBACK)))).unwrap();
-        let mut end = device.endpoint(EndpointConfig::default()).unwrap();
+        let mut end = Endpoint::new(&device);
         let remote = from_peer.recv().unwrap();
         to_peer.send(end.address()).unwrap();
         end.connect(&remote).unwrap();
@@ -588,10 +579,10 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
         assert!(
             matches!(
                 error,
-                EndpointError::Failed(CompletionError {
+                CompletionError {
                     syndrome: Syndrome::TransportRetryExceeded,
                     ..
-                })
+                }
             ),
             "{error}"
         );
