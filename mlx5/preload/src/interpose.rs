@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use libc::{AT_FDCWD, mode_t, size_t, ssize_t, stat as Status, statx as ExtendedStatus};
 
-use crate::cm::Session;
+use crate::cm;
 use crate::command::Call;
 use crate::command::methods::Method;
 use crate::files::fds::{self, File};
@@ -26,6 +26,7 @@ use crate::options::log;
 use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
 use crate::thread::poller;
+use crate::thread::session::Session;
 
 /// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and
 /// rdma-core knows the directory.
@@ -219,14 +220,16 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
                     .check_doorbells
                     .then(|| Registers::of(&fd))
                     .transpose()?;
-                let device = Device::open(index, |jobs| {
-                    poller::spawn(jobs, settings, index, registers)
+                let inode = sys::fstat(fd.as_raw_fd())?.st_ino;
+                let device = Device::open(index, |jobs, outlives| {
+                    poller::spawn(jobs, outlives, settings, move || {
+                        Session::new(settings, index, inode, registers)
+                    })
                 })?;
                 (fd, File::Device(Arc::new(device)))
             }
-            Node::Cm => {
-                Session::open(settings).map(|(session, fd)| (fd, File::Cm(Arc::new(session))))?
-            }
+            Node::Cm => cm::Session::open(settings)
+                .map(|(session, fd)| (fd, File::Cm(Arc::new(session))))?,
         };
         fds::insert(fd.as_raw_fd(), file)?;
         Ok(fd.into_raw_fd())
@@ -286,8 +289,8 @@ unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     })
 }
 
-/// `close(3)`. The device closes with its descriptor. If the descriptor is closed in a way that is
-/// not interposed, the device closes at the next call.
+/// `close(3)`. The device closes with its descriptor, or later with its last mapping. If the
+/// descriptor is closed in a way that is not interposed, the device closes at the next call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
@@ -398,7 +401,7 @@ enum Written {
     /// A command was carried out.
     Command,
     /// The write is a command for the connection manager.
-    Cm(Arc<Session>),
+    Cm(Arc<cm::Session>),
     /// The write goes elsewhere.
     Elsewhere,
 }
@@ -410,7 +413,7 @@ unsafe extern "C-unwind" {
 
 /// Carries out a command of the connection manager. That for an event waits for one, also after
 /// another thread has closed the descriptor: a kernel keeps the file until the system call ends.
-fn write_to_cm(fd: c_int, session: &Session, bytes: u64, count: size_t) -> ssize_t {
+fn write_to_cm(fd: c_int, session: &cm::Session, bytes: u64, count: size_t) -> ssize_t {
     // SAFETY: plain numbers.
     let blocks = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK == 0;
     loop {

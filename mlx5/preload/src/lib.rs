@@ -30,21 +30,22 @@
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device.
 //!   libmlx5 maps its doorbell registers from it, at the same offsets as from a kernel. So `mmap`
 //!   need not be interposed.
-//! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers
-//!   that the HCA is dead. The program's threads pass their commands to it and wait. It sleeps
-//!   between polls of the doorbell records: 20 us after recent work, and up to 1 ms after a long
-//!   idle time. It never spins, because a spinning program needs the cores itself. A panic in it
-//!   ends that context (`EIO`), not the program.
+//! - **One thread owns the HCA of an open device**, from `open` until its descriptors are closed
+//!   and its registers unmapped: its end tells peers that the HCA is dead. The program's threads
+//!   pass their commands to it and wait. It sleeps between polls of the doorbell records: 20 us
+//!   after recent work, and up to 1 ms after a long idle time. It never spins, because a spinning
+//!   program needs the cores itself. A panic in it ends that context (`EIO`), not the program.
 //! - **A command waits only for a peer** in the middle of a copy into a region that it deregisters
 //!   or changes. The thread tries such a command again, while it carries out others. After 2 s it
 //!   is refused (`EBUSY`), and the region is unchanged.
 //! - **The kernel checks the addresses in commands**: its cross-process copy reads commands and
 //!   writes responses, and queues and regions must be readable, or writable, when they are named.
 //!   So a wrong address is an `EFAULT`, as from a kernel, and not a crash.
-//! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which lives
-//!   as long as one of them. The program cannot close the descriptors that the HCA opened for
-//!   itself (`EBADF`), not even with all others by `close_range` or `closefrom`; a system call that
-//!   bypasses the C library can.
+//! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which
+//!   lives as long as one of them, or as a page that the program maps from it. A program that
+//!   closes all descriptors keeps its queue pairs, as with a kernel. The program cannot close
+//!   the descriptors that the HCA opened for itself (`EBADF`), not even with all others by
+//!   `close_range` or `closefrom`; a system call that bypasses the C library can.
 //! - **A child of fork** has the files, but not the thread: its commands to the parent's device
 //!   fail (`EIO`), and it may open a device of its own.
 //! - **Doorbells are seen in the doorbell records**; a NIC acts on the register. So a driver that

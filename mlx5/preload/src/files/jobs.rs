@@ -27,31 +27,36 @@ impl Job {
     }
 }
 
-/// An open device. Dropping it closes the device, and waits until it is closed.
+/// An open device. Dropping it closes the device, and waits until it is closed, unless the program
+/// still has its registers mapped.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// Its index among the devices.
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
+    /// Receives a message if the thread outlives this value.
+    outlived: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Device {
     /// Starts the thread with `spawn`. The device is closed when the thread's receiver is
-    /// disconnected.
+    /// disconnected. The thread then ends, or sends a message.
     ///
     /// # Errors
     /// `EAGAIN`: the system has no room for another thread.
     pub(crate) fn open(
         index: usize,
-        spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>,
+        spawn: impl FnOnce(Receiver<Job>, SyncSender<()>) -> io::Result<JoinHandle<()>>,
     ) -> Result<Self, Errno> {
         let (jobs, receiver) = channel();
-        let thread =
-            spawn(receiver).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        let (outlives, outlived) = sync_channel(1);
+        let thread = spawn(receiver, outlives)
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         Ok(Self {
             index,
             jobs: Some(jobs),
+            outlived,
             thread: Some(thread),
         })
     }
@@ -77,7 +82,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.jobs = None;
-        if let Some(thread) = self.thread.take() {
+        if let (Err(_), Some(thread)) = (self.outlived.recv(), self.thread.take()) {
             // The thread catches its own panics.
             let _ = thread.join();
         }

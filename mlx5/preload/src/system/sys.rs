@@ -8,6 +8,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use crate::options::errno::Errno;
 use crate::system::held::opened;
 
+/// Name of the device file.
+const DEVICE_NAME: &CStr = c"uverbs0";
+
 /// Size of the device file: libmlx5's last mapping ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
@@ -77,11 +80,14 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
 /// Makes the device file: zeroed memory of a fixed size that can be mapped at any page, by the
 /// driver that writes doorbells and by any other code.
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
-    let name: &CStr = c"uverbs0";
     // SAFETY: a string; no other code has the new descriptor.
     let fd = unsafe {
         OwnedFd::from_raw_fd(checked(
-            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into(),
+            libc::memfd_create(
+                DEVICE_NAME.as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            )
+            .into(),
         )? as RawFd)
     };
     // SAFETY: a descriptor owned here and plain numbers.
@@ -97,6 +103,21 @@ pub(crate) fn is_device_file(fd: RawFd) -> bool {
     // SAFETY: plain numbers.
     let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
     has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
+}
+
+/// Returns how often this process has the [`device_file`] with this inode mapped; 0 if `/proc`
+/// cannot be read.
+pub(crate) fn mappings_of(inode: libc::ino_t) -> usize {
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let name = format!("/memfd:{}", DEVICE_NAME.to_string_lossy());
+    String::from_utf8_lossy(&maps)
+        .lines()
+        .filter(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(4);
+            fields.next().and_then(|field| field.parse().ok()) == Some(inode)
+                && fields.next() == Some(&name)
+        })
+        .count()
 }
 
 /// Makes a pipe: the reading end for the program, and the writing end, which does not block.
@@ -269,7 +290,10 @@ mod tests {
             assert_ne!(page, libc::MAP_FAILED);
             page.cast::<u64>().write_volatile(7);
             assert_eq!(page.cast::<u64>().read_volatile(), 7);
+            let inode = fstat(fd.as_raw_fd()).unwrap().st_ino;
+            assert_eq!((mappings_of(inode), mappings_of(inode + 1)), (1, 0));
             assert_eq!(libc::munmap(page, len), 0);
+            assert_eq!(mappings_of(inode), 0);
             assert_ne!(libc::ftruncate(fd.as_raw_fd(), 0), 0);
         }
         assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));

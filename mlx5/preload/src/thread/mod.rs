@@ -1,4 +1,4 @@
 //! The thread that owns the HCA of an open device.
 
 pub(crate) mod poller;
-mod session;
+pub(crate) mod session;

@@ -7,14 +7,13 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::thread::{Builder, JoinHandle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::thread::{Builder, JoinHandle, sleep};
 use std::time::Duration;
 
 use copyrpc_shm::threads::without_signals;
 
 use crate::files::jobs::Job;
-use crate::objects::doorbells::Registers;
 use crate::options::log;
 use crate::options::settings::Settings;
 use crate::system::held;
@@ -29,27 +28,27 @@ const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
-/// Starts the thread of the device with this index. It checks doorbells if it has `registers`. It
-/// takes no signals: they belong to the program.
+/// Starts the thread of the device that `open` opens. It sends to `outlives` if it goes on behind
+/// the last command. It takes no signals: they belong to the program.
 pub(crate) fn spawn(
     jobs: Receiver<Job>,
+    outlives: SyncSender<()>,
     settings: &'static Settings,
-    index: usize,
-    registers: Option<Registers>,
+    open: impl FnOnce() -> Session + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let run = move || held::as_ourselves(|| run(&jobs, settings, index, registers));
+    let run = move || held::as_ourselves(|| run(&jobs, &outlives, settings, open));
     without_signals(|| Builder::new().name("mlx5-hca".to_owned()).spawn(run))
 }
 
 fn run(
     jobs: &Receiver<Job>,
+    outlives: &SyncSender<()>,
     settings: &'static Settings,
-    index: usize,
-    registers: Option<Registers>,
+    open: impl FnOnce() -> Session,
 ) {
     // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if catch_unwind(AssertUnwindSafe(|| serve(jobs, settings, index, registers))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| serve(jobs, outlives, open()))).is_err() {
         log::error(
             settings,
             format_args!(
@@ -59,13 +58,7 @@ fn run(
     }
 }
 
-fn serve(
-    jobs: &Receiver<Job>,
-    settings: &'static Settings,
-    index: usize,
-    registers: Option<Registers>,
-) {
-    let mut session = Session::new(settings, index, registers);
+fn serve(jobs: &Receiver<Job>, outlives: &SyncSender<()>, mut session: Session) {
     let mut pace = Pace::default();
     loop {
         let mut polls = 0;
@@ -83,7 +76,22 @@ fn serve(
             next = jobs.recv_timeout(Duration::ZERO);
         }
         if next.is_err_and(|error| error == RecvTimeoutError::Disconnected) {
-            return;
+            return outlive(outlives, session, pace);
+        }
+    }
+}
+
+/// Polls on while the program has the registers mapped, though it has closed the descriptor: a
+/// kernel keeps a file as long as its mappings.
+fn outlive(outlives: &SyncSender<()>, mut session: Session, mut pace: Pace) {
+    if !session.is_mapped() {
+        return;
+    }
+    // There is room for one message.
+    let _ = outlives.send(());
+    while session.is_mapped() {
+        for _ in 0..PATIENCE {
+            sleep(pace.after(session.progress()));
         }
     }
 }

@@ -12,12 +12,15 @@ use crate::objects::doorbells::{Doorbells, Registers};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::options::{log, names};
+use crate::system::sys;
 
-/// An open device, from open(2) to close(2).
+/// An open device, from open(2) to close(2) and munmap(2).
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
     port: Port,
+    /// The inode of the device file.
+    inode: libc::ino_t,
     /// Present until GET_CONTEXT.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
@@ -32,16 +35,24 @@ impl Session {
     pub(crate) fn new(
         settings: &'static Settings,
         index: usize,
+        inode: libc::ino_t,
         registers: Option<Registers>,
     ) -> Self {
         Self {
             settings,
             port: settings.port(index),
+            inode,
             registers,
             objects: None,
             wants_context: false,
             waiting: Vec::new(),
         }
+    }
+
+    /// Returns whether the program has a part of the device file mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        let own = usize::from(self.settings.check_doorbells);
+        sys::mappings_of(self.inode) > own
     }
 
     /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether

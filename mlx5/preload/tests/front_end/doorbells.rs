@@ -97,6 +97,42 @@ impl Driver {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // SAFETY: the page that `start` mapped, to which nothing refers any more.
+        let result = unsafe { libc::munmap(self.register.cast::<u8>().sub(0x800).cast(), 4096) };
+        assert_eq!(result, 0);
+    }
+}
+
+#[test]
+fn a_device_lives_until_its_descriptor_is_closed_and_its_registers_are_unmapped() {
+    under_the_library_with(
+        "doorbells::a_device_lives_until_its_descriptor_is_closed_and_its_registers_are_unmapped",
+        CHECKED,
+        &["doorbells: 1 seen, 1 blocks"],
+        || {
+            let threads = || fs::read_dir("/proc/self/task").unwrap().count();
+            let mut driver = Driver::start();
+            let before = threads();
+            driver.device.file = fs::File::open("/dev/null").unwrap();
+            let (_, wqe) = driver.write_wqe();
+            driver.ring(&wqe);
+            driver.wait();
+            assert_eq!(threads(), before);
+            drop(driver);
+            let since = Instant::now();
+            while threads() == before {
+                assert!(
+                    since.elapsed() < Duration::from_secs(20),
+                    "the thread goes on without a program"
+                );
+                sleep(Duration::from_millis(10));
+            }
+        },
+    );
+}
+
 #[test]
 fn registers_that_announce_what_is_posted_are_counted() {
     let counted = "doorbells: 4 seen, 3 blocks, 1 words, 0 overtaken";
