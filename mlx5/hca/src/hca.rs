@@ -27,7 +27,7 @@ use crate::objects::regions::Regions;
 use crate::objects::rqs::RqSlot;
 use crate::options::{Gid, GidKind, Port};
 use crate::packets::port::PacketCounters;
-use crate::packets::run as packets;
+use crate::packets::{Wire, arrivals};
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp};
 use crate::random::Random;
@@ -193,6 +193,8 @@ pub struct Hca {
     /// own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
+    /// Whether it has a port for packets, and so does not try to map every device.
+    pub(crate) sends_packets: bool,
     /// Asynchronous events that were not taken yet.
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Number of times that a WQE found no receive at its target.
@@ -217,6 +219,8 @@ pub(crate) struct State {
     pub(crate) mrs: Regions,
     pub(crate) rqs: Vec<Option<RqSlot>>,
     pub(crate) links: Links,
+    /// The port for packets, and the connections by it.
+    pub(crate) wire: Option<Box<Wire>>,
     pub(crate) repair: Repair,
     /// Peers that did not finish a doorbell while an object was destroyed.
     pub(crate) stuck: Vec<Stuck>,
@@ -267,6 +271,7 @@ impl State {
             mrs: Regions::new(random),
             rqs: Vec::new(),
             links: Links::default(),
+            wire: None,
             repair: Repair::default(),
             stuck: Vec::new(),
             quarantined: 0,
@@ -287,7 +292,7 @@ impl State {
     /// Returns the time of the next scheduled event, or of the next packet that a bad network
     /// holds.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
-        let packet_ns = self.links.wire.as_ref().and_then(|wire| wire.due_ns());
+        let packet_ns = self.wire.as_ref().and_then(|wire| wire.port.due_ns());
         self.deferred.next_ns().into_iter().chain(packet_ns).min()
     }
 }
@@ -338,8 +343,8 @@ impl Hca {
         if !state.deferred.is_empty() {
             progress = self.executing(|| execute::run_deferred(self, state));
         }
-        if state.links.wire.is_some() {
-            progress |= self.executing(|| packets::poll(self, state));
+        if state.wire.is_some() {
+            progress |= self.executing(|| arrivals::poll(self, state));
         }
         if state.links.has_datagrams {
             progress |= datagrams::receive(self, state) > 0;

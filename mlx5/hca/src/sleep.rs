@@ -2,11 +2,11 @@
 
 use core::time::Duration;
 
-use copyrpc_shm::ready::HotSet;
 use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 
+use crate::packets::Wire;
 use crate::shared::datagrams::ready_lids;
-use crate::{Clock, Hca, Queues, State};
+use crate::{Clock, Hca};
 
 /// Maximum sleep, in ns. A peer that dies with a popped receive of this device does not wake it.
 const MAX_SLEEP_NS: u64 = 100_000_000;
@@ -32,62 +32,32 @@ fn longest_ns() -> u64 {
 /// for each check.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
-impl Idle<'_> {
-    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, &Queues) -> R) -> R {
-        let State { queues, hot, .. } = &mut *self.0.state.borrow_mut();
-        f(hot, queues)
-    }
-}
-
 impl Watch for Idle<'_> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.0.memory.lanes().sleep.0.word());
-        if let Some(waker) = self
-            .0
-            .state
-            .borrow_mut()
-            .links
-            .wire
-            .as_mut()
-            .and_then(|wire| wire.waker())
-        {
+        let wire = &mut self.0.state.borrow_mut().wire;
+        if let Some(waker) = wire.as_mut().and_then(|wire| wire.port.waker()) {
             show(waker.word());
         }
     }
 
     fn arm(&mut self) {
         // A peer may die meanwhile.
-        self.0.state.borrow_mut().polls_to_check = 0;
         self.0.has_chores.set(true);
-        if let Some(waker) = self
-            .0
-            .state
-            .borrow_mut()
-            .links
-            .wire
-            .as_mut()
-            .and_then(|wire| wire.waker())
-        {
+        let state = &mut *self.0.state.borrow_mut();
+        state.polls_to_check = 0;
+        if let Some(waker) = state.wire.as_mut().and_then(|wire| wire.port.waker()) {
             waker.arm();
         }
         // H7, R1
-        self.with_lanes(|hot, queues| hot.arm(queues));
+        state.hot.arm(&state.queues);
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let are_empty = self.with_lanes(|hot, queues| hot.deactivate(queues, is_told));
-        let has_packets = self
-            .0
-            .state
-            .borrow()
-            .links
-            .wire
-            .as_ref()
-            .is_some_and(|wire| wire.has_work());
-        !are_empty
-            || has_packets
-            || self.0.state.borrow().ready.any()
-            || ready_lids(&self.0.memory).any()
+        let state = &mut *self.0.state.borrow_mut();
+        let are_empty = state.hot.deactivate(&state.queues, is_told);
+        let has_packets = state.wire.as_ref().is_some_and(|wire| wire.port.has_work());
+        !are_empty || has_packets || state.ready.any() || ready_lids(&self.0.memory).any()
     }
 
     fn slice(&mut self) -> Duration {
@@ -160,18 +130,12 @@ impl Hca {
     /// polls advance its clock to the next due event.
     fn longest_sleep_ns(&self) -> u64 {
         let state = &mut *self.state.borrow_mut();
-        let is_woken = state
-            .links
-            .wire
-            .as_mut()
-            .is_none_or(|wire| wire.waker().is_some());
-        if state
-            .links
-            .wire
-            .as_ref()
-            .is_some_and(|wire| wire.has_unsent())
-        {
-            return SHORTEST_SLEEP_NS;
+        let mut is_woken = true;
+        if let Some(Wire { port, .. }) = state.wire.as_deref_mut() {
+            is_woken = port.waker().is_some();
+            if port.has_unsent() {
+                return SHORTEST_SLEEP_NS;
+            }
         }
         match (&self.clock, state.next_event_ns()) {
             (Clock::System, None) if !is_woken => SHORT_SLEEP_NS,

@@ -80,6 +80,16 @@ impl DataWords {
         (self.first >> 32) as u32 & !INLINE
     }
 
+    /// Returns the number of bytes of a buffer by pointer, in which 0 stands for 2^31.
+    #[must_use]
+    #[inline(always)]
+    pub const fn buffer_bytes(self) -> usize {
+        match self.byte_count() {
+            0 => 1 << 31,
+            bytes => bytes as usize,
+        }
+    }
+
     /// Returns [`DataSegment::lkey`].
     #[must_use]
     #[inline(always)]

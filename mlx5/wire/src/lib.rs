@@ -4,7 +4,7 @@
 //! `parse(&[u8; LEN]) -> Self`; reserved bytes are emitted as zero. Control and data segments are
 //! read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one.
 //!
-//! - WQEs: `ctrl`, `raddr`, `atomic`, `datagram`, `data`; receives: `srq`, `data`.
+//! - WQEs: `wqe`, of `ctrl`, `raddr`, `atomic`, `datagram`, `data`; receives: `srq`, `data`.
 //! - `doorbell`: doorbell records, and the bytes of a BlueFlame register.
 //! - Completions: `cqe`, `mini_cqe`. Asynchronous events: `event`.
 //! - Packets: [`roce`].
@@ -40,6 +40,7 @@ mod mini_cqe;
 mod raddr;
 pub mod roce;
 mod srq;
+mod wqe;
 
 pub use atomic::AtomicSegment;
 pub use attributes::{Access, ConnectOptions, Service, rnr_timer_code, rnr_timer_ns};
@@ -63,6 +64,7 @@ pub use limits::{
 pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
+pub use wqe::{Header, Piece, Pieces, Wqe, WqeError};
 
 /// Bytes of a send WQE basic block, the unit of the SQ.
 pub const WQEBB: usize = 64;

@@ -7,16 +7,14 @@
 //! because a thread sees its own stores in order.
 
 use mlx5_wire::{
-    BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB,
-    announced_bytes,
+    BLUEFLAME_BYTES, CtrlWords, Header, Piece, SEGMENT, WQEBB, WqeError, announced_bytes,
 };
 
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
 use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{Mode, SoftQp, blocks, bytes_of, head};
-use crate::requester::data::header_bytes;
+use crate::queues::qp::{Mode, SoftQp, blocks, head};
 use crate::{Hca, Queues, State};
 
 /// Byte that fills a register after it was read.
@@ -118,11 +116,15 @@ fn check_register(
         });
         all.ok_or_else(|| broken(Rule::RegisterNotLast))?
     };
-    let queue = bytes_of(qp, ctrl.wqe_index(), compared);
-    if register[..compared] != queue[..compared] {
-        return Err(broken(Rule::RegisterBytes));
+    let segments = compared.div_ceil(SEGMENT) as u8;
+    let is_in_queue = qp.sq.with_bytes(ctrl.wqe_index(), segments, |queue| {
+        register[..compared] == queue[..compared]
+    });
+    if is_in_queue {
+        Ok(())
+    } else {
+        Err(broken(Rule::RegisterBytes))
     }
-    Ok(())
 }
 
 /// Returns whether the WQEs up to `producer` are in places that the driver could know to be free.
@@ -144,19 +146,15 @@ fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     } else {
         Rule::RecordBeyondRoom
     };
-    Err(of_send(
-        qp,
-        producer,
-        &bytes_of(qp, notified, SEGMENT),
-        rule,
-    ))
+    Err(of_send(qp, producer, notified, rule))
 }
 
-fn of_send(qp: &SoftQp, index: u16, bytes: &[u8], rule: Rule) -> Violation {
+/// Describes a mistake at `index`, and shows the WQE at `counter`.
+fn of_send(qp: &SoftQp, index: u16, counter: u16, rule: Rule) -> Violation {
     Violation {
         queue: Queue::Send(qp.qpn),
         index: index.into(),
-        bytes: head(bytes),
+        bytes: qp.sq.with_bytes(counter, 1, head),
         rule,
     }
 }
@@ -164,46 +162,35 @@ fn of_send(qp: &SoftQp, index: u16, bytes: &[u8], rule: Rule) -> Violation {
 fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
     let mut counter = qp.watch.notified;
     while counter != producer {
-        let bytes = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlWords::parse(&head(&bytes));
+        let ctrl = qp.sq.ctrl(counter);
         let outstanding = producer.wrapping_sub(counter);
-        check_wqe(qp, counter, outstanding, ctrl, &bytes)
-            .map_err(|rule| of_send(qp, counter, &bytes, rule))?;
+        check_wqe(qp, counter, outstanding, ctrl)
+            .map_err(|rule| of_send(qp, counter, counter, rule))?;
         counter = counter.wrapping_add(blocks(ctrl.ds()).max(1));
         if ctrl.signaled() {
             qp.watch.signaled = counter;
         }
     }
     if u32::from(producer.wrapping_sub(qp.watch.signaled)) >= qp.sq.capacity() {
-        return Err(of_send(
-            qp,
-            producer,
-            &bytes_of(qp, qp.watch.notified, SEGMENT),
-            Rule::NoCompletion,
-        ));
+        let notified = qp.watch.notified;
+        return Err(of_send(qp, producer, notified, Rule::NoCompletion));
     }
     Ok(())
 }
 
-fn check_wqe(
-    qp: &SoftQp,
-    counter: u16,
-    outstanding: u16,
-    ctrl: CtrlWords,
-    bytes: &[u8; 16 * WQEBB],
-) -> Result<(), Rule> {
+fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Result<(), Rule> {
     if ctrl.wqe_index() != counter {
         return Err(Rule::WqeIndex);
     }
     if ctrl.qpn() != qp.qpn {
         return Err(Rule::WqeQueue);
     }
-    let len = usize::from(ctrl.ds()) * SEGMENT;
-    if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding || len > bytes.len() {
+    if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding {
         return Err(Rule::WqeLength);
     }
     // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and
     // bit 4 mean nothing.
+    let bytes = qp.sq.with_bytes(counter, 1, head);
     if bytes[0] != 0
         || bytes[8..11] != [0; 3]
         || bytes[11] & 0b0001_0001 != 0
@@ -211,29 +198,22 @@ fn check_wqe(
     {
         return Err(Rule::WqeReserved);
     }
-    let opcode = Opcode::from_repr(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
-    // A NOP may have any length. The bytes after its control segment have no meaning.
-    if opcode == Opcode::Nop {
-        return Ok(());
-    }
-    let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
-    let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
-    // An atomic has one result buffer.
-    if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT
-    {
-        return Err(Rule::WqeLength);
-    }
-    while let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() {
-        let words = DataWords::parse(segment);
-        data = match words.byte_count() {
-            bytes if words.is_inline() => data
-                .get(InlineHeader::segments(bytes as usize) * SEGMENT..)
-                .ok_or(Rule::InlineLength)?,
-            0 => return Err(Rule::ZeroLength),
-            _ => behind,
-        };
-    }
-    Ok(())
+    qp.with_wqe(counter, |wqe| {
+        let wqe = wqe.map_err(|error| match error {
+            WqeError::Opcode => Rule::WqeOpcode,
+            WqeError::Header => Rule::WqeLength,
+            WqeError::Inline => Rule::InlineLength,
+        })?;
+        // An atomic has one result buffer.
+        if matches!(wqe.header, Header::Atomic(..)) && ctrl.ds() != 4 {
+            return Err(Rule::WqeLength);
+        }
+        let is_zero = |piece| matches!(piece, Piece::Buffer { len, .. } if len == 1 << 31);
+        if wqe.pieces().any(is_zero) {
+            return Err(Rule::ZeroLength);
+        }
+        Ok(())
+    })
 }
 
 /// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so
@@ -290,14 +270,8 @@ pub(crate) fn check_queues(state: &mut State) {
 
 fn unannounced(qp: &SoftQp) -> Option<Violation> {
     let notified = qp.watch.notified;
-    (qp.sq.producer() != notified).then(|| {
-        of_send(
-            qp,
-            notified,
-            &bytes_of(qp, notified, SEGMENT),
-            Rule::RegisterNotWritten,
-        )
-    })
+    (qp.sq.producer() != notified)
+        .then(|| of_send(qp, notified, notified, Rule::RegisterNotWritten))
 }
 
 /// Reports the WQEs that no doorbell announced, when a queue pair is destroyed.

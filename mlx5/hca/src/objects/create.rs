@@ -23,11 +23,11 @@ use crate::objects::request::{
 };
 use crate::options::SoftOptions;
 use crate::packets::port::WirePort;
-use crate::packets::run as packets;
+use crate::packets::{Wire, send_queue as packets};
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
-use crate::queues::qp::{Mode, SoftQp, SqPlace, Transport};
+use crate::queues::qp::{Mode, SoftQp, SqPlace, Transport, by_number};
 use crate::random::Random;
 use crate::requester::execute;
 use crate::responder::arrive;
@@ -131,7 +131,7 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
 fn join(
     options: &SoftOptions,
     memory: &DeviceMemory,
-) -> Result<(Membership, Option<Box<WirePort>>), OpenError> {
+) -> Result<(Membership, Option<Box<Wire>>), OpenError> {
     let port = options.port.as_ref();
     let Some(roce) = &options.roce else {
         return Ok((
@@ -167,10 +167,10 @@ fn join(
             Err(error) if port.is_some() && error.is_taken() => {
                 (behind, taken) = (membership.lid, Some(error))
             }
-            wire => {
-                let mut wire = wire?;
-                wire.traffic = options.counters.and_then(<[_]>::first);
-                return Ok((membership, Some(Box::new(wire))));
+            port => {
+                let mut port = port?;
+                port.traffic = options.counters.and_then(<[_]>::first);
+                return Ok((membership, Some(Box::new(Wire::new(port)))));
             }
         }
     }
@@ -219,11 +219,12 @@ impl Hca {
             && options.counters.is_none();
         let counters = options
             .counters
-            .filter(|_| wire.as_ref().is_none_or(|wire| !wire.is_for_all));
+            .filter(|_| wire.as_ref().is_none_or(|wire| !wire.port.is_for_all));
         if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
-        state.links.wire = wire;
+        let sends_packets = wire.is_some();
+        state.wire = wire;
         Ok(Self {
             membership,
             memory,
@@ -245,6 +246,7 @@ impl Hca {
             has_chores: Cell::new(false),
             failed: RefCell::default(),
             is_port_up: Cell::new(true),
+            sends_packets,
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
             compressed: Cell::new(0),
@@ -265,7 +267,7 @@ impl Hca {
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
-            packets: state.links.wire.as_ref().map(|wire| wire.counters),
+            packets: state.wire.as_ref().map(|wire| wire.port.counters),
             ..DeviceInfo::with_limits_of_formats(name, self.membership.describe(), modes)
         }
     }
@@ -692,17 +694,11 @@ impl Hca {
             lid: remote.lid,
             qpn: remote.qpn,
         };
-        let connection = qps
-            .get_mut(qp_index(qpn))
-            .and_then(Option::as_mut)
-            .filter(|qp| qp.qpn == qpn)
-            .and_then(|qp| {
-                let own = QpEntry::pack_peer(qpn, qp.generation);
-                Some((
-                    Remote::of(&peer, remote.qpn, own, self.membership.epoch)?,
-                    qp,
-                ))
-            });
+        let connection = by_number(qps, qpn).and_then(|qp| {
+            let own = QpEntry::pack_peer(qpn, qp.generation);
+            let remote = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
+            Some((remote, qp))
+        });
         drop(peer);
         let Some((connection, qp)) = connection else {
             links.forget_unused();
@@ -734,11 +730,7 @@ impl Hca {
         } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
         deferred.add_extras();
-        if let Some(qp) = qps
-            .get_mut(qp_index(qpn))
-            .and_then(Option::as_mut)
-            .filter(|qp| qp.qpn == qpn)
-        {
+        if let Some(qp) = by_number(qps, qpn) {
             qp.transport = Transport::Datagram { qkey };
             qp.entry()
                 .identity
@@ -750,16 +742,10 @@ impl Hca {
     /// not.
     pub fn fail_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
-        let index = qp_index(qpn);
-        if let Some(Some(qp)) = state
-            .queues
-            .qps
-            .get_mut(index)
-            .filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn))
-        {
+        if let Some(qp) = by_number(&mut state.queues.qps, qpn) {
             qp.is_watched = true;
             qp.fail(self);
-            execute::announce_all(self, state, index);
+            execute::announce_all(self, state, qp_index(qpn));
         }
     }
 
@@ -795,7 +781,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
-        packets::abandon(state.links.wire.as_deref_mut(), &mut qp);
+        packets::abandon(state.wire.as_deref_mut(), &qp);
         // Arrived messages took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);

@@ -8,13 +8,13 @@ use mlx5_wire::{Access, ConnectOptions};
 
 use crate::error::ConnectError;
 use crate::objects::request::Address;
-use crate::packets::run as packets;
+use crate::packets::send_queue as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
-use crate::queues::qp::{SoftQp, Transport};
+use crate::queues::qp::{SoftQp, Transport, by_number};
 use crate::requester::execute;
-use crate::shared::layout::{QpEntry, qp_index, vf_of};
+use crate::shared::layout::{QpEntry, vf_of};
 use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State};
 
@@ -97,11 +97,7 @@ impl Hca {
 
     /// Calls `f` with queue pair `qpn`, if there is one.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
-        let qps = &mut self.state.borrow_mut().queues.qps;
-        qps.get_mut(qp_index(qpn))
-            .and_then(Option::as_deref_mut)
-            .filter(|qp| qp.qpn == qpn)
-            .map(f)
+        by_number(&mut self.state.borrow_mut().queues.qps, qpn).map(f)
     }
 
     /// RESET to INIT: polls its own receive queue from now on.
@@ -137,11 +133,7 @@ impl Hca {
         access: Access,
     ) -> Result<(), ConnectError> {
         let lid = vf_of(remote_qpn);
-        let peer = self
-            .state
-            .borrow_mut()
-            .links
-            .peer_of_lid(&self.membership, lid);
+        let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
         let remote = peer.map(|peer| Address {
             lid,
             qpn: remote_qpn,
@@ -191,14 +183,10 @@ impl Hca {
             hot,
             ..
         } = state;
-        let index = qp_index(qpn);
-        let Some(qp) = qps
-            .get_mut(index)
-            .and_then(Option::as_mut)
-            .filter(|qp| qp.qpn == qpn)
-        else {
+        let Some(qp) = by_number(qps, qpn) else {
             return true;
         };
+        let index = qp.index;
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         if !self.quiesce(stuck, peer.iter()) {
@@ -206,7 +194,7 @@ impl Hca {
             return false;
         }
         hot.remove(index);
-        packets::abandon(state.links.wire.as_deref_mut(), qp);
+        packets::abandon(state.wire.as_deref_mut(), qp);
         // The messages in the lane took receives of a shared queue. Draining returns them, as it
         // does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use mlx5_wire::roce::{Aeth, Headers, Opcode, PacketOpcode, Psn, Syndrome, Transport};
-use mlx5_wire::{ConnectOptions, Syndrome as Status, rnr_timer_code};
+use mlx5_wire::{ConnectOptions, rnr_timer_code};
 
 use super::message::{GONE, MAX_RD_ATOMIC};
 use super::port::WirePort;
 use super::requester::{Options, Requester};
 use super::responder::Responder;
+use crate::requester::outcome::End;
 use crate::shared::layout::Taking;
 
 /// A WQE that was taken off the send queue, and is not complete.
@@ -17,20 +18,8 @@ use crate::shared::layout::Taking;
 pub(super) struct Posted {
     /// Its place in the send queue.
     pub(super) counter: u16,
-    /// Bytes that its READ or atomic returns.
-    pub(super) byte_count: u32,
+    /// Its end, when those before it are complete.
     pub(super) end: End,
-}
-
-/// The event that completes a WQE, when those before it are complete.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum End {
-    /// The requester.
-    Message,
-    /// The requester sends nothing more.
-    Done,
-    /// The message is refused, with this syndrome and vendor syndrome.
-    Failed(Status, u8),
 }
 
 /// The end of a connection by packets that belongs to this device.
@@ -165,6 +154,11 @@ impl Connection {
     /// Learns the port that the peer sends from, from a packet that fitted.
     pub(super) fn learn_source(&mut self, from: &SocketAddr) {
         self.source.get_or_insert(from.port());
+    }
+
+    /// Returns numbers that change when a packet of the peer fits.
+    pub(super) fn progress(&self) -> (Psn, u64) {
+        (self.responder.expected(), self.requester.completed())
     }
 
     /// Returns the WQE of a message: its counter.

@@ -3,9 +3,10 @@
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: what both count.
-//! - `run`: a queue pair whose peer is reached by packets. `connection`: its state. `port`: encodes
-//!   and decodes packets. `options`: its options. `network`: a bad network, for tests. `udp`: the
-//!   socket. `interface`: addresses of this host. `pcap`: a capture.
+//! - `connection`: a connection of a queue pair by packets. `connect`: makes it. `send_queue`: the WQEs
+//!   on it. `arrivals`: the packets for it.
+//! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
+//!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! says which packet is to be sent next, and learns from responses and from the time which ones
@@ -37,6 +38,8 @@
 //!   message of one packet without a completion does not ask a software HCA, which acknowledges it
 //!   with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 
+pub(crate) mod arrivals;
+mod connect;
 pub(crate) mod connection;
 pub(crate) mod interface;
 mod message;
@@ -46,8 +49,33 @@ pub(crate) mod pcap;
 pub(crate) mod port;
 mod requester;
 mod responder;
-pub(crate) mod run;
+pub(crate) mod send_queue;
 pub(crate) mod udp;
 
 #[cfg(test)]
 mod tests;
+
+use connection::Connection;
+use port::WirePort;
+
+/// A device's port for packets, and its connections by packets.
+pub(crate) struct Wire {
+    pub(crate) port: WirePort,
+    /// By queue pair index.
+    connections: Vec<Option<Box<Connection>>>,
+}
+
+impl Wire {
+    pub(crate) const fn new(port: WirePort) -> Self {
+        let connections = Vec::new();
+        Self { port, connections }
+    }
+
+    /// Adds the connection of the queue pair with this index.
+    fn insert(&mut self, index: usize, connection: Connection) {
+        if self.connections.len() <= index {
+            self.connections.resize_with(index + 1, || None);
+        }
+        self.connections[index] = Some(Box::new(connection));
+    }
+}

@@ -523,9 +523,7 @@ impl Requester {
                 }
                 match nak {
                     Nak::Sequence => self.on_loss(now_ns),
-                    Nak::InvalidRequest => self.fail(Status::RemoteInvalidRequest),
-                    Nak::RemoteAccess => self.fail(Status::RemoteAccess),
-                    Nak::RemoteOperational => self.fail(Status::RemoteOperation),
+                    refusal => self.fail(refusal.into()),
                 }
             }
             Syndrome::Reserved(GONE) if self.options.is_polled => {

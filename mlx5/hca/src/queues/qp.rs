@@ -4,20 +4,25 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use copyrpc_shm::lane::LaneRx;
-use mlx5_wire::{Access, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
+use mlx5_wire::{
+    Access, ConnectOptions, CtrlWords, SEGMENT, WQEBB, Wqe, WqeError, Writes, queue_record_index,
+};
 
 use crate::Hca;
 use crate::debug::watch::QpWatch;
 use crate::objects::request::SqMemory;
-use crate::packets::connection::Connection;
 use crate::queues::in_flight::InFlight;
 use crate::requester::outcome::WaitFor;
-use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS};
+use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS, qp_index};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
 
+/// Longest WQE, in bytes: `ds` has 6 bits.
+const MAX_WQE: usize = 16 * WQEBB;
+
 /// A send queue by address.
+#[derive(Clone, Copy)]
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
@@ -65,13 +70,41 @@ impl SqPlace {
 
     /// Returns the number of WQEBBs from the one at `counter` to the end of the buffer.
     #[inline(always)]
-    pub(crate) fn to_end(&self, counter: u16) -> u16 {
+    pub(crate) fn to_end(self, counter: u16) -> u16 {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
     }
 
     /// Returns the number of WQEBBs.
     pub(crate) fn capacity(&self) -> u32 {
         (self.mask / WQEBB) as u32 + 1
+    }
+
+    /// Returns the control segment of the WQE at `counter`.
+    #[inline(always)]
+    pub(crate) fn ctrl(&self, counter: u16) -> CtrlWords {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
+        // the completion.
+        CtrlWords::parse(&unsafe { self.wqebb(counter).cast::<[u8; SEGMENT]>().read() })
+    }
+
+    /// Calls `f` with the bytes of `segments` segments, at most 64, from the WQEBB at `counter` on.
+    /// A WQE may wrap; the device reads it in two parts.
+    #[inline(always)]
+    pub(crate) fn with_bytes<R>(self, counter: u16, segments: u8, f: impl FnOnce(&[u8]) -> R) -> R {
+        let len = (usize::from(segments) * SEGMENT).min(MAX_WQE);
+        if blocks(segments) <= self.to_end(counter) {
+            let at = self.wqebb(counter).as_ptr();
+            // SAFETY: inside the SQ, which the driver does not touch between the doorbell and the
+            // completion.
+            return f(unsafe { core::slice::from_raw_parts(at, len) });
+        }
+        let mut copy = [0; MAX_WQE];
+        for (block, out) in (0..).zip(copy[..len].chunks_mut(WQEBB)) {
+            let at = self.wqebb(counter.wrapping_add(block)).as_ptr();
+            // SAFETY: as above; `out` is no longer than a WQEBB.
+            unsafe { out.as_mut_ptr().copy_from_nonoverlapping(at, out.len()) };
+        }
+        f(&copy[..len])
     }
 }
 
@@ -159,7 +192,7 @@ pub(crate) enum Transport {
     /// Connected to a queue pair that does not exist.
     NoPeer,
     /// Connection by packets.
-    Wire(Box<Connection>),
+    Wire,
     /// Unreliable datagrams. It receives those with this Q_Key.
     Datagram { qkey: u32 },
 }
@@ -192,6 +225,19 @@ impl SoftQp {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
 
+    /// Calls `f` with the WQE at `counter`, decoded.
+    #[inline(always)]
+    pub(crate) fn with_wqe<R>(
+        &self,
+        counter: u16,
+        f: impl FnOnce(Result<Wqe<'_>, WqeError>) -> R,
+    ) -> R {
+        self.sq
+            .with_bytes(counter, self.sq.ctrl(counter).ds(), |bytes| {
+                f(Wqe::parse(bytes, self.is_datagram()))
+            })
+    }
+
     /// Returns whether it is in the error state.
     pub(crate) fn has_failed(&self) -> bool {
         self.mode == Mode::Failed
@@ -205,10 +251,7 @@ impl SoftQp {
 
     /// Returns whether this device takes its receives, and no peer.
     pub(crate) fn takes_receives(&self) -> bool {
-        matches!(
-            self.transport,
-            Transport::Datagram { .. } | Transport::Wire(_)
-        )
+        matches!(self.transport, Transport::Datagram { .. } | Transport::Wire)
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -223,7 +266,7 @@ impl SoftQp {
             Transport::Unconnected
             | Transport::Datagram { .. }
             | Transport::NoPeer
-            | Transport::Wire(_) => None,
+            | Transport::Wire => None,
         }
     }
 
@@ -242,6 +285,12 @@ impl SoftQp {
     }
 }
 
+/// Returns the queue pair with this number.
+pub(crate) fn by_number(qps: &mut [Option<Box<SoftQp>>], qpn: u32) -> Option<&mut SoftQp> {
+    let qp = qps.get_mut(qp_index(qpn))?.as_deref_mut()?;
+    (qp.qpn == qpn).then_some(qp)
+}
+
 /// Returns the first segment of a WQE.
 pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
@@ -252,24 +301,4 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2
-}
-
-/// Returns the first `len` bytes of the WQE at `counter`, at most 1,024. The WQE may wrap.
-pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
-    let mut bytes = [0; 16 * WQEBB];
-    for (block, out) in bytes
-        .chunks_mut(WQEBB)
-        .take(len.div_ceil(WQEBB))
-        .enumerate()
-    {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
-        // the completion.
-        out.copy_from_slice(&unsafe {
-            qp.sq
-                .wqebb(counter.wrapping_add(block as u16))
-                .cast::<[u8; WQEBB]>()
-                .read()
-        });
-    }
-    bytes
 }

@@ -7,15 +7,14 @@
 //! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives.
 //!   Until then the buffer holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{Access, FenceMode, Opcode, Wqe};
 
 use crate::Hca;
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::trace::hash_of;
 use crate::queues::in_flight::{Landing, Source};
-use crate::queues::qp::{SoftQp, blocks, bytes_of, head};
-use crate::requester::data::{Data, Piece, has_result, header_bytes};
-use crate::shared::memory::Fault;
+use crate::queues::qp::{SoftQp, blocks, head};
+use crate::requester::data::{Piece, pieces};
 
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
@@ -25,9 +24,10 @@ const NOT_HERE: u8 = 0xda;
 pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
     while counter != to {
-        let wqe = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlWords::parse(&head(&wqe));
-        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence() == FenceMode::None) {
+        let ctrl = qp.sq.ctrl(counter);
+        if let Some(hash) =
+            source_hash(hca, qp, counter).filter(|_| ctrl.fence() == FenceMode::None)
+        {
             qp.in_flight.sources.push_back(Source { counter, hash });
         }
         counter = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(to.wrapping_sub(counter)));
@@ -49,13 +49,11 @@ pub(crate) fn release(
             break;
         }
         qp.in_flight.sources.pop_front();
-        let wqe = bytes_of(qp, counter, 16 * WQEBB);
-        if has_succeeded && source_hash(hca, qp, &wqe) != Some(hash) {
-            let queue = Queue::Send(qp.qpn);
+        if has_succeeded && source_hash(hca, qp, counter) != Some(hash) {
             violations.push(Violation {
-                queue,
+                queue: Queue::Send(qp.qpn),
                 index: counter.into(),
-                bytes: head(&wqe),
+                bytes: qp.sq.with_bytes(counter, 1, head),
                 rule: Rule::SourceChanged,
             });
         }
@@ -66,7 +64,7 @@ pub(crate) fn release(
 /// completion is due. Returns `None` for other WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let mut bytes = Vec::new();
-    each_result(hca, qp, counter, |piece| {
+    each_piece(hca, qp, counter, true, |piece| {
         let start = bytes.len();
         bytes.resize(start + piece.len, 0);
         // SAFETY: the piece was just checked against a locally writable region; both have its
@@ -82,7 +80,7 @@ pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
 /// Places the bytes of a result, unless the program has deregistered the memory.
 pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     let mut left = &landing.bytes[..];
-    each_result(hca, qp, landing.counter, |piece| {
+    each_piece(hca, qp, landing.counter, true, |piece| {
         let (here, behind) = left.split_at(piece.len.min(left.len()));
         // SAFETY: the piece was just checked against a locally writable region, and is not shorter.
         unsafe { piece.at.cast_mut().copy_from(here.as_ptr(), here.len()) };
@@ -92,9 +90,9 @@ pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
 
 /// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none,
 /// or may not access them.
-fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
+fn source_hash(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<u64> {
     let mut hashes = Vec::new();
-    each_piece(hca, qp, wqe, false, |piece| {
+    each_piece(hca, qp, counter, false, |piece| {
         hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
             let mut word = [0u8; 8];
             // SAFETY: inside the piece, which was just checked against its region. Others may write
@@ -109,38 +107,31 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     (!hashes.is_empty()).then(|| hash_of(hashes))
 }
 
-/// Calls `f` with the result buffers of a WQE.
-fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
-    let wqe = bytes_of(qp, counter, 16 * WQEBB);
-    each_piece(hca, qp, &wqe, true, f)
-}
-
-/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if the WQE has no result
-/// (`of_result`) or no source, or as soon as access to one buffer is refused.
+/// Calls `f` with the buffers of the WQE at `counter`, each checked. Returns `None` if the WQE has
+/// no result (`of_result`) or no source, or as soon as access to one buffer is refused.
 fn each_piece(
     hca: &Hca,
     qp: &SoftQp,
-    wqe: &[u8; 16 * WQEBB],
+    counter: u16,
     of_result: bool,
     mut f: impl FnMut(&Piece),
 ) -> Option<()> {
-    let ctrl = CtrlWords::parse(&head(wqe));
-    let opcode = Opcode::from_repr(ctrl.opcode())
-        .filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
     let access = if of_result {
         Access::LOCAL_WRITE
     } else {
         Access::empty()
     };
-    let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
-    let data = Data::parse(wqe.get(header..usize::from(ctrl.ds()) * SEGMENT)?)?;
-    let checked = data.each(|piece| {
-        if let Some(key) = piece.key {
-            hca.memory
-                .resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;
-            f(piece);
+    qp.with_wqe(counter, |wqe| {
+        let is_asked =
+            |wqe: &Wqe<'_>| wqe.opcode != Opcode::Nop && wqe.opcode.has_result() == of_result;
+        let wqe = wqe.ok().filter(is_asked)?;
+        for piece in pieces(&wqe) {
+            if let Some(key) = piece.key {
+                let (addr, len) = (piece.at as u64, piece.len as u64);
+                hca.memory.resolve(key, addr, len, access, qp.pd).ok()?;
+                f(&piece);
+            }
         }
-        Ok::<(), Fault>(())
-    });
-    checked.ok()
+        Some(())
+    })
 }

@@ -9,6 +9,7 @@ use crate::deferred::Deferred;
 use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::in_flight::{Acknowledged, InFlight};
 use crate::queues::qp::{SoftQp, blocks};
+use crate::requester::outcome::End;
 use crate::requester::{buffers, traffic};
 
 /// Stands for all LIDs after a datagram. No device has it.
@@ -26,21 +27,6 @@ fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES]
 }
 
 /// Writes the CQE of a signaled WQE that succeeded, in immediate time and without a trace.
-#[inline(always)]
-pub(crate) fn succeed(
-    hca: &Hca,
-    qp: &mut SoftQp,
-    cqs: &mut [Option<SoftCq>],
-    ctrl: CtrlWords,
-    byte_count: u32,
-) {
-    qp.wrote_send(
-        hca,
-        write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count),
-    );
-}
-
-/// Writes the CQE for [`succeed`].
 #[inline(always)]
 pub(crate) fn write_success(
     cqs: &mut [Option<SoftCq>],
@@ -65,9 +51,29 @@ pub(crate) struct Completions<'a> {
 }
 
 impl Completions<'_> {
-    /// Completes a WQE that succeeded: with a CQE if it asked for one.
+    /// Completes a WQE that was taken: with a CQE if it asked for one or failed. If it failed, the
+    /// queue pair goes to the error state, in which it neither sends nor receives.
+    pub(crate) fn complete(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, end: End) {
+        match end {
+            End::Done(byte_count) | End::Message(byte_count) => {
+                if self.hca.is_watched {
+                    self.succeed(qp, ctrl, byte_count);
+                } else if ctrl.signaled() {
+                    let (cq, user_index) = (qp.send_cq, qp.user_index);
+                    let written = write_success(self.cqs, cq, user_index, ctrl, byte_count);
+                    qp.wrote_send(self.hca, written);
+                }
+                if ctrl.signaled() {
+                    qp.watch.reported = ctrl.wqe_index().wrapping_add(blocks(ctrl.ds()));
+                }
+            }
+            End::Failed(syndrome, vendor) => self.fail(qp, ctrl, syndrome, vendor),
+        }
+    }
+
+    /// Completes a WQE that succeeded, where that is recorded.
     #[cold]
-    pub(crate) fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
+    fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
         if self.hca.counters.is_some() {
             traffic::count(self.hca, qp, ctrl);
         }
@@ -77,38 +83,14 @@ impl Completions<'_> {
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 
-    /// Completes the WQE at the head of the SQ, which failed, and goes on to the next.
+    /// Completes a WQE that failed.
     #[cold]
-    pub(crate) fn fail(
-        &mut self,
-        qp: &mut SoftQp,
-        ctrl: CtrlWords,
-        syndrome: Syndrome,
-        vendor_syndrome: u8,
-    ) {
-        self.fail_taken(qp, ctrl, syndrome, vendor_syndrome);
-        // A malformed WQE may claim to be longer than the posted WQEBBs.
-        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp
-            .sq_consumer
-            .wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
-    }
-
-    /// Completes a WQE that failed: always with a CQE. The queue pair goes to the error state, in
-    /// which it neither sends nor receives.
-    pub(crate) fn fail_taken(
-        &mut self,
-        qp: &mut SoftQp,
-        ctrl: CtrlWords,
-        syndrome: Syndrome,
-        vendor_syndrome: u8,
-    ) {
+    fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor: u8) {
         qp.waiting = None;
         qp.fail(self.hca);
-        let raw_syndrome = syndrome as u8;
         let cqe = ErrorCqe {
-            raw_syndrome,
-            vendor_syndrome,
+            raw_syndrome: syndrome as u8,
+            vendor_syndrome: vendor,
             wqe_opcode: ctrl.opcode(),
             qpn: qp.qpn,
             wqe_counter: ctrl.wqe_index(),

@@ -12,14 +12,15 @@ use mlx5_wire::roce::{
     Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service,
 };
 use mlx5_wire::{
-    AddressVector, CqeOpcode, CtrlWords, DatagramSegment, GRH_BYTES, Opcode, SEGMENT, Syndrome,
+    AddressVector, CqeOpcode, DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe,
 };
 
 use crate::Hca;
 use crate::options::GidKind;
+use crate::packets::Wire;
 use crate::packets::interface::{address_of, gid_of};
 use crate::packets::port::WirePort;
-use crate::requester::data::{Data, check_local};
+use crate::requester::data::pieces;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
@@ -136,7 +137,6 @@ const LINK_WAIT_NS: u64 = 100_000_000;
 /// The sender of a datagram.
 pub(crate) struct Sender {
     pub(crate) qpn: u32,
-    pub(crate) pd: u32,
     pub(crate) qkey: u32,
     /// Time since which it waits.
     pub(crate) since_ns: Option<u64>,
@@ -147,30 +147,17 @@ pub(crate) struct Sender {
 #[cold]
 pub(crate) fn send(
     hca: &Hca,
-    links: &mut Links,
+    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
     from: &Sender,
-    opcode: Opcode,
-    ctrl: CtrlWords,
-    wqe: &[u8],
-) -> Outcome {
-    let cqe_opcode = match opcode {
-        Opcode::Send => CqeOpcode::ResponderSend,
-        Opcode::SendImm => CqeOpcode::ResponderSendImm,
-        _ => return Malformed::Opcode.into(),
+    wqe: &Wqe<'_>,
+    byte_count: u32,
+) -> Result<(), Outcome> {
+    let Header::Datagram(to) = wqe.header else {
+        return Err(Malformed::Opcode.into());
     };
-    let Some((segment, body)) = wqe[SEGMENT..].split_first_chunk() else {
-        return Malformed::Header.into();
-    };
-    let to = DatagramSegment::parse(segment);
-    let Some(data) = Data::parse(body) else {
-        return Malformed::InlineLength.into();
-    };
-    let length = match check_local(hca, from.pd, &data, false) {
-        Ok(length) => length as usize,
-        Err(outcome) => return outcome,
-    };
+    let (opcode, ctrl, length) = (wqe.opcode, wqe.ctrl, byte_count as usize);
     if length > MAX_MTU {
-        return Limit::DatagramTooLong.fails(Syndrome::LocalLength);
+        return Err(Limit::DatagramTooLong.fails(Syndrome::LocalLength));
     }
     let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
     let header = DatagramHeader {
@@ -181,25 +168,28 @@ pub(crate) fn send(
             from.qkey
         },
         source_qpn: from.qpn,
-        byte_count: length as u32,
+        byte_count,
         imm: if opcode == Opcode::SendImm {
             ctrl.imm()
         } else {
             0
         },
-        opcode: cqe_opcode as u32,
+        opcode: match opcode {
+            Opcode::SendImm => CqeOpcode::ResponderSendImm,
+            _ => CqeOpcode::ResponderSend,
+        } as u32,
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
     // No device has the LID 0.
-    let sends_packets = |lid| lid == 0 || links.wire.as_ref().is_some_and(|wire| wire.is_for_all);
+    let sends_packets = |lid| lid == 0 || wire.as_ref().is_some_and(|wire| wire.port.is_for_all);
     let lid = hca
         .lid_of(to.qpn, &to.vector)
         .filter(|lid| !sends_packets(*lid));
-    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(&hca.membership, lid).ok()) else {
-        if let (Some(wire), true) = (&mut links.wire, hca.is_port_up.get()) {
-            send_packet(wire, &to, &header, opcode, &data);
+    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(hca, lid).ok()) else {
+        if let (Some(wire), true) = (wire, hca.is_port_up.get()) {
+            send_packet(&mut wire.port, &to, &header, wqe);
         }
-        return Outcome::Done(0);
+        return Ok(());
     };
     let lane = links.lane_to(&hca.memory, &peer);
     let place = lane.and_then(|lane| {
@@ -214,9 +204,9 @@ pub(crate) fn send(
         let waits =
             |lane: usize| links.outgoing[lane].waits(hca.memory.datagram_lane(lane), is_over);
         return if hca.port.is_some() && lane.map_or(!is_over, waits) {
-            Outcome::Wait(WaitFor::Room)
+            Err(Outcome::Wait(WaitFor::Room))
         } else {
-            Outcome::Done(0)
+            Ok(())
         };
     };
     if let Some(Grh(bytes)) = grh {
@@ -228,30 +218,30 @@ pub(crate) fn send(
             to = to.add(GRH_BYTES);
         }
     }
-    let copied = data.each(|piece| {
-        // SAFETY: the piece is readable, and all pieces together fit (checked above).
+    // SAFETY: the pieces are readable, and all together fit (checked above).
+    unsafe { gather(wqe, to.as_ptr()) };
+    links.sent += 1;
+    links.outgoing[lane].last = links.sent;
+    links.outgoing[lane].publish(header, hca.membership.lid);
+    Ok(())
+}
+
+/// Copies the message of a WQE.
+///
+/// # Safety
+/// The pieces are readable, and there is room for all of them at `to`.
+unsafe fn gather(wqe: &Wqe<'_>, mut to: *mut u8) {
+    for piece in pieces(wqe) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            to.as_ptr().copy_from(piece.at, piece.len);
+            to.copy_from(piece.at, piece.len);
             to = to.add(piece.len);
         }
-        Ok::<(), Fault>(())
-    });
-    if copied.is_ok() {
-        links.sent += 1;
-        links.outgoing[lane].last = links.sent;
-        links.outgoing[lane].publish(header, hca.membership.lid);
     }
-    Outcome::Done(0)
 }
 
 /// Sends a datagram as a packet, if there is room for it, to a GID that is an IP address.
-fn send_packet(
-    wire: &mut WirePort,
-    to: &DatagramSegment,
-    header: &DatagramHeader,
-    opcode: Opcode,
-    data: &Data<'_>,
-) {
+fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeader, wqe: &Wqe<'_>) {
     let Some(address) = address_of(&to.vector.rgid) else {
         return;
     };
@@ -259,7 +249,7 @@ fn send_packet(
         wire.counters.refused += 1;
         return;
     }
-    let kind = if opcode == Opcode::SendImm {
+    let kind = if wqe.opcode == Opcode::SendImm {
         PacketKind::SendOnlyImm
     } else {
         PacketKind::SendOnly
@@ -281,16 +271,9 @@ fn send_packet(
         &headers,
         header.byte_count as usize,
         |payload| {
-            let mut at = payload.as_mut_ptr();
-            data.each(|piece| {
-                // SAFETY: the piece is readable, and all pieces together have the length of the
-                // payload.
-                unsafe {
-                    at.copy_from(piece.at, piece.len);
-                    at = at.add(piece.len);
-                }
-                Ok(())
-            })
+            // SAFETY: the pieces are readable, and together have the length of the payload.
+            unsafe { gather(wqe, payload.as_mut_ptr()) };
+            Ok(())
         },
     );
 }

@@ -5,24 +5,21 @@
 
 use std::collections::VecDeque;
 
-use mlx5_wire::{CtrlWords, FenceMode, SEGMENT, WQEBB};
+use mlx5_wire::FenceMode;
 
 use crate::debug::strict;
-use crate::packets::run as packets;
+use crate::packets::{Wire, send_queue as packets};
 use crate::queues::qp::{Mode, SoftQp, Transport, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
 use crate::requester::operations::execute;
-use crate::requester::outcome::Outcome;
+use crate::requester::outcome::{End, Outcome};
 use crate::requester::plain;
 use crate::requester::timing::Timing;
-use crate::requester::wqe::{exceptional_outcome, wait, wqe_bytes};
+use crate::requester::wqe::{check_place, exceptional_outcome, wait};
 use crate::shared::layout::qp_index;
-use crate::shared::links::Links;
+use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State};
-
-/// Longest WQE, in bytes: `ds` has 6 bits.
-const MAX_WQE: usize = 16 * WQEBB;
 
 /// Executes the new WQEs of queue pair `index`, whose register was just written.
 #[inline(always)]
@@ -121,7 +118,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
                 &acknowledged,
             );
         }
-        if let Transport::Wire(_) = qp.transport {
+        if let Transport::Wire = qp.transport {
             packets::on_time(hca, state, index, now_ns);
             continue;
         }
@@ -165,10 +162,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
 /// Ends the fence of the next WQE, if it has one: all READs and atomics before it have returned. If
 /// a retry made one late, its result is placed now.
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
-    // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the
-    // completion.
-    let head = unsafe { qp.sq.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
-    if CtrlWords::parse(&head).fence() == FenceMode::None {
+    if qp.sq.ctrl(qp.sq_consumer).fence() == FenceMode::None {
         return;
     }
     for i in 0..qp.in_flight.acknowledged.len() {
@@ -189,10 +183,26 @@ fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T>
 
 /// Runs a send queue up to its limit, if the queue pair exists and `begin` returns `true`.
 fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQp) -> bool) {
+    let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
+        return;
+    };
+    if !begin(qp) {
+        return;
+    }
+    if let Transport::Wire = qp.transport {
+        return packets::run(hca, state, index);
+    }
+    take_wqes(hca, state, index);
+}
+
+/// Takes the WQEs up to the limit off a send queue. Each is executed and completed, or posted to
+/// its connection by packets.
+pub(crate) fn take_wqes(hca: &Hca, state: &mut State, index: usize) {
     let State {
         queues: Queues { qps, cqs, injector },
         deferred,
         links,
+        wire,
         violations,
         touched,
         ..
@@ -201,64 +211,29 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         return;
     };
     let qp = &mut **qp;
-    if !begin(qp) {
-        return;
-    }
-    let granted = match &qp.transport {
-        Transport::Connected(remote) => remote.granted(),
-        Transport::Wire(_) => return packets::run(hca, state, index),
-        _ => 0,
-    };
+    let granted = qp.remote().map_or(0, Remote::granted);
     while qp.sq_consumer != qp.sq_limit {
-        let at = qp.sq.wqebb(qp.sq_consumer);
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
-        // the completion.
-        let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
-        let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.mode >= Mode::Exceptional {
+        let counter = qp.sq_consumer;
+        let ctrl = qp.sq.ctrl(counter);
+        if Wire::holds_back(wire, qp, ctrl) {
+            break;
+        }
+        let exceptional = if qp.mode >= Mode::Exceptional {
             exceptional_outcome(hca, qp, injector, ctrl)
         } else {
             None
-        } {
-            None => match wqe_bytes(qp, at, ctrl) {
-                Ok(Some(wqe)) => {
-                    // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does
-                    // not touch until completion.
-                    let wqe = unsafe { wqe.as_ref() };
-                    execute(hca, links, qp, ctrl, wqe, granted)
-                }
-                Ok(None) => execute_wrapped(hca, links, qp, ctrl, granted),
-                Err(what) => what.into(),
-            },
-            Some(outcome) => outcome,
         };
-        let (syndrome, vendor) = match outcome {
-            Outcome::Done(byte_count) => {
-                qp.waiting = None;
-                let next = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()));
-                if hca.is_watched || ctrl.signaled() {
-                    if hca.is_watched {
-                        Completions {
-                            hca,
-                            cqs,
-                            deferred,
-                            violations,
-                            touched,
-                        }
-                        .succeed(qp, ctrl, byte_count);
-                    } else {
-                        complete::succeed(hca, qp, cqs, ctrl, byte_count);
-                    }
-                    if ctrl.signaled() {
-                        qp.watch.reported = next;
-                    }
-                }
-                qp.sq_consumer = next;
-                continue;
-            }
-            Outcome::Fail(syndrome, vendor) => (syndrome, vendor),
-            // Of connections by packets only.
-            Outcome::Later => break,
+        let outcome = match (exceptional, check_place(qp, ctrl)) {
+            (Some(outcome), _) => outcome,
+            (None, Ok(())) => qp.sq.with_bytes(counter, ctrl.ds(), |bytes| {
+                execute(hca, (links, wire), qp, ctrl, bytes, granted)
+            }),
+            (None, Err(what)) => what.into(),
+        };
+        let end = match outcome {
+            Outcome::Done(byte_count) => End::Done(byte_count),
+            Outcome::Posted(byte_count) => End::Message(byte_count),
+            Outcome::Fail(syndrome, vendor) => End::Failed(syndrome, vendor),
             Outcome::Wait(reason) => {
                 let fault_ns = injector.as_ref().map_or(0, |i| i.delay_ns());
                 match wait(hca, qp, reason, fault_ns) {
@@ -266,45 +241,28 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
                         deferred.schedule(at_ns, qp.qpn);
                         break;
                     }
-                    Err(syndrome) => (syndrome, 0),
+                    Err(syndrome) => End::Failed(syndrome, 0),
                 }
             }
         };
-        Completions {
-            hca,
-            cqs,
-            deferred,
-            violations,
-            touched,
+        qp.waiting = None;
+        // A malformed WQE may claim to be longer than the posted WQEBBs.
+        let outstanding = qp.sq_limit.wrapping_sub(counter);
+        qp.sq_consumer = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
+        if !Wire::takes(wire, qp, counter, end) {
+            Completions {
+                hca,
+                cqs,
+                deferred,
+                violations,
+                touched,
+            }
+            .complete(qp, ctrl, end);
         }
-        .fail(qp, ctrl, syndrome, vendor);
     }
     match &mut qp.transport {
         Transport::Connected(remote) => remote.announce(hca.barrier),
-        Transport::Datagram { .. } => links.flush_packets(),
+        Transport::Datagram { .. } => Wire::flush(wire),
         _ => {}
     }
-}
-
-/// Executes a WQE that wraps. A driver may let a WQE wrap; the device reads it in two parts.
-#[cold]
-fn execute_wrapped(
-    hca: &Hca,
-    links: &mut Links,
-    qp: &mut SoftQp,
-    ctrl: CtrlWords,
-    granted: u64,
-) -> Outcome {
-    let mut whole = [0; MAX_WQE];
-    let bytes = usize::from(ctrl.ds()) * SEGMENT;
-    for (block, out) in (0..).zip(whole[..bytes].chunks_mut(WQEBB)) {
-        // SAFETY: inside the SQ; the driver does not touch it until completion.
-        unsafe {
-            out.as_mut_ptr().copy_from_nonoverlapping(
-                qp.sq.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(),
-                out.len(),
-            )
-        };
-    }
-    execute(hca, links, qp, ctrl, &whole[..bytes], granted)
 }

@@ -1,16 +1,19 @@
 //! The operations of the requester: the effect of one WQE, verb by verb, on the memory and the lane
 //! of the peer.
 
+use core::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use mlx5_wire::roce::Nak;
 use mlx5_wire::{
-    Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome,
+    Access, AtomicSegment, CqeOpcode, CtrlWords, Header, Opcode, RaddrSegment, Syndrome, Wqe,
 };
 
+use crate::packets::Wire;
 use crate::queues::qp::{SoftQp, Transport, Waiting};
-use crate::requester::data::{Data, check_local, has_result, header_bytes, scatter};
+use crate::requester::data::{check_local, pieces, scatter};
 use crate::requester::datagrams;
-use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor, refusal_of_receive};
 use crate::responder::atomics;
 use crate::shared::layout::{Message, RECEIVES, allows};
 use crate::shared::memory::{Fault, Span};
@@ -21,28 +24,29 @@ use crate::{Hca, Links};
 /// receives: much longer than the pauses of its thread. A process that has stopped copies none.
 const COPY_WAIT_NS: u64 = 1_000_000_000;
 
-/// Executes one WQE within the rights that the connected peer `granted` ([`Remote::granted`]). A
-/// destroyed queue pair does not answer. So it refuses nothing, even if its regions disappear
-/// first.
+/// Executes the WQE that consists of `bytes`, within the rights that a connected peer `granted`
+/// ([`Remote::granted`]). A destroyed queue pair does not answer. So it refuses nothing, even if
+/// its regions disappear first.
 pub(crate) fn execute(
     hca: &Hca,
-    links: &mut Links,
+    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
     qp: &mut SoftQp,
     ctrl: CtrlWords,
-    wqe: &[u8],
+    bytes: &[u8],
     granted: u64,
 ) -> Outcome {
-    match attempt(hca, links, qp, ctrl, wqe, granted) {
-        Outcome::Done(byte_count) => Outcome::Done(byte_count),
-        Outcome::Wait(WaitFor::Receive) => not_done(qp, ctrl, Outcome::Wait(no_receive(hca, qp))),
-        outcome => not_done(qp, ctrl, outcome),
+    match attempt(hca, (links, wire), qp, ctrl, bytes, granted) {
+        Ok(byte_count) => Outcome::Done(byte_count),
+        Err(outcome @ Outcome::Posted(_)) => outcome,
+        Err(Outcome::Wait(WaitFor::Receive)) => not_done(qp, Outcome::Wait(no_receive(hca, qp))),
+        Err(outcome) => not_done(qp, outcome),
     }
 }
 
 /// Returns the outcome of a WQE that was not done, by the peer's state and the kind of connection:
 /// an unreliable one loses what its peer refuses or has no receive for.
 #[cold]
-fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
+fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
     let is_of_peer = match outcome {
         Outcome::Fail(syndrome, _) => {
@@ -55,18 +59,14 @@ fn not_done(qp: &SoftQp, ctrl: CtrlWords, outcome: Outcome) -> Outcome {
         Outcome::Wait(reason) => matches!(reason, WaitFor::Peer | WaitFor::Receive),
         _ => false,
     };
-    match Opcode::from_repr(ctrl.opcode()) {
-        // No right to them is ever granted.
-        Some(opcode) if qp.is_unreliable && has_result(opcode) => Malformed::Opcode.into(),
+    let is_destroyed = || {
+        qp.remote()
+            .is_some_and(|remote| remote.granted() & RECEIVES == 0)
+    };
+    match outcome {
         _ if qp.is_unreliable && is_of_peer => Outcome::Done(0),
-        _ if is_refused
-            && qp
-                .remote()
-                .is_some_and(|remote| remote.granted() & RECEIVES == 0) =>
-        {
-            Outcome::Wait(WaitFor::Peer)
-        }
-        _ => outcome,
+        _ if is_refused && is_destroyed() => Outcome::Wait(WaitFor::Peer),
+        outcome => outcome,
     }
 }
 
@@ -108,141 +108,116 @@ fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
     }
 }
 
+/// Executes the WQE as far as possible. Returns the number of bytes that a READ or an atomic
+/// fetched.
 fn attempt(
     hca: &Hca,
-    links: &mut Links,
+    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
     qp: &mut SoftQp,
     ctrl: CtrlWords,
-    wqe: &[u8],
+    bytes: &[u8],
     granted: u64,
-) -> Outcome {
-    let Some(opcode) = Opcode::from_repr(ctrl.opcode()) else {
-        return Malformed::Opcode.into();
-    };
+) -> Result<u32, Outcome> {
+    let opcode = Opcode::from_repr(ctrl.opcode()).ok_or(Malformed::Opcode)?;
     if opcode == Opcode::Nop {
-        return Outcome::Done(0);
+        return Ok(0);
     }
-    let remote = match &mut qp.transport {
-        Transport::Connected(remote) => remote.as_mut(),
-        Transport::Unconnected => return Malformed::NotConnected.into(),
-        Transport::NoPeer => return Outcome::Wait(WaitFor::Peer),
-        // Runs its own WQEs.
-        Transport::Wire(_) => return Outcome::Later,
+    // No peer of an unreliable connection has resources for them.
+    if qp.is_unreliable && opcode.has_result() {
+        return Err(Malformed::Opcode.into());
+    }
+    let (pd, is_datagram) = (qp.pd, qp.is_datagram());
+    let local = || {
+        let wqe = Wqe::parse(bytes, is_datagram)?;
+        check_local(hca, pd, &wqe).map(|length| (wqe, length as u32))
+    };
+    match &mut qp.transport {
+        Transport::Unconnected => Err(Malformed::NotConnected.into()),
+        Transport::NoPeer => Err(Outcome::Wait(WaitFor::Peer)),
+        Transport::Connected(remote) => {
+            let (wqe, length) = local()?;
+            on_peer(remote, &wqe, length, granted)
+        }
+        Transport::Wire => {
+            let (wqe, length) = local()?;
+            Err(Wire::post(wire, qp, &wqe, length))
+        }
         Transport::Datagram { qkey } => {
-            let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
+            let (wqe, length) = local()?;
             let from = datagrams::Sender {
                 qpn: qp.qpn,
-                pd: qp.pd,
                 qkey: *qkey,
-                since_ns,
+                since_ns: qp.waiting.as_ref().map(|waiting| waiting.since_ns),
             };
-            return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
+            datagrams::send(hca, (links, wire), &from, &wqe, length).map(|()| 0)
         }
-    };
-    let (header, data, length) = match local_part(hca, qp.pd, opcode, wqe) {
-        Ok(part) => part,
-        Err(outcome) => return outcome,
-    };
+    }
+}
+
+/// Executes a WQE on the memory and the lane of a connected peer.
+fn on_peer(remote: &mut Remote, wqe: &Wqe<'_>, length: u32, granted: u64) -> Result<u32, Outcome> {
     if granted & RECEIVES == 0 {
-        return Outcome::Wait(WaitFor::Peer);
+        return Err(Outcome::Wait(WaitFor::Peer));
     }
-    if header == SEGMENT {
-        return done(send(remote, &data, length as u32, opcode, ctrl));
-    }
-    let needed = match opcode {
-        Opcode::RdmaRead => Access::REMOTE_READ,
-        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => Access::REMOTE_ATOMIC,
-        _ => Access::REMOTE_WRITE,
+    let (at, needed) = match (wqe.header, wqe.opcode) {
+        (Header::None | Header::Datagram(_), _) => return send(remote, wqe, length).map(|()| 0),
+        (Header::Atomic(at, _), _) => (at, Access::REMOTE_ATOMIC),
+        (Header::Memory(at), Opcode::RdmaRead) => (at, Access::REMOTE_READ),
+        (Header::Memory(at), _) => (at, Access::REMOTE_WRITE),
     };
     // A responder checks the queue pair before the key.
     if !allows(granted, needed) {
-        return Fault::QueuePair.into();
+        return Err(Fault::QueuePair.into());
     }
-    let Some(raddr) = wqe[SEGMENT..].first_chunk() else {
-        return Malformed::Header.into();
+    if let Header::Atomic(_, operands) = wqe.header {
+        return atomic(remote, wqe, &at, &operands, length);
+    }
+    // If no byte is accessed, the key is not checked.
+    let span = match length {
+        0 => None,
+        _ => Some(remote.peer.memory.resolve(
+            at.rkey,
+            at.addr,
+            length.into(),
+            needed,
+            remote.pd,
+        )?),
     };
-    let raddr = RaddrSegment::parse(raddr);
-    if header == 3 * SEGMENT {
-        return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
-    }
-    let span = if length == 0 {
-        // No byte is accessed, so the key is not checked.
-        None
-    } else {
-        match remote
-            .peer
-            .memory
-            .resolve(raddr.rkey, raddr.addr, length, needed, remote.pd)
-        {
-            Ok(span) => Some(span),
-            Err(fault) => return fault.into(),
+    match wqe.opcode {
+        Opcode::RdmaRead => {
+            // The effects of earlier operations are visible to the peer before anything is read,
+            // like on the bus of a NIC.
+            fence(Ordering::SeqCst);
+            read(span, wqe)?;
+            Ok(length)
         }
-    };
-    match opcode {
-        Opcode::RdmaRead => read(span, &data, length),
-        Opcode::RdmaWrite => done(write(span, &data)),
-        _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl),
+        Opcode::RdmaWrite => write(span, wqe).map(|()| 0),
+        _ => write_imm(remote, span, wqe, at.addr, length).map(|()| 0),
     }
 }
 
-/// Checks the local part of a WQE on a connection: returns the number of bytes before its data, the
-/// data, and its length in bytes.
-#[inline(always)]
-pub(crate) fn local_part<'a>(
-    hca: &Hca,
-    pd: u32,
-    opcode: Opcode,
-    wqe: &'a [u8],
-) -> Result<(usize, Data<'a>, u64), Outcome> {
-    let header = SEGMENT + header_bytes(opcode, false);
-    let Some(body) = wqe.get(header..) else {
-        return Err(Malformed::Header.into());
-    };
-    let Some(data) = Data::parse(body) else {
-        return Err(Malformed::InlineLength.into());
-    };
-    let length = check_local(hca, pd, &data, has_result(opcode))?;
-    Ok((header, data, length))
-}
-
-fn done(result: Result<(), Outcome>) -> Outcome {
-    match result {
-        Ok(()) => Outcome::Done(0),
-        Err(outcome) => outcome,
-    }
-}
-
-fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
+fn write(span: Option<Span>, wqe: &Wqe<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
-    data.each(|piece| {
+    for piece in pieces(wqe) {
         // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the
         // sum of the pieces.
         unsafe { span.write(offset, piece.at, piece.len) }?;
         offset += piece.len as u64;
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
-    let Some(span) = span else {
-        return Outcome::Done(0);
-    };
-    // The effects of earlier operations are visible to the peer before anything is read, like on
-    // the bus of a NIC.
-    fence(Ordering::SeqCst);
+fn read(span: Option<Span>, wqe: &Wqe<'_>) -> Result<(), Outcome> {
+    let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
-    let result = data.each(|piece| {
+    for piece in pieces(wqe) {
         // SAFETY: the piece was checked against a locally writable region, the span for the sum of
         // the pieces.
         unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
         offset += piece.len as u64;
-        Ok(())
-    });
-    match result {
-        Ok(()) => Outcome::Done(length as u32),
-        Err(outcome) => outcome,
     }
+    Ok(())
 }
 
 /// WRITE with immediate. If the copy can fail, the order is: room in the lane, payload, receive,
@@ -253,89 +228,65 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
 fn write_imm(
     remote: &mut Remote,
     span: Option<Span>,
-    data: &Data<'_>,
+    wqe: &Wqe<'_>,
     addr: u64,
     byte_count: u32,
-    ctrl: CtrlWords,
-) -> Outcome {
+) -> Result<(), Outcome> {
     if !remote.has_room() {
-        return Outcome::Wait(WaitFor::Room);
+        return Err(Outcome::Wait(WaitFor::Room));
     }
-    let is_sure =
-        matches!(span, None | Some(Span::Mapped(_))) && matches!(data, Data::None | Data::One(_));
+    let is_sure = matches!(span, None | Some(Span::Mapped(_))) && wqe.pieces().nth(1).is_none();
     if !is_sure {
-        if let Err(outcome) = write(span, data) {
-            return outcome;
-        }
+        write(span, wqe)?;
     }
-    let Some(taking) = remote.take_receive() else {
-        return Outcome::Wait(WaitFor::Receive);
-    };
+    let taking = remote
+        .take_receive()
+        .ok_or(Outcome::Wait(WaitFor::Receive))?;
     if is_sure {
         // A single part, to mapped memory or of no bytes, cannot fail.
-        let placed = write(span, data);
+        let placed = write(span, wqe);
         debug_assert!(placed.is_ok());
     }
     remote.publish(Message {
         payload: addr,
         byte_count,
-        imm: ctrl.imm(),
+        imm: wqe.ctrl.imm(),
         taking,
-        op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
+        op_own: Message::op_own(CqeOpcode::ResponderWriteImm, wqe.ctrl.solicited()),
     });
-    Outcome::Done(0)
+    Ok(())
 }
 
 /// SEND: takes a receive and fills its buffers. Both ends fail if the message does not fit, or the
 /// buffers cannot be written: an error message in the lane reports it to the responder.
-fn send(
-    remote: &mut Remote,
-    data: &Data<'_>,
-    byte_count: u32,
-    opcode: Opcode,
-    ctrl: CtrlWords,
-) -> Result<(), Outcome> {
+fn send(remote: &mut Remote, wqe: &Wqe<'_>, byte_count: u32) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));
     }
-    let Some(taking) = remote.take_receive() else {
-        return Err(Outcome::Wait(WaitFor::Receive));
-    };
+    let taking = remote
+        .take_receive()
+        .ok_or(Outcome::Wait(WaitFor::Receive))?;
+    let parts = pieces(wqe).map(|piece| (piece.at, piece.len));
+    let (memory, receives) = (&remote.peer.memory, &remote.receives);
     // SAFETY: the parts were checked against their regions, or lie in the WQE.
-    let result = unsafe {
-        scatter(
-            &remote.peer.memory,
-            &remote.receives,
-            taking.index(),
-            0,
-            data,
-        )
-    };
+    let result = unsafe { scatter(memory, receives, taking.index(), 0, parts) };
     if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
         return Err(Outcome::Wait(WaitFor::Peer));
     }
-    let payload = remote
-        .receives
+    let payload = receives
         .segments(taking.index())
         .next()
         .map_or(0, |segment| segment.addr());
-    let has_imm = opcode == Opcode::SendImm;
-    let arrived = if has_imm {
-        CqeOpcode::ResponderSendImm
-    } else {
-        CqeOpcode::ResponderSend
-    };
-    let (opcode, imm, solicited) = match result {
-        Ok(()) => (
-            arrived,
-            if has_imm { ctrl.imm() } else { 0 },
-            ctrl.solicited(),
-        ),
-        Err((syndrome, vendor)) => (
-            CqeOpcode::ResponderError,
-            Message::error(syndrome, vendor),
-            false,
-        ),
+    let (opcode, imm, solicited) = match (result, wqe.opcode) {
+        (Ok(()), Opcode::SendImm) => {
+            let imm = wqe.ctrl.imm();
+            (CqeOpcode::ResponderSendImm, imm, wqe.ctrl.solicited())
+        }
+        (Ok(()), _) => (CqeOpcode::ResponderSend, 0, wqe.ctrl.solicited()),
+        (Err((syndrome, vendor)), _) => {
+            let imm = Message::error(syndrome, vendor);
+            (CqeOpcode::ResponderError, imm, false)
+        }
     };
     remote.publish(Message {
         payload,
@@ -344,15 +295,7 @@ fn send(
         taking,
         op_own: Message::op_own(opcode, solicited),
     });
-    match result {
-        Ok(()) => Ok(()),
-        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote
-        // operational error.
-        Err((Syndrome::LocalLength, vendor)) => {
-            Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor))
-        }
-        Err((_, vendor)) => Err(Outcome::Fail(Syndrome::RemoteOperation, vendor)),
-    }
+    result.map_err(|(syndrome, vendor)| Outcome::Fail(refusal_of_receive(syndrome).into(), vendor))
 }
 
 /// Compare and swap, fetch and add: one locked operation on the peer's word. It is also atomic with
@@ -361,55 +304,26 @@ fn send(
 /// operation.
 fn atomic(
     remote: &mut Remote,
-    raddr: &RaddrSegment,
-    segment: &[u8],
-    opcode: Opcode,
-    data: &Data<'_>,
-    length: u64,
-) -> Outcome {
-    let Some(segment) = segment.first_chunk() else {
-        return Malformed::Header.into();
-    };
-    let segment = AtomicSegment::parse(segment);
-    let is_add = opcode == Opcode::AtomicFetchAdd;
+    wqe: &Wqe<'_>,
+    at: &RaddrSegment,
+    operands: &AtomicSegment,
+    length: u32,
+) -> Result<u32, Outcome> {
+    let is_add = wqe.opcode == Opcode::AtomicFetchAdd;
     if length != 8 {
-        return Malformed::AtomicLength.into();
+        return Err(Malformed::AtomicLength.into());
     }
-    if raddr.addr % 8 != 0 {
+    if at.addr % 8 != 0 {
         // "Remote Invalid Request Error": the address of an atomic is not naturally aligned.
-        return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
+        return Err(Limit::AtomicAlignment.fails(Nak::InvalidRequest.into()));
     }
-    let span = match remote.peer.memory.resolve(
-        raddr.rkey,
-        raddr.addr,
-        8,
-        Access::REMOTE_ATOMIC,
-        remote.pd,
-    ) {
-        Ok(span) => span,
-        Err(fault) => return fault.into(),
-    };
-    let old = match span {
-        Span::Mapped(at) if at.addr().get() % 8 != 0 => return Fault::Bounds.into(),
+    let memory = &remote.peer.memory;
+    let old = match memory.resolve(at.rkey, at.addr, 8, Access::REMOTE_ATOMIC, remote.pd)? {
+        Span::Mapped(at) if at.addr().get() % 8 != 0 => return Err(Fault::Bounds.into()),
         // SAFETY: 8 bytes of the mapping, aligned.
-        Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, &segment),
-        Span::Foreign { .. } => match atomics::ask(remote, raddr, is_add, &segment) {
-            Ok(old) => old,
-            Err(outcome) => return outcome,
-        },
+        Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, operands),
+        Span::Foreign { .. } => atomics::ask(remote, at, is_add, operands)?,
     };
-    let (old, mut offset) = (old.to_ne_bytes(), 0);
-    let placed = data.each(|piece| {
-        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8
-        // bytes together.
-        unsafe {
-            piece
-                .at
-                .cast_mut()
-                .copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len)
-        };
-        offset += piece.len;
-        Ok(())
-    });
-    placed.map_or_else(|outcome| outcome, |()| Outcome::Done(8))
+    read(Some(Span::Mapped(NonNull::from(&old).cast())), wqe)?;
+    Ok(length)
 }

@@ -1,8 +1,20 @@
 //! The outcome of a WQE, and the vendor syndromes that give its reason.
 
-use mlx5_wire::Syndrome;
+use mlx5_wire::roce::Nak;
+use mlx5_wire::{Syndrome, WqeError};
 
 use crate::shared::memory::Fault;
+
+/// The end of a WQE that was taken off its send queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    /// Done. The number of bytes read, for a READ or an atomic.
+    Done(u32),
+    /// Complete when its message is, which reads this number of bytes.
+    Message(u32),
+    /// Failed, with this syndrome and vendor syndrome.
+    Failed(Syndrome, u8),
+}
 
 /// The outcome of a WQE.
 pub(crate) enum Outcome {
@@ -10,8 +22,8 @@ pub(crate) enum Outcome {
     Done(u32),
     /// Cannot run yet.
     Wait(WaitFor),
-    /// Cannot run before earlier ones are complete, of the same queue pair.
-    Later,
+    /// Posted to a connection by packets, which completes it. The number of bytes that it reads.
+    Posted(u32),
     /// Failed, and the queue pair with it. The second value is the vendor syndrome.
     Fail(Syndrome, u8),
 }
@@ -22,11 +34,29 @@ impl From<Fault> for Outcome {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Gone => Self::Wait(WaitFor::Peer),
-            // InfiniBand specification, "Responder error behavior": an operation that the queue
-            // pair does not support is an invalid request.
-            Fault::QueuePair => Self::Fail(Syndrome::RemoteInvalidRequest, fault as u8),
-            _ => Self::Fail(Syndrome::RemoteAccess, fault as u8),
+            _ => Self::Fail(Nak::from(fault).into(), fault as u8),
         }
+    }
+}
+
+/// Returns the answer of a responder that refuses an access to its memory. InfiniBand
+/// specification, "Responder error behavior": an operation that the queue pair does not support is
+/// an invalid request.
+impl From<Fault> for Nak {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::QueuePair => Self::InvalidRequest,
+            _ => Self::RemoteAccess,
+        }
+    }
+}
+
+/// Returns the answer of a responder whose receive fails with `syndrome`: the message is too long,
+/// or the buffers cannot be written (the same chapter).
+pub(crate) fn refusal_of_receive(syndrome: Syndrome) -> Nak {
+    match syndrome {
+        Syndrome::LocalLength => Nak::InvalidRequest,
+        _ => Nak::RemoteOperational,
     }
 }
 
@@ -53,6 +83,17 @@ pub(crate) enum Malformed {
 impl From<Malformed> for Outcome {
     fn from(what: Malformed) -> Self {
         Self::Fail(Syndrome::LocalQpOperation, what as u8)
+    }
+}
+
+impl From<WqeError> for Outcome {
+    fn from(error: WqeError) -> Self {
+        match error {
+            WqeError::Opcode => Malformed::Opcode,
+            WqeError::Header => Malformed::Header,
+            WqeError::Inline => Malformed::InlineLength,
+        }
+        .into()
     }
 }
 

@@ -4,13 +4,12 @@
 
 use std::sync::Arc;
 
-use mlx5_wire::{CtrlWords, DataWords, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{FenceMode, Opcode, Piece, Wqe};
 
 use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
 use crate::queues::in_flight::{Announced, InFlight};
-use crate::queues::qp::SoftQp;
-use crate::requester::data::{has_result, header_bytes, takes_receive};
+use crate::queues::qp::{SoftQp, blocks};
 
 /// The time at which a software HCA executes the WQEs of a doorbell, on the device's
 /// [`Clock`](crate::Clock).
@@ -120,45 +119,22 @@ struct Load {
 impl Load {
     /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
     fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
-        // the completion.
-        let block = |at: u16| unsafe {
-            qp.sq
-                .wqebb(counter.wrapping_add(at))
-                .cast::<[u8; WQEBB]>()
-                .read()
-        };
-        let first = block(0);
-        let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
-        let blocks = usize::from(ctrl.ds())
-            .div_ceil(WQEBB / SEGMENT)
-            .clamp(1, usize::from(outstanding).max(1));
-        let opcode = Opcode::from_repr(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
-        let has_response = opcode.is_some_and(has_result);
-        let mut bytes = 0;
-        let mut segment = opcode.map_or(usize::MAX, |opcode| {
-            1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT
+        let ctrl = qp.sq.ctrl(counter);
+        let (opcode, bytes) = qp.with_wqe(counter, |wqe| {
+            let bytes = |wqe: &Wqe<'_>| wqe.pieces().map(Piece::len).sum();
+            (
+                Opcode::from_repr(ctrl.opcode()),
+                wqe.as_ref().map_or(0, bytes),
+            )
         });
-        while segment < usize::from(ctrl.ds()) && segment < blocks * (WQEBB / SEGMENT) {
-            let block = block((segment * SEGMENT / WQEBB) as u16);
-            let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else {
-                break;
-            };
-            let data = DataWords::parse(data);
-            bytes += u64::from(data.byte_count());
-            segment += if data.is_inline() {
-                InlineHeader::segments(data.byte_count() as usize)
-            } else {
-                1
-            };
-        }
+        let has_response = opcode.is_some_and(Opcode::has_result);
         Self {
-            blocks: blocks as u16,
+            blocks: blocks(ctrl.ds()).clamp(1, outstanding.max(1)),
             bytes: if has_response { 0 } else { bytes },
             response: has_response.then_some(bytes),
-            takes_receive: !qp.is_datagram() && opcode.is_some_and(takes_receive),
+            takes_receive: !qp.is_datagram() && opcode.is_some_and(Opcode::takes_receive),
             is_fenced: ctrl.fence() != FenceMode::None,
-            is_nop: ctrl.opcode() == Opcode::Nop as u8,
+            is_nop: opcode == Some(Opcode::Nop),
         }
     }
 

@@ -1,12 +1,9 @@
 //! Counts the traffic through shared memory.
 
-use std::ops::Range;
-
-use mlx5_wire::{CtrlWords, DatagramSegment, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{CtrlWords, Header, Opcode, Piece, Wqe};
 
 use crate::Hca;
-use crate::queues::qp::{SoftQp, Transport, bytes_of};
-use crate::requester::data::{Data, has_result, header_bytes};
+use crate::queues::qp::SoftQp;
 
 /// Longest packet of a message, in bytes.
 const PACKET_BYTES: u64 = 4096;
@@ -15,27 +12,20 @@ const PACKET_BYTES: u64 = 4096;
 /// packets.
 #[cold]
 pub(crate) fn count(hca: &Hca, qp: &SoftQp, ctrl: CtrlWords) {
-    let (Some(counters), Some(port)) = (hca.counters, &hca.port) else {
-        return;
+    qp.with_wqe(ctrl.wqe_index(), |wqe| {
+        if let Ok(wqe) = wqe {
+            count_wqe(hca, qp, &wqe);
+        }
+    });
+}
+
+fn count_wqe(hca: &Hca, qp: &SoftQp, wqe: &Wqe<'_>) {
+    let peer = match wqe.header {
+        _ if wqe.opcode == Opcode::Nop => None,
+        Header::Datagram(to) => hca.lid_of(to.qpn, &to.vector),
+        _ => qp.remote().map(|remote| remote.peer.lid),
     };
-    let Some(opcode) = Opcode::from_repr(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop)
-    else {
-        return;
-    };
-    let wqe = bytes_of(qp, ctrl.wqe_index(), 16 * WQEBB);
-    let range = Range {
-        start: SEGMENT + header_bytes(opcode, qp.is_datagram()),
-        end: usize::from(ctrl.ds()) * SEGMENT,
-    };
-    let peer = match &qp.transport {
-        Transport::Connected(remote) => Some(remote.peer.lid),
-        Transport::Datagram { .. } => wqe[SEGMENT..]
-            .first_chunk()
-            .map(DatagramSegment::parse)
-            .and_then(|to| hca.lid_of(to.qpn, &to.vector)),
-        _ => None,
-    };
-    let (Some(data), Some(peer)) = (wqe.get(range).and_then(Data::parse), peer) else {
+    let (Some(counters), Some(port), Some(peer)) = (hca.counters, &hca.port, peer) else {
         return;
     };
     let (Some(own), Some(peer)) = (
@@ -44,28 +34,22 @@ pub(crate) fn count(hca: &Hca, qp: &SoftQp, ctrl: CtrlWords) {
     ) else {
         return;
     };
-    let mut bytes = 0;
-    let _ = data.each(|piece| {
-        bytes += piece.len as u64;
-        Ok::<(), ()>(())
-    });
+    let bytes = wqe.pieces().map(Piece::len).sum::<u64>();
     let packets = bytes.div_ceil(PACKET_BYTES).max(1);
-    let (from, to) = if has_result(opcode) {
+    let (from, to) = if wqe.opcode.has_result() {
         (peer, own)
     } else {
         (own, peer)
     };
     from.sent(packets, bytes);
     to.received(packets, bytes);
-    if has_result(opcode) {
+    if wqe.opcode.has_result() {
         own.sent(1, 0);
         peer.received(1, 0);
     }
-    let kind = match opcode {
-        Opcode::RdmaWrite | Opcode::RdmaWriteImm => 0,
-        Opcode::RdmaRead => 1,
-        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 2,
-        _ => return,
-    };
-    peer.requested(kind);
+    match wqe.header {
+        Header::Memory(_) => peer.requested(usize::from(wqe.opcode.has_result())),
+        Header::Atomic(..) => peer.requested(2),
+        Header::None | Header::Datagram(_) => {}
+    }
 }

@@ -1,14 +1,11 @@
 //! The WQE at the head of a send queue: its bytes, and its outcome if it is not executed now.
 
-use core::ptr::NonNull;
-
-use mlx5_wire::{CtrlWords, Opcode, SEGMENT, Syndrome};
+use mlx5_wire::{CtrlWords, Opcode, Syndrome};
 
 use crate::Hca;
 use crate::debug::faults::{Fate, Injector, Sender};
 use crate::deferred::LANE_RETRY_NS;
 use crate::queues::qp::{SoftQp, Transport, Waiting, blocks};
-use crate::requester::data::takes_receive;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 
 /// Time between two requests to a peer that does not answer, in ns.
@@ -107,7 +104,7 @@ pub(crate) fn exceptional_outcome(
     let fate = if is_first {
         injector.fate(
             &sender,
-            Opcode::from_repr(ctrl.opcode()).is_some_and(takes_receive),
+            Opcode::from_repr(ctrl.opcode()).is_some_and(Opcode::takes_receive),
         )
     } else {
         Fate::Normal
@@ -124,21 +121,15 @@ pub(crate) fn exceptional_outcome(
     }
 }
 
-/// Returns the bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
+/// Checks the place and the length of the WQE at the head of the SQ.
 #[inline(always)]
-pub(crate) fn wqe_bytes(
-    qp: &SoftQp,
-    at: NonNull<u8>,
-    ctrl: CtrlWords,
-) -> Result<Option<NonNull<[u8]>>, Malformed> {
+pub(crate) fn check_place(qp: &SoftQp, ctrl: CtrlWords) -> Result<(), Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl.ds()));
-    if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
-        return Err(Malformed::Control);
+    let is_legal =
+        ctrl.names(qp.sq_consumer, qp.qpn) && ctrl.ds() != 0 && blocks(ctrl.ds()) <= outstanding;
+    if is_legal {
+        Ok(())
+    } else {
+        Err(Malformed::Control)
     }
-    let to_end = qp.sq.capacity() - (u32::from(qp.sq_consumer) & (qp.sq.capacity() - 1));
-    if blocks > 1 && u32::from(blocks) > to_end {
-        return Ok(None);
-    }
-    Ok(Some(NonNull::slice_from_raw_parts(at, ds * SEGMENT)))
 }

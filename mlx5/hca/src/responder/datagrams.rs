@@ -7,15 +7,14 @@ use mlx5_wire::roce::Headers;
 use mlx5_wire::{CqeOpcode, GRH_BYTES};
 
 use crate::objects::rqs::RqSlot;
+use crate::packets::Wire;
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{SoftQp, Transport};
-use crate::requester::data::{Data, scatter};
+use crate::queues::qp::{SoftQp, Transport, by_number};
+use crate::requester::data::scatter;
 use crate::requester::datagrams::Grh;
 use crate::responder::deliver::{Sender, deliver, take_own_receive, trace};
 use crate::shared::datagrams::{Incoming, ready_lids};
-use crate::shared::layout::{
-    DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, Message, SOLICITED, qp_index,
-};
+use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, Message, SOLICITED};
 use crate::shared::links::Links;
 use crate::{Hca, Queues, State};
 
@@ -105,10 +104,7 @@ unsafe fn arrive(
     header: &DatagramHeader,
     payload: *const u8,
 ) -> bool {
-    let qp = qps
-        .get_mut(qp_index(header.qpn))
-        .and_then(Option::as_deref_mut)
-        .filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
+    let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
     // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped,
     // like a datagram for another device.
     let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm]
@@ -135,17 +131,10 @@ unsafe fn arrive(
     // SAFETY: guaranteed by the caller. A GRH begins with the version, 6; an IPv4 header is behind
     // zeros.
     let is_ipv4 = grh != 0 && unsafe { payload.read_volatile() } >> 4 != 6;
-    let data = Data::of_memory(payload, grh + header.byte_count as usize);
+    let part = [(payload, grh + header.byte_count as usize)].into_iter();
+    let (memory, receives) = (&hca.memory, &qp.receives);
     // SAFETY: guaranteed by the caller.
-    let result = unsafe {
-        scatter(
-            &hca.memory,
-            &qp.receives,
-            taking.index(),
-            GRH_BYTES - grh,
-            &data,
-        )
-    };
+    let result = unsafe { scatter(memory, receives, taking.index(), GRH_BYTES - grh, part) };
     let (opcode, imm) = match result {
         Ok(()) => (opcode, header.imm),
         Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor)),
@@ -187,11 +176,13 @@ pub(crate) fn take_packet(
 ) {
     let State {
         queues: Queues { qps, cqs, .. },
-        links,
+        wire,
         rqs,
         ..
     } = state;
-    let Some(wire) = &mut links.wire else { return };
+    let Some(Wire { port, .. }) = wire.as_deref_mut() else {
+        return;
+    };
     let has_imm = headers.opcode.opcode.has_imm();
     let header = DatagramHeader {
         qpn: headers.bth.qpn,
@@ -216,11 +207,11 @@ pub(crate) fn take_packet(
         return;
     };
     room.copy_from_slice(payload);
-    let grh = Grh::of_packet((from.ip(), wire.own().ip()), payload.len(), has_imm);
+    let grh = Grh::of_packet((from.ip(), port.own().ip()), payload.len(), has_imm);
     bytes[..GRH_BYTES].copy_from_slice(grh.bytes());
     // SAFETY: the header describes `bytes`.
     if !unsafe { arrive(hca, (qps, cqs, rqs), &header, bytes.as_ptr()) } {
-        wire.counters.lost_datagrams += 1;
+        port.counters.lost_datagrams += 1;
     }
 }
 
@@ -233,6 +224,6 @@ type Parts<'a> = (
 
 /// Finds the lane of device `lid` that leads to this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
-    let peer = links.peer_of_lid(&hca.membership, lid).ok()?;
+    let peer = links.peer_of_lid(hca, lid).ok()?;
     Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))
 }

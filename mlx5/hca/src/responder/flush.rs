@@ -4,7 +4,7 @@
 use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
-use crate::packets::run as packets;
+use crate::packets::send_queue as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::execute;
@@ -31,7 +31,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
             return false;
         };
         let owns_rq = qp.owns_rq();
-        if let Transport::Wire(_) = qp.transport {
+        if let Transport::Wire = qp.transport {
             packets::flush(hca, state, index);
         } else if qp.waiting.take().is_some() {
             flushed = true;

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use copyrpc_shm::lane::LaneTx;
 
+use crate::Hca;
 use crate::error::ConnectError;
 use crate::objects::request::Address;
-use crate::packets::port::WirePort;
 use crate::shared::datagrams::{Incoming, Outgoing};
 use crate::shared::fabric::{Membership, Peer};
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
@@ -18,8 +18,6 @@ use crate::shared::memory::{DeviceMemory, commit};
 #[derive(Default)]
 pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
-    /// The port for packets.
-    pub(crate) wire: Option<Box<WirePort>>,
     /// Whether datagram queue pairs of this device exist or existed.
     pub(crate) has_datagrams: bool,
     /// Lanes of this device to others, by number.
@@ -32,13 +30,6 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Sends the packets that were added.
-    pub(crate) fn flush_packets(&mut self) {
-        if let Some(wire) = &mut self.wire {
-            wire.flush();
-        }
-    }
-
     /// Returns all peers.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
         self.peers.iter()
@@ -63,21 +54,17 @@ impl Links {
     }
 
     /// Returns the device that has `lid` now, if it is reached through shared memory.
-    pub(crate) fn peer_of_lid(
-        &mut self,
-        membership: &Membership,
-        lid: u16,
-    ) -> Result<Rc<Peer>, ConnectError> {
+    pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Result<Rc<Peer>, ConnectError> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
             return Ok(Rc::clone(peer));
         }
-        if self.wire.is_some() && !membership.shares_memory_with(lid, None) {
+        if hca.sends_packets && !hca.membership.shares_memory_with(lid, None) {
             return Err(ConnectError::NoAccess {
                 lid,
                 reason: "it is reached by packets".to_owned(),
             });
         }
-        let peer = Rc::new(membership.attach(lid, None)?);
+        let peer = Rc::new(hca.membership.attach(lid, None)?);
         self.peers.push(Rc::clone(&peer));
         Ok(peer)
     }

@@ -21,19 +21,21 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let State {
             queues: Queues { qps, .. },
             links,
+            wire,
             ..
         } = &mut *hca.state.borrow_mut();
         let qp = qps[index].as_deref_mut().unwrap();
         // The word at the start of the doorbell.
         let granted = qp.remote().unwrap().granted();
         hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
-        let refused = operations::execute(hca, links, qp, ctrl, &wqe, granted);
+        let refused = operations::execute(hca, (&mut *links, &mut *wire), qp, ctrl, &wqe, granted);
         assert!(
             matches!(refused, Outcome::Fail(Syndrome::RemoteAccess, _)),
             "the region alone is gone"
         );
         hca.memory.qp(index).identity.store(0, Ordering::Release);
-        let unanswered = operations::execute(hca, links, qp, ctrl, &wqe, granted);
+        let unanswered =
+            operations::execute(hca, (&mut *links, &mut *wire), qp, ctrl, &wqe, granted);
         assert!(matches!(unanswered, Outcome::Wait(WaitFor::Peer)));
     }
 }

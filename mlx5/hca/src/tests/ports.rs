@@ -63,7 +63,7 @@ fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
         RoceOptions::new(own_address(3)),
     );
     let with_wire =
-        |f: &dyn Fn(&mut WirePort)| f(hca.state.borrow_mut().links.wire.as_mut().unwrap());
+        |f: &dyn Fn(&mut WirePort)| f(&mut hca.state.borrow_mut().wire.as_mut().unwrap().port);
     let mut idle = Idle(&hca);
     let longest = idle.slice();
     assert!(!idle.look(false));
@@ -115,10 +115,10 @@ fn port_of_datagram(hca: &Hca, qpn: u32) -> u16 {
     };
     hca.state
         .borrow()
-        .links
         .wire
         .as_ref()
         .unwrap()
+        .port
         .port_of(&DatagramSegment {
             vector,
             qpn,

@@ -49,6 +49,19 @@ pub enum Nak {
     RemoteOperational = 3,
 }
 
+/// Returns the syndrome of the requester's completion ("Requester error behavior"). A gap, which is
+/// no error, counts as a peer that does not answer.
+impl From<Nak> for crate::Syndrome {
+    fn from(nak: Nak) -> Self {
+        match nak {
+            Nak::Sequence => Self::TransportRetryExceeded,
+            Nak::InvalidRequest => Self::RemoteInvalidRequest,
+            Nak::RemoteAccess => Self::RemoteAccess,
+            Nak::RemoteOperational => Self::RemoteOperation,
+        }
+    }
+}
+
 impl Syndrome {
     const fn to_byte(self) -> u8 {
         match self {

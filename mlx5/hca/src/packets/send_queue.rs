@@ -1,0 +1,440 @@
+//! The send queue of a connection by packets: its WQEs are posted, sent, and completed.
+
+use std::ptr::NonNull;
+
+use mlx5_wire::roce::{AtomicEth, Reth};
+use mlx5_wire::{
+    Access, AtomicSegment, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe, WqeError,
+};
+
+use super::Wire;
+use super::connection::{Connection, Posted};
+use super::port::WirePort;
+use super::requester::Request;
+use super::udp::BATCH;
+use crate::queues::qp::{SoftQp, Transport};
+use crate::requester::complete::Completions;
+use crate::requester::data::pieces;
+use crate::requester::execute::take_wqes;
+use crate::requester::outcome::{End, Malformed, Outcome};
+use crate::responder::deliver::fail_receive;
+use crate::shared::memory::{Fault, Span};
+use crate::{Hca, Queues, State};
+
+impl Wire {
+    /// Returns the connection by packets of a queue pair that has one.
+    fn connection<'a>(wire: &'a mut Option<Box<Self>>, qp: &SoftQp) -> Option<&'a mut Connection> {
+        match qp.transport {
+            Transport::Wire => wire.as_mut()?.connections.get_mut(qp.index)?.as_deref_mut(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the connection of a queue pair does not take this WQE yet: one before it has
+    /// failed and is not complete, or it waits for responses.
+    pub(crate) fn holds_back(wire: &mut Option<Box<Self>>, qp: &SoftQp, ctrl: CtrlWords) -> bool {
+        Self::connection(wire, qp).is_some_and(|connection| {
+            connection.is_ending
+                || ctrl.fence() != FenceMode::None && connection.requester.awaits_response()
+        })
+    }
+
+    /// Notes that the WQE at `counter` was taken. Returns `false` if its queue pair has no
+    /// connection by packets, which completes it.
+    pub(crate) fn takes(wire: &mut Option<Box<Self>>, qp: &SoftQp, counter: u16, end: End) -> bool {
+        let Some(connection) = Self::connection(wire, qp) else {
+            return false;
+        };
+        connection.is_ending = matches!(end, End::Failed(..)) && !qp.has_failed();
+        if let End::Message(_) = end {
+            connection.messages.push_back(counter);
+        }
+        connection.posted.push_back(Posted { counter, end });
+        true
+    }
+
+    /// Posts the message of a WQE, of `len` bytes.
+    pub(crate) fn post(
+        wire: &mut Option<Box<Self>>,
+        qp: &SoftQp,
+        wqe: &Wqe<'_>,
+        len: u32,
+    ) -> Outcome {
+        let Some(connection) = Self::connection(wire, qp) else {
+            return Malformed::NotConnected.into();
+        };
+        let imm = wqe.ctrl.has_imm().then(|| wqe.ctrl.imm());
+        let is_solicited = wqe.ctrl.solicited();
+        let (request, byte_count) = match wqe.header {
+            Header::None | Header::Datagram(_) => {
+                let request = Request::Send {
+                    len,
+                    imm,
+                    is_solicited,
+                };
+                (request, 0)
+            }
+            Header::Memory(at) => {
+                let to = Reth {
+                    addr: at.addr,
+                    rkey: at.rkey,
+                    len,
+                };
+                match wqe.opcode {
+                    Opcode::RdmaRead => (Request::Read(to), len),
+                    _ => {
+                        let request = Request::Write {
+                            to,
+                            imm,
+                            is_solicited,
+                        };
+                        (request, 0)
+                    }
+                }
+            }
+            Header::Atomic(..) if len != 8 => return Malformed::AtomicLength.into(),
+            Header::Atomic(at, AtomicSegment { swap_add, compare }) => {
+                let atomic = AtomicEth {
+                    addr: at.addr,
+                    rkey: at.rkey,
+                    swap_add,
+                    compare,
+                };
+                match wqe.opcode {
+                    Opcode::AtomicFetchAdd => (Request::FetchAdd(atomic), len),
+                    _ => (Request::CompareSwap(atomic), len),
+                }
+            }
+        };
+        connection.requester.post(request, wqe.ctrl.signaled());
+        Outcome::Posted(byte_count)
+    }
+
+    /// Sends the packets that were added.
+    pub(crate) fn flush(wire: &mut Option<Box<Self>>) {
+        if let Some(wire) = wire {
+            wire.port.flush();
+        }
+    }
+
+    /// Returns queue pair `index`, its connection by packets, and the port. `None` if it has no
+    /// such connection.
+    pub(super) fn parts<'a>(
+        wire: &'a mut Option<Box<Self>>,
+        qps: &'a mut [Option<Box<SoftQp>>],
+        index: usize,
+    ) -> Option<(&'a mut SoftQp, &'a mut Connection, &'a mut WirePort)> {
+        let qp = qps.get_mut(index)?.as_deref_mut()?;
+        let Self { port, connections } = wire.as_deref_mut()?;
+        let connection = connections.get_mut(index)?.as_deref_mut()?;
+        matches!(qp.transport, Transport::Wire).then_some((qp, connection, port))
+    }
+}
+
+impl Connection {
+    /// Sends answers and packets, as far as there is room and the protocol allows.
+    fn pump(&mut self, hca: &Hca, wire: &mut WirePort, qp: &mut SoftQp) {
+        let now_ns = hca.clock.now_ns();
+        // A peer may ask for any number of READ responses. After a batch it is the turn of other
+        // queue pairs.
+        for nth in 0.. {
+            if !wire.has_room() || nth == BATCH {
+                return self.activate(wire, qp.index);
+            }
+            let Some(reply) = self.responder.next_reply(now_ns) else {
+                break;
+            };
+            let len = reply.from.map_or(0, |from| from.len as usize);
+            let sent = wire.send(&self.peer, &reply.headers, len, |payload| {
+                let Some(from) = reply.from.filter(|from| from.len > 0) else {
+                    return Ok(());
+                };
+                let span = hca.memory.resolve(
+                    from.rkey,
+                    from.addr,
+                    from.len.into(),
+                    Access::REMOTE_READ,
+                    qp.pd,
+                )?;
+                // SAFETY: the buffer and the span have this length.
+                unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
+            });
+            if sent.is_err() {
+                // The region was deregistered since the request was checked.
+                return qp.break_down(hca);
+            }
+        }
+        while !qp.has_failed() {
+            if !wire.has_room() {
+                return self.activate(wire, qp.index);
+            }
+            let Some(packet) = self.requester.next_packet(now_ns) else {
+                break;
+            };
+            let Some(counter) = self.wqe_of(packet.message) else {
+                break;
+            };
+            let sent = wire.send(
+                &self.peer,
+                &packet.headers,
+                packet.len as usize,
+                |payload| {
+                    if payload.is_empty() {
+                        Ok(())
+                    } else {
+                        gather(hca, qp, counter, packet.offset as usize, payload)
+                    }
+                },
+            );
+            if sent.is_err() {
+                self.requester
+                    .refuse(packet.message, Syndrome::LocalProtection);
+                // To complete it.
+                self.activate(wire, qp.index);
+                break;
+            }
+            self.requester.on_sent(now_ns);
+        }
+        wire.counters.retransmitted += self.requester.take_retransmitted();
+    }
+}
+
+/// Calls `f` with each part of `len` bytes of the local buffers of a WQE, from byte `offset` on:
+/// its span, its place in those bytes, and its length. The keys are checked again: a region may be
+/// deregistered while its message is under way, and a program's own memory be unmapped.
+fn each_local(
+    hca: &Hca,
+    pd: u32,
+    wqe: &Wqe<'_>,
+    offset: usize,
+    len: usize,
+    access: Access,
+    mut f: impl FnMut(Span, usize, usize) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let (mut skip, mut done) = (offset, 0);
+    for piece in pieces(wqe) {
+        if skip >= piece.len {
+            skip -= piece.len;
+            continue;
+        }
+        let count = (piece.len - skip).min(len - done);
+        if count == 0 {
+            break;
+        }
+        // SAFETY: inside the part.
+        let at = unsafe { piece.at.add(skip) };
+        let span = match piece.key {
+            Some(key) => hca
+                .memory
+                .resolve(key, at.addr() as u64, count as u64, access, pd)?,
+            None if access.is_empty() => {
+                Span::Mapped(NonNull::new(at.cast_mut()).ok_or(Fault::Bounds)?)
+            }
+            // A result does not go into a WQE.
+            None => return Err(Fault::Access),
+        };
+        f(span, done, count)?;
+        (skip, done) = (0, done + count);
+    }
+    if done == len {
+        Ok(())
+    } else {
+        Err(Fault::Bounds)
+    }
+}
+
+/// Copies bytes of the message of the WQE at `counter`.
+fn gather(
+    hca: &Hca,
+    qp: &SoftQp,
+    counter: u16,
+    offset: usize,
+    out: &mut [u8],
+) -> Result<(), Fault> {
+    let (to, len) = (out.as_mut_ptr(), out.len());
+    qp.with_wqe(counter, |wqe| {
+        let wqe = wqe.map_err(unreadable)?;
+        each_local(
+            hca,
+            qp.pd,
+            &wqe,
+            offset,
+            len,
+            Access::empty(),
+            |span, done, len| {
+                // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
+                unsafe { span.read(0, to.add(done), len) }
+            },
+        )
+    })
+}
+
+/// Writes bytes of a result into the buffers of the WQE at `counter`.
+pub(super) fn land(
+    hca: &Hca,
+    qp: &SoftQp,
+    counter: u16,
+    offset: usize,
+    bytes: &[u8],
+) -> Result<(), Fault> {
+    qp.with_wqe(counter, |wqe| {
+        let (wqe, access) = (wqe.map_err(unreadable)?, Access::LOCAL_WRITE);
+        each_local(
+            hca,
+            qp.pd,
+            &wqe,
+            offset,
+            bytes.len(),
+            access,
+            |span, done, len| {
+                // SAFETY: a registered, writable region of this process, and a part of `bytes`.
+                unsafe { span.write(0, bytes.as_ptr().add(done), len) }
+            },
+        )
+    })
+}
+
+/// Returns the fault of a WQE that the driver has overwritten since it was posted.
+fn unreadable(_: WqeError) -> Fault {
+    Fault::Bounds
+}
+
+/// Takes WQEs up to the limit, completes those whose turn has come, and sends packets.
+#[cold]
+pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
+    go_on(hca, state, index);
+    Wire::flush(&mut state.wire);
+}
+
+/// Does the same, but packets may wait for others in the socket's batch.
+pub(super) fn go_on(hca: &Hca, state: &mut State, index: usize) {
+    loop {
+        let Some((qp, ..)) = Wire::parts(&mut state.wire, &mut state.queues.qps, index) else {
+            return;
+        };
+        let again_ns = qp.waiting.as_ref().map(|waiting| waiting.again_ns);
+        if again_ns.is_none_or(|again_ns| again_ns <= hca.clock.now_ns()) {
+            take_wqes(hca, state, index);
+        }
+        if !complete(hca, state, index) {
+            break;
+        }
+    }
+    let State {
+        queues: Queues { qps, .. },
+        wire,
+        deferred,
+        ..
+    } = state;
+    let Some((qp, connection, port)) = Wire::parts(wire, qps, index) else {
+        return;
+    };
+    connection.pump(hca, port, qp);
+    let requester = connection.requester.due_ns().into_iter();
+    let due_ns = requester.chain(connection.responder.due_ns()).min();
+    if let Some(due_ns) =
+        due_ns.filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns))
+    {
+        connection.scheduled_ns = Some(due_ns);
+        deferred.schedule(due_ns, qp.qpn);
+    }
+    // On an unreliable connection, messages that were just sent.
+    complete(hca, state, index);
+}
+
+/// Completes the WQEs whose turn has come. Returns whether a WQE failed, so that those behind it
+/// are to be flushed, and there are some.
+pub(super) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
+    let State {
+        queues: Queues { qps, cqs, .. },
+        wire,
+        deferred,
+        violations,
+        touched,
+        ..
+    } = state;
+    let Some((qp, connection, port)) = Wire::parts(wire, qps, index) else {
+        return false;
+    };
+    let mut completions = Completions {
+        hca,
+        cqs,
+        deferred,
+        violations,
+        touched,
+    };
+    let had_failed = qp.has_failed();
+    while let Some(&Posted { counter, end }) = connection.posted.front() {
+        let is_message = matches!(end, End::Message(_));
+        let end = match (end, connection.requester.failure()) {
+            (_, _) if qp.has_failed() => End::Failed(Syndrome::WorkRequestFlushed, 0),
+            (End::Message(_), failure)
+                if connection.completed == connection.requester.completed() =>
+            {
+                match failure.filter(|failure| failure.message == connection.completed) {
+                    Some(failure) => End::Failed(
+                        failure.status,
+                        match failure.status {
+                            Syndrome::TransportRetryExceeded => port.why_silent(&connection.peer),
+                            _ => 0,
+                        },
+                    ),
+                    None => break,
+                }
+            }
+            (end, _) => end,
+        };
+        connection.posted.pop_front();
+        if is_message {
+            connection.messages.pop_front();
+            connection.completed += 1;
+        }
+        completions.complete(qp, qp.sq.ctrl(counter), end);
+    }
+    if qp.has_failed() {
+        connection.is_ending = false;
+    }
+    qp.has_failed() && !had_failed && qp.sq_consumer != qp.sq_limit
+}
+
+/// Flushes everything of a failed queue pair.
+pub(crate) fn flush(hca: &Hca, state: &mut State, index: usize) {
+    run(hca, state, index);
+    let Queues { qps, cqs, .. } = &mut state.queues;
+    let Some((qp, connection, _)) = Wire::parts(&mut state.wire, qps, index) else {
+        return;
+    };
+    if let (Some(taking), Some(Some(cq))) =
+        (connection.open.take(), cqs.get_mut(qp.recv_cq as usize))
+    {
+        qp.taken.account(taking);
+        fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
+    }
+}
+
+/// Runs a queue pair at the time of its retry, of its ACK, or of its waiting WQE.
+pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
+    let parts = Wire::parts(&mut state.wire, &mut state.queues.qps, index);
+    if let Some((_, connection, _)) = parts {
+        connection.scheduled_ns.take_if(|at_ns| *at_ns <= now_ns);
+        connection.requester.on_time(now_ns);
+    }
+    run(hca, state, index);
+}
+
+/// Gives the receive of an unfinished message back to a shared queue, and prepares to tell the
+/// peer, before the queue pair is reset or destroyed.
+pub(crate) fn abandon(wire: Option<&mut Wire>, qp: &SoftQp) {
+    let Some(Wire { port, connections }) = wire else {
+        return;
+    };
+    let Some(mut connection) = connections.get_mut(qp.index).and_then(Option::take) else {
+        return;
+    };
+    if let Some(answer) = connection.last_answer() {
+        port.remember_gone(qp.qpn, connection.peer, answer);
+    }
+    if let Some(taking) = connection.open.take().filter(|_| qp.receives.is_linked) {
+        qp.receives.give_back(taking.index(), &qp.taken);
+    }
+}
