@@ -80,7 +80,7 @@ PARTS = {
         test("mlx5-hca", "--lib", "packets::tests::p", release=True, MLX5_TEST_SCALE=1000),
         test("mlx5-hca", "--lib", "any_packets", release=True, MLX5_TEST_SCALE=100),
         test("mlx5", "--test", "suites", "strangers", release=True, MLX5_TEST_SCALE=3400),
-        test("copyrpc", "--test", "context", "--", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
+        test("copyrpc", "--test", "suites", "--", "context::", "--skip", "that_does_not_exist", "--skip", "that_does_nothing", "--skip", "made_room",
              "--skip", "a_call_behind_a_goodbye",
              MLX5_TEST_TIME="packets", MLX5_TEST_NETWORK="loss=5,double=5,reorder=50,delay_us=0..300"),
         "if scripts/two-hosts true; then cargo test --release --locked -p benchkv --features mpi --test mpi -- --ignored by_packets; fi",
@@ -106,14 +106,14 @@ PARTS = {
     "services": ("10^7 calls of all four RPCs, blocking and as futures, with deadlines and cancels, at servers that hold, refuse, drop, call back, "
                  "and are killed and replaced; credit is back; copyrpc: also suspensions; copyrpc and scalerpc on bad networks", [
         test("copyrpc-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
-        test("copyrpc", "--test", "services", "--", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
-        test("copyrpc", "--test", "service", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
+        test("copyrpc", "--test", "suites", "--", "services::", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
+        test("copyrpc", "--test", "suites", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
         test("scalerpc", "--test", "service", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
-        test("copyrpc", "--test", "service", *ONE, "clients_that_are_killed", COPYRPC_TEST_SCALE=10),
-        test("copyrpc", "--test", "service_async", "bursts", "--", release=True, COPYRPC_TEST_SCALE=10),
+        test("copyrpc", "--test", "suites", *ONE, "clients_that_are_killed", COPYRPC_TEST_SCALE=10),
+        test("copyrpc", "--test", "suites", "service_async::bursts", "--", release=True, COPYRPC_TEST_SCALE=10),
     ]),
     "scalerpc": ("scalerpc: states, random worlds, clients in processes that are killed", [
         test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),

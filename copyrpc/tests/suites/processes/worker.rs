@@ -9,9 +9,10 @@ use copyrpc::{
     CallFailure, CallToken, CloseReason, Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint,
     EndpointConfig, ExchangeRecord, PendingEndpoint, RecvHandle,
 };
+use copyrpc_testing::limits;
 
-use crate::job::{self, KEEPALIVE, STALL_TIMEOUT, Said};
-use crate::plan::{Caller, Patience, Plan};
+use super::job::{self, KEEPALIVE, STALL_TIMEOUT, Said, WATCHDOG};
+use super::plan::{Caller, Patience, Plan};
 use crate::support;
 
 /// Far more than credit and ring allow.
@@ -65,7 +66,7 @@ fn process() {
     let Some(settings) = job::Settings::from_env() else {
         return;
     };
-    job::watchdog();
+    limits::watchdog(WATCHDOG);
     let builder = ContextBuilder::new(support::spec_in(settings.dir)).srq_size(RECEIVES);
     let mut nodes: HashMap<_, _> = settings
         .nodes

@@ -1,12 +1,5 @@
 //! Ten thousand endpoints of one context: as many as its shared receive queue has room for, with 2
 //! batches in flight each.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Everybody calls everybody.
 
-use crate::job::{Job, scale};
+use super::job::{Job, scale};
 
 /// 4 processes of 4 contexts, each with an endpoint to the 15 others: 64 calls wanted of each at
 /// once, where the credit (1 KiB) pays for three of the middle size. Both directions, sizes from 0

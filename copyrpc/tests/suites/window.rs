@@ -1,12 +1,5 @@
 //! The batch window through the driver, both ends in one thread. The rules are tested in
 //! `protocol`.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests"
-)]
 
 use copyrpc::{Context, ContextBuilder, CreateEndpointError, Endpoint, EndpointConfig, Window};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};

@@ -1,11 +1,4 @@
 //! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,14 +18,12 @@ use copyrpc::{
     Refusal, Secret, Server, ServerError, ServerOptions,
 };
 
-#[path = "support/local.rs"]
-mod local;
-
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits::{self, Moved, any_port};
 use copyrpc_testing::methods::{self, Sums, numbers};
 use copyrpc_testing::strangers;
-use local::{Net, WATCHDOG};
+
+use crate::local::{self, Net, WATCHDOG};
 
 /// Errors go to other threads, and into boxes.
 const _: () = {
@@ -901,7 +892,7 @@ fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
     for round in 0..3 {
         let mut leaving = Command::new(std::env::current_exe().unwrap());
         leaving
-            .args(["--ignored", "--exact", "leaving_process"])
+            .args(["--ignored", "--exact", "service::leaving_process"])
             .env("COPYRPC_TEST_ADDRESS", served.address.to_string());
         let status = leaving.stdout(Stdio::null()).status().unwrap();
         assert!(status.success(), "round {round}: {status}");
@@ -1179,7 +1170,7 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
     let start = || {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--ignored", "--exact", "client_process"])
+            .args(["--ignored", "--exact", "service::client_process"])
             .env("COPYRPC_TEST_ADDRESS", &address);
         command.stdout(Stdio::null()).spawn().unwrap()
     };
@@ -1269,7 +1260,7 @@ fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
     for _ in 0..5 * scale {
         let mut leaving = Command::new(std::env::current_exe().unwrap());
         leaving
-            .args(["--ignored", "--exact", "leaving_process"])
+            .args(["--ignored", "--exact", "service::leaving_process"])
             .env("COPYRPC_TEST_ADDRESS", &address);
         let status = leaving.stdout(Stdio::null()).status().unwrap();
         assert!(status.success(), "{status}");
@@ -1401,7 +1392,12 @@ fn server_process() {
 
 fn start_server(address: &str) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "--nocapture", "server_process"])
+        .args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "service::server_process",
+        ])
         .env("COPYRPC_TEST_ADDRESS", address)
         .stdout(Stdio::piped())
         .spawn()

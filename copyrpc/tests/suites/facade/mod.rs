@@ -1,13 +1,5 @@
 //! The interface besides calls and replies: one-sided operations, waiting, typed messages. On the
 //! software HCA, all ends in one process.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
-)]
 
 mod channel;
 mod fork;

@@ -9,18 +9,10 @@ use copyrpc::{
     CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord,
     PollError,
 };
+use copyrpc_testing::limits;
 use mlx5::LocalFabric;
 
 use super::{WATCHDOG, builder, connect, next_request, small, step_until};
-
-/// Ends a hang in a sleep that nothing ends.
-fn watchdog() {
-    std::thread::spawn(|| {
-        std::thread::sleep(WATCHDOG);
-        eprintln!("watchdog: a sleeper was not woken");
-        std::process::abort();
-    });
-}
 
 /// Spins for a time that differs from round to round, so that it ends at every step of the other
 /// thread's way to sleep.
@@ -113,7 +105,7 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
     } else {
         100_000
     };
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let client: Context<u64> = builder(&fabric).build().unwrap();
     // A probe of an idle peer wakes as well.
@@ -158,7 +150,7 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
 
 #[test]
 fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let (near, far): (Context<u64>, Context<u64>) = (
         builder(&fabric).build().unwrap(),
@@ -196,7 +188,7 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
 
 #[test]
 fn a_waker_ends_a_sleep_from_another_thread() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let context: Context<u64> = builder(&LocalFabric::new()).build().unwrap();
     let (waker, is_set) = (context.waker(), Arc::new(AtomicBool::new(false)));
     let set = Arc::clone(&is_set);
@@ -214,7 +206,7 @@ fn a_waker_ends_a_sleep_from_another_thread() {
 /// No arrival: the completion alone wakes.
 #[test]
 fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let (near, far): (Context<u64>, Context<u64>) = (
         builder(&fabric).build().unwrap(),
@@ -232,7 +224,7 @@ fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
 
 #[test]
 fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let config = EndpointConfig {
         keepalive: Duration::from_millis(10),
@@ -275,7 +267,7 @@ fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
 /// between them.
 #[test]
 fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let (near, far): (Context<u64>, Context<u64>) = (
         builder(&fabric).build().unwrap(),
@@ -299,7 +291,7 @@ fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
 /// Its heartbeat must go on: only who does nothing is given up.
 #[test]
 fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let config = EndpointConfig {
         keepalive: Duration::from_millis(20),
@@ -355,7 +347,7 @@ fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
 /// record.
 #[test]
 fn a_caller_without_credit_sleeps() {
-    watchdog();
+    limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let client: Context<u64> = builder(&fabric).build().unwrap();
     let pending = client.create_endpoint(&small()).unwrap();

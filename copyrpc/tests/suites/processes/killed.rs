@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::job::{Job, scale};
+use super::job::{Job, scale};
 
 const ENDLESS: u64 = u64::MAX;
 

@@ -15,8 +15,8 @@ use copyrpc::{Context, ContextBuilder};
 use crate::support;
 
 /// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(150);
-/// Of all endpoints.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(150);
+/// The keep-alive of all endpoints.
 pub(crate) const KEEPALIVE: Duration = Duration::from_millis(20);
 /// Of all endpoints: longer than a busy machine keeps a process from running.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(1_500);
@@ -26,14 +26,6 @@ pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 const MORE: u64 = 32;
 
 const SETTINGS: &str = "COPYRPC_TEST_PROCESS";
-
-pub(crate) fn watchdog() {
-    std::thread::spawn(|| {
-        std::thread::sleep(WATCHDOG);
-        eprintln!("watchdog: the test hangs");
-        std::process::abort();
-    });
-}
 
 /// `COPYRPC_TEST_SCALE`: how much longer than by default the tests run.
 pub(crate) fn scale() -> u64 {
@@ -224,7 +216,12 @@ impl Drop for Process {
 impl Process {
     fn start(settings: Settings, heard: &Arc<Mutex<Heard>>) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker::process", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "processes::worker::process",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(SETTINGS, settings.to_line())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::job::{Job, STALL_TIMEOUT, Said, scale};
+use super::job::{Job, STALL_TIMEOUT, Said, scale};
 
 const ENDLESS: u64 = u64::MAX;
 

@@ -1,13 +1,5 @@
 //! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many
 //! tasks, given up, late, and without a server.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -25,15 +17,13 @@ use copyrpc::{
     EndpointConfig, Events, Peer, RecordError, Refusal, Secret, ServerOptions, ServerRequest,
     StopHandle,
 };
-#[path = "support/local.rs"]
-mod local;
-
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits::{self, any_port};
 use copyrpc_testing::methods::{self, Sums, numbers};
-use local::{Net, WATCHDOG};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
+
+use crate::local::{Net, WATCHDOG};
 
 /// All of it goes to other threads.
 const _: () = {
@@ -1062,7 +1052,12 @@ fn who_has_nothing_to_do_keeps_no_core_busy() {
     limits::watchdog(WATCHDOG);
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
-        .args(["--ignored", "--exact", "--nocapture", "idle_process"])
+        .args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "service_async::idle_process",
+        ])
         .env("COPYRPC_TEST_IDLE", "1");
     let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
     let line = output

@@ -1,12 +1,5 @@
 //! Deadlines, cancelled calls and stalled peers through the driver, both ends in one thread, in
 //! virtual time. The rules are tested in `protocol`.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
-)]
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

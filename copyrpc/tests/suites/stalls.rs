@@ -1,22 +1,13 @@
 //! Peers that do not poll for longer than the stall timeout: only one that is stopped while it owes
 //! something is given up.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests"
-)]
-
-#[path = "support/local.rs"]
-mod local;
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use copyrpc::{ClientError, ClientOptions, CloseReason, EndpointConfig, ServerOptions};
-use local::{Net, serve};
+
+use crate::local::{Net, serve};
 
 const STALL: Duration = Duration::from_millis(400);
 /// A handler, or a pause between calls, of that length is too long for the stall timeout.

@@ -5,14 +5,6 @@
 //! A server appends the number of each request to a log before it answers. So the end of each call
 //! can be held against the truth: a call that "was not sent" was never executed, a reply belongs to
 //! its request, and no call is executed twice. After the storm every client gets an answer again.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -314,7 +306,12 @@ struct Service {
 impl Service {
     fn start(address: &str, log: &Path, is_async: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", "service_process"]);
+        command.args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "services::service_process",
+        ]);
         command
             .env("COPYRPC_TEST_ADDRESS", address)
             .env("COPYRPC_TEST_LOG", log);
