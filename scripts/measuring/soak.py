@@ -92,7 +92,7 @@ PARTS = {
     "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, entries used again; flux: nodes dropped at random", [
         test("copyrpc-testing", "--test", "rpcs", *ONE, "storm", SHM_TEST_SCALE=3),
         test("copyrpc-testing", "--test", "rpcs", "--", "entries_are_reused", SHM_TEST_SCALE=3),
-        test("copyrpc-flux", "--test", "storm", *ONE, SHM_TEST_SCALE=20),
+        test("copyrpc-flux", "--test", "suites", *ONE, "storm", SHM_TEST_SCALE=20),
     ]),
     "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [
         test("copyrpc", "--lib", *ONE, "protocol::oracle", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),

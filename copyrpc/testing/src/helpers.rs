@@ -194,6 +194,30 @@ pub fn role() -> Option<(String, Dir)> {
     Some((role, Dir::open(Some(&path)).unwrap()))
 }
 
+/// Runs `test` in `runs` processes of their own, one after the other: this binary, with only the
+/// test called `name`, which called this function. No other test disturbs it there, nor is
+/// disturbed by it.
+pub fn alone(name: &str, runs: usize, test: impl FnOnce()) {
+    const ALONE: &str = "COPYRPC_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return limited(test);
+    }
+    for _ in 0..runs {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--include-ignored", "--nocapture"])
+            .env(ALONE, "1")
+            .output()
+            .unwrap();
+        let [printed, errors] = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(
+            output.status.success() && printed.contains("1 passed"),
+            "{name}, alone: {}\n{printed}{errors}",
+            output.status
+        );
+    }
+}
+
 /// Runs a test, and ends the process if it hangs.
 pub fn limited(test: impl FnOnce()) {
     watchdog(HANG * scale());

@@ -144,7 +144,7 @@ pub fn check(run: impl Fn(u64) -> Run) {
     static IS_ONLY: AtomicBool = AtomicBool::new(true);
     assert!(
         IS_ONLY.swap(false, Ordering::Relaxed),
-        "descriptors are counted: one test to a file"
+        "descriptors are counted: one test to a process"
     );
     let before = files();
     let mut traces = vec![];

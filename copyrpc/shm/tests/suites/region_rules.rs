@@ -1,11 +1,4 @@
 //! Refusals of regions, directories, locks and memfds, and their promises within one process.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU64, Ordering};

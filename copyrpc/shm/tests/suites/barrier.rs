@@ -1,18 +1,11 @@
 //! The heavy barrier reaches every processor that runs a thread of this process.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use copyrpc_shm::sync::heavy_barrier;
+use copyrpc_testing::helpers::alone;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -76,24 +69,11 @@ fn spin_for(time: Duration) {
 #[test]
 #[ignore = "needs two processors and /proc/interrupts"]
 fn the_barrier_reaches_a_processor_that_idled_while_the_process_registered() {
-    const CHILD: &str = "BARRIER_TEST_CHILD";
-    if std::env::var_os(CHILD).is_some() {
-        register_and_count();
-        return;
-    }
-    for _ in 0..50 {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child
-            .args(["--ignored", "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+    alone(
+        "barrier::the_barrier_reaches_a_processor_that_idled_while_the_process_registered",
+        50,
+        register_and_count,
+    );
 }
 
 fn register_and_count() {

@@ -1,13 +1,5 @@
 //! Nodes of a network that are dropped at random moments by their threads: whatever the others give
 //! up, do not wait for, or leave unanswered, each of their calls ends once.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,12 +1,4 @@
 //! Clients whose calls are futures: from many threads, late, given up, and without a server.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::fs;
 use std::sync::mpsc;
@@ -14,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use copyrpc_testing::executor::{Begun, block_on};
-use copyrpc_testing::helpers::{Scratch, wait_for};
+use copyrpc_testing::helpers::{Scratch, alone, wait_for};
 use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server};
@@ -242,11 +234,14 @@ fn switches() -> u64 {
         .sum()
 }
 
-/// A process of its own, as other tests have client threads too.
+/// Switches are counted, and other tests have client threads too.
 #[test]
-#[ignore = "a process of another test, started by it"]
-fn idle_process() {
-    watchdog(LONG);
+fn the_thread_sleeps_while_there_is_nothing_to_do() {
+    let name = "async_client::the_thread_sleeps_while_there_is_nothing_to_do";
+    alone(name, 1, idle);
+}
+
+fn idle() {
     let scratch = Scratch::new("async-idle");
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     let client = connect(&scratch.dir());
@@ -268,13 +263,7 @@ fn idle_process() {
 }
 
 #[test]
-fn the_thread_sleeps_while_there_is_nothing_to_do_and_is_woken_by_each_call() {
-    let this = std::env::current_exe().unwrap();
-    let status = std::process::Command::new(this)
-        .args(["--ignored", "--exact", "idle_process"])
-        .status()
-        .unwrap();
-    assert!(status.success());
+fn the_sleeping_thread_is_woken_by_each_call() {
     watchdog(LONG);
     let scratch = Scratch::new("async-wake");
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);

@@ -1,12 +1,4 @@
 //! Servers and clients in a few lines.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::sync::mpsc;
 use std::time::Duration;

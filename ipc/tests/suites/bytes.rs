@@ -1,12 +1,4 @@
 //! Messages of bytes: lengths, bounds, and peers that lie about them.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,7 +1,5 @@
 //! A kernel before Linux 5.16, and a sandbox that does not know the call: who sleeps on several
 //! words is woken all the same.
-#![cfg(not(loom))]
-#![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
 
 use std::io;
 use std::sync::Arc;
@@ -9,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use copyrpc_shm::sleep::{self, Sleep, Sleeper, Watch, Word};
+use copyrpc_testing::helpers::alone;
 
 const ROUNDS: u64 = 200;
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -93,8 +92,17 @@ fn refuse_the_call() {
     );
 }
 
+/// A process remembers that it has no such call.
 #[test]
 fn several_words_can_be_slept_on_without_the_call_for_it() {
+    alone(
+        "no_futex_waitv::several_words_can_be_slept_on_without_the_call_for_it",
+        1,
+        sleep_on_several_words,
+    );
+}
+
+fn sleep_on_several_words() {
     let mails: Arc<[Mail; 3]> = Arc::default();
     let also_mails = Arc::clone(&mails);
     let sleeper = std::thread::spawn(move || {

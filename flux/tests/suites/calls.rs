@@ -1,13 +1,4 @@
 //! Properties of a network of nodes. Loops are bounded by counts of polls, so that nothing hangs.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test"
-)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

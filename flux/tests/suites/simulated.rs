@@ -1,12 +1,4 @@
-//! Many nodes in one thread, in virtual time. One test: it counts the descriptors of the process.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test"
-)]
+//! Many nodes in one thread, in virtual time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -186,5 +178,10 @@ fn run(seed: u64) -> Run {
 
 #[test]
 fn nodes_run_in_one_thread_by_a_seed_and_without_files() {
-    copyrpc_testing::one_thread::check(run);
+    // Descriptors are counted.
+    copyrpc_testing::helpers::alone(
+        "simulated::nodes_run_in_one_thread_by_a_seed_and_without_files",
+        1,
+        || copyrpc_testing::one_thread::check(run),
+    );
 }

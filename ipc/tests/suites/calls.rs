@@ -1,12 +1,4 @@
 //! Properties of ipc: parameters, the mask, the server's rounds, and broken clients.
-#![cfg(not(loom))]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test says what failed by panicking"
-)]
 
 use std::time::{Duration, Instant};
 
