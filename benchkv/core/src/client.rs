@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, IssueError, Paths};
 use crate::counters;
+use crate::job::ClientSpec;
 use crate::message::{Op, Outcome, Request, Response};
 use crate::operation::{Kind, Operation};
-use crate::pace::Schedule;
 use crate::phase::Phase;
 use crate::values::ClientValues;
 use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
-use crate::workload::{Access, AccessKind, Pattern};
+use crate::workload::{Access, AccessKind};
 
 /// The measurements of one client between the beginning and the end of a window, by its own clock
 /// readings.
@@ -166,30 +166,6 @@ pub enum Step {
     /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations
     /// of the client have ended.
     Drained,
-}
-
-/// The parameters of a client.
-#[derive(Debug)]
-pub struct ClientSpec {
-    /// This rank.
-    pub rank: u16,
-    /// Operations to keep outstanding, at least 1.
-    pub queue_depth: usize,
-    /// Total number of operations to issue; `None`: as many as there is time for.
-    pub ops: Option<u64>,
-    /// Measured runs.
-    pub runs: usize,
-    /// See [`Job::is_frugal`](crate::job::Job::is_frugal).
-    pub is_frugal: bool,
-    /// The accesses, at least one.
-    pub pattern: Pattern,
-    /// Schedule of the operations; `None`: closed loop.
-    pub schedule: Option<Schedule>,
-    /// The judge; `None` with `--no-verify`.
-    pub verifier: Option<Verifier>,
-    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has
-    /// to notice.
-    pub corrupt_one: bool,
 }
 
 /// The client. `P` carries its requests.

@@ -1,4 +1,4 @@
-//! [`Job`]: the parameters of a job, the same on all of its ranks.
+//! [`Job`]: the parameters of a job, the same on all of its ranks; [`ClientSpec`]: those of a client.
 
 use std::time::Duration;
 
@@ -6,7 +6,6 @@ use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
 
 use crate::carrier::Feature;
-use crate::client::ClientSpec;
 use crate::message::Request;
 use crate::pace::{Pace, Schedule};
 use crate::policy::PolicyOptions;
@@ -14,7 +13,7 @@ use crate::topology::{Backend, Topology};
 use crate::ucx::PeerErrors;
 use crate::values::{HEAD_BYTES, Places};
 use crate::verify::Verifier;
-use crate::workload::Workload;
+use crate::workload::{Pattern, Workload};
 
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +129,30 @@ pub struct Job {
     /// The first client of rank 0 flips one bit of one value it writes, which verification has to
     /// notice.
     pub corrupts_value: bool,
+}
+
+/// The parameters of a client.
+#[derive(Debug)]
+pub struct ClientSpec {
+    /// This rank.
+    pub rank: u16,
+    /// Operations to keep outstanding, at least 1.
+    pub queue_depth: usize,
+    /// Total number of operations to issue; `None`: as many as there is time for.
+    pub ops: Option<u64>,
+    /// Measured runs.
+    pub runs: usize,
+    /// See [`Job::is_frugal`].
+    pub is_frugal: bool,
+    /// The accesses, at least one.
+    pub pattern: Pattern,
+    /// Schedule of the operations; `None`: closed loop.
+    pub schedule: Option<Schedule>,
+    /// The judge; `None` with `--no-verify`.
+    pub verifier: Option<Verifier>,
+    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has
+    /// to notice.
+    pub corrupt_one: bool,
 }
 
 impl Job {
