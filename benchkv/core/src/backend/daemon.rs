@@ -13,7 +13,7 @@ use mlx5::Device;
 use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Restful};
+use super::{BackendError, Daemon, Endpoints, OrSetup, Restful};
 use crate::counters::Round;
 use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
@@ -93,9 +93,7 @@ impl KvDaemon {
         let name = plan.server_name(&format!("ipc{daemon}"));
         let clients =
             LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
-                .map_err(|e| {
-                    BackendError::setup(format!("the local server of daemon {daemon}"), e)
-                })?;
+                .or_setup(format!("the local server of daemon {daemon}"))?;
         let mut store = Shard::with_tails(
             daemon,
             topology.daemons,
@@ -491,7 +489,7 @@ fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError>
         plan.depth,
         TYPE_TAG,
     )
-    .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
+    .or_setup(format!("the delegation ring of daemon {daemon}"))
 }
 
 /// Passes an answer of another rank to its caller. `None`: the call failed.

@@ -256,5 +256,16 @@ impl BackendError {
     }
 }
 
+/// Names the action that failed while a rank was set up.
+pub(crate) trait OrSetup<T> {
+    fn or_setup(self, what: impl Into<String>) -> Result<T, BackendError>;
+}
+
+impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> OrSetup<T> for Result<T, E> {
+    fn or_setup(self, what: impl Into<String>) -> Result<T, BackendError> {
+        self.map_err(|source| BackendError::setup(what, source))
+    }
+}
+
 #[cfg(test)]
 mod tests;

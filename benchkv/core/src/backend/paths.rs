@@ -8,7 +8,7 @@ use mlx5::Device;
 
 use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::Remote;
-use super::{BackendError, Endpoints, IssueError, Paths, Restful};
+use super::{BackendError, Endpoints, IssueError, OrSetup, Paths, Restful};
 use crate::message::{Request, Response};
 use crate::operation::Operation;
 use crate::store::owner_of;
@@ -38,12 +38,12 @@ impl ClientPaths {
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
             ipc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
-                .map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
+                .or_setup(format!("connecting to {name}"))
         };
         let ring = |daemon| {
             let name = plan.server_name(&format!("ring{daemon}"));
             delegationrpc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
-                .map_err(|e| BackendError::setup(format!("connecting to {name}"), e))
+                .or_setup(format!("connecting to {name}"))
         };
         Ok(Self {
             rank: plan.rank,

@@ -3,7 +3,7 @@
 use copyrpc_shm::dir::Dir;
 use mlx5::{Device, DeviceSpec};
 
-use super::BackendError;
+use super::{BackendError, OrSetup};
 use crate::carrier::Feature;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
@@ -56,8 +56,7 @@ pub(super) struct RankPlan {
 impl RankPlan {
     /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let values = Values::new(job.places())
-            .map_err(|e| BackendError::setup("the memory of values under way", e))?;
+        let values = Values::new(job.places()).or_setup("the memory of values under way")?;
         let Site { rank, dir, devices } = site;
         Ok(Self {
             values,
@@ -117,8 +116,7 @@ pub(super) struct ThreadDevice<'a> {
 impl ThreadDevice<'_> {
     /// Opens the device, unless it is shared.
     pub(super) fn open(&self) -> Result<Device, BackendError> {
-        let open =
-            || Device::open(self.spec).map_err(|e| BackendError::setup("the RDMA device", e));
+        let open = || Device::open(self.spec).or_setup("the RDMA device");
         self.shared.map_or_else(open, |device| Ok(device.clone()))
     }
 }

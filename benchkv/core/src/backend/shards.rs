@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use copyrpc_shm::clock::Clock;
 use flux::{CallError, CallFailed, Config, Node};
 
-use super::BackendError;
+use super::{BackendError, OrSetup};
 use crate::job::Sizes;
 use crate::message::{Request, Response};
 
@@ -35,8 +35,7 @@ pub(super) fn mesh(
         capacity: sizes.flux_capacity,
         in_flight: sizes.flux_in_flight,
     };
-    flux::network_by(clock, daemons, config)
-        .map_err(|e| BackendError::setup("the channel between daemons", e))
+    flux::network_by(clock, daemons, config).or_setup("the channel between daemons")
 }
 
 /// A daemon's end with the calls it has made. `W` is the caller to answer.

@@ -25,7 +25,7 @@ use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
-use crate::backend::{BackendError, Daemon, Endpoints};
+use crate::backend::{BackendError, Daemon, Endpoints, OrSetup};
 use crate::client::{Client, ClientReport};
 use crate::job::Job;
 use crate::phase::Phase;
@@ -111,8 +111,7 @@ impl Simulated {
                 faults: world.faults.of_device(rank),
                 ..options.clone()
             });
-            let device = Device::open(&spec)
-                .map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
+            let device = Device::open(&spec).or_setup("the device of a simulated rank")?;
             devices.push(device.clone());
             Ok((
                 Site {

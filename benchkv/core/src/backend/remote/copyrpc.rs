@@ -9,9 +9,9 @@ use copyrpc::{
 use copyrpc_shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::BackendError;
 use super::super::plan::{RankPlan, ThreadDevice};
-use super::{Counter, LinkSet, Polled, SendError};
+use super::super::{BackendError, OrSetup};
+use super::{Counter, LinkSet, Polled, Refused, SendError};
 use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
@@ -105,16 +105,13 @@ impl<C> LinkSet<C> for Links<C> {
             .blueflame_batch(plan.has(Feature::BlueflameBatch));
         let context: Context<C> = builder
             .build_on(device.open()?)
-            .map_err(|e| BackendError::setup("the RDMA context", e))?;
-        let link = |peer: &Peer| match context.create_endpoint(&config) {
-            Ok(pending) => Ok(Link {
+            .or_setup("the RDMA context")?;
+        let link = |peer: &Peer| {
+            let pending = context.create_endpoint(&config);
+            Ok(Link {
                 peer: *peer,
-                end: End::Pending(pending),
-            }),
-            Err(error) => Err(BackendError::setup(
-                format!("the endpoint to {peer}"),
-                error,
-            )),
+                end: End::Pending(pending.or_setup(format!("the endpoint to {peer}"))?),
+            })
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
         let message = vec![0; size_of::<Request>() + plan.values.tail_bytes()];
@@ -136,11 +133,7 @@ impl<C> LinkSet<C> for Links<C> {
         }
     }
 
-    fn connect(
-        &mut self,
-        link: usize,
-        record: &[u8],
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused> {
         let record = record
             .try_into()
             .map_err(|_| "its record has another length")?;

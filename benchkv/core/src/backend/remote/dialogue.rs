@@ -24,17 +24,6 @@ pub(super) enum Arrival<C> {
     Request(Request, u32),
 }
 
-/// A violation of the protocol by a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Violation {
-    #[error("it sent {0} bytes that are not a message")]
-    NoMessage(usize),
-    #[error("it answered call {0:#x}, which does not wait for an answer")]
-    NoCall(u32),
-    #[error("it sent more than the {0} requests that it may have unanswered")]
-    TooMany(usize),
-}
-
 impl<C> Dialogue<C> {
     /// Makes a dialogue without calls, with room for a `window`, of values with a tail of
     /// `tail_bytes`.
@@ -88,17 +77,17 @@ impl<C> Dialogue<C> {
     /// Decodes a message of the peer. Returns the tail after it too.
     ///
     /// # Errors
-    /// [`Violation`]: nothing that the peer sends can be trusted.
+    /// Nothing that the peer sends can be trusted.
     #[inline]
-    pub(super) fn arrive<'a>(
-        &mut self,
-        bytes: &'a [u8],
-    ) -> Result<(Arrival<C>, &'a [u8]), Violation> {
-        let (Frame { call, content }, tail) =
-            Frame::decode(bytes, self.tail_bytes).ok_or(Violation::NoMessage(bytes.len()))?;
+    pub(super) fn arrive<'a>(&mut self, bytes: &'a [u8]) -> Result<(Arrival<C>, &'a [u8]), String> {
+        let (Frame { call, content }, tail) = Frame::decode(bytes, self.tail_bytes)
+            .ok_or_else(|| format!("it sent {} bytes that are not a message", bytes.len()))?;
         let response = match content {
             Content::Request(_) if self.unanswered == self.window => {
-                return Err(Violation::TooMany(self.window));
+                return Err(format!(
+                    "it sent more than the {} requests that it may have unanswered",
+                    self.window
+                ));
             }
             Content::Request(request) => {
                 self.unanswered += 1;
@@ -107,7 +96,9 @@ impl<C> Dialogue<C> {
             Content::Response(response) => Some(response),
             Content::Refusal => None,
         };
-        let whom = self.calls.take(call).ok_or(Violation::NoCall(call))?;
+        let whom = self.calls.take(call).ok_or_else(|| {
+            format!("it answered call {call:#x}, which does not wait for an answer")
+        })?;
         Ok((Arrival::Answer(whom, response), tail))
     }
 }
@@ -150,11 +141,18 @@ mod tests {
     fn what_no_sound_peer_sends_is_a_violation() {
         let mut link = Dialogue::new(2, 0);
         let (call, _) = link.call(&REQUEST, ()).unwrap();
-        assert_eq!(link.arrive(&[1; 9]), Err(Violation::NoMessage(9)));
+        let violation = |arrived: Result<(Arrival<()>, &[u8]), String>| arrived.unwrap_err();
+        assert_eq!(
+            violation(link.arrive(&[1; 9])),
+            "it sent 9 bytes that are not a message"
+        );
         let answer = Dialogue::<()>::new(1, 0).answer(call + 1, None);
         assert_eq!(
-            link.arrive(answer.as_bytes()),
-            Err(Violation::NoCall(call + 1))
+            violation(link.arrive(answer.as_bytes())),
+            format!(
+                "it answered call {:#x}, which does not wait for an answer",
+                call + 1
+            )
         );
         for call in [5, 6] {
             assert_eq!(
@@ -163,8 +161,8 @@ mod tests {
             );
         }
         assert_eq!(
-            link.arrive(request(7).as_bytes()),
-            Err(Violation::TooMany(2))
+            violation(link.arrive(request(7).as_bytes())),
+            "it sent more than the 2 requests that it may have unanswered"
         );
         link.answer(6, None);
         assert!(

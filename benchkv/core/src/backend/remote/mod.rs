@@ -1,8 +1,9 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
 //! A [`LinkSet`] carries the requests. Each is a line of the registry here: [`copyrpc`], or
-//! [`rc_send`] or [`ucx_am`], which send each message separately (`frame`: its bytes, `dialogue`:
-//! the state of each end, `calls`: the callers that wait for an answer). A carrier has one link for
+//! [`rc_send`] or [`ucx_am`], which are ports of the [`messages`] that are sent each for itself
+//! (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an
+//! answer). A carrier has one link for
 //! each peer of the thread, numbered in the order of the topology, and knows nothing of topologies.
 //! [`Remote`] finds the link of a request and queues requests without room, in order.
 
@@ -10,6 +11,7 @@ mod calls;
 mod copyrpc;
 mod dialogue;
 mod frame;
+mod messages;
 mod rc_send;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,9 @@ pub(super) struct Polled {
     pub(super) cqes: usize,
 }
 
+/// Why a record does not fit.
+type Refused = Box<dyn std::error::Error + Send + Sync>;
+
 /// A counter of a carrier: its name, and the function that reads it.
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
@@ -84,11 +89,7 @@ trait LinkSet<C>: Sized {
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
     /// Connects a link. The bytes are a peer's, and untrusted.
-    fn connect(
-        &mut self,
-        link: usize,
-        record: &[u8],
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused>;
 
     /// See [`Endpoints::settle`].
     fn settle(&mut self) -> Result<bool, BackendError> {
@@ -245,13 +246,6 @@ carriers! { $
 
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
 pub(super) struct Incoming<C>(Handle<C>);
-
-/// The destination of an answer, and the id it returns.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ticket {
-    link: usize,
-    call: u32,
-}
 
 /// A request that was not answered when it arrived, with the tail of its value.
 struct Arrived<C> {

@@ -1,101 +1,65 @@
-//! Requests carried by UCX active messages, one each.
+//! Requests carried by UCX active messages ([`messages`](super::messages)).
 //!
 //! A record is a key and the address of a worker. A message is a frame after the key that its
 //! receiver gave to its sender; the key identifies the link.
 
 use copyrpc_shm::sleep::{Due, POLL_SLICE, Watch};
 
-use super::super::BackendError;
 use super::super::plan::{RankPlan, ThreadDevice};
-use super::dialogue::{Arrival, Dialogue};
+use super::super::{BackendError, OrSetup};
+use super::Refused;
 use super::frame::{Frame, FrameBytes};
-use super::{Counter, LinkSet, Polled, SendError, Ticket};
+use super::messages::{self, POLL_BUDGET, Unposted};
 use crate::counters::TransportReport;
-use crate::message::{Request, Response};
 use crate::topology::Peer;
-use crate::ucx::UcxError;
 use crate::ucx::worker::{Message, Worker};
-use crate::values::Values;
 
 const KEY_BYTES: usize = 8;
 const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::SHORT_BYTES);
-/// Maximum number of messages that one poll takes.
-const POLL_BUDGET: usize = 256;
-/// Number of polls between two checks of all links.
-const POLLS_PER_LOOK: u32 = 64;
+
+/// The links of a thread.
+pub(super) type Links<C> = messages::Links<C, Port>;
 
 /// A worker and its endpoints.
-pub(super) struct Links<C> {
+pub(super) struct Port {
     worker: Worker,
     address: Vec<u8>,
-    links: Vec<Link<C>>,
-    values: Values,
-    /// The tail of a value that is being sent.
-    tail: Vec<u8>,
-    polls: u32,
-    messages: u64,
-    waits: u64,
+    ends: Vec<End>,
 }
 
-struct Link<C> {
+struct End {
     peer: Peer,
     /// The first bytes of the peer's messages: the number of the link, and a number that others do
     /// not know.
     key: u64,
-    end: Option<End>,
-    dialogue: Dialogue<C>,
-    /// Why the link is unusable.
-    failure: Option<String>,
+    /// The endpoint, and the first bytes of messages to the peer.
+    to: Option<(usize, [u8; KEY_BYTES])>,
 }
 
-/// A connection: its endpoint, and the first bytes of messages to the peer.
-#[derive(Clone, Copy)]
-struct End {
-    endpoint: usize,
-    key: [u8; KEY_BYTES],
-}
-
-impl<C> LinkSet<C> for Links<C> {
-    type Handle = Ticket;
-
+impl messages::Port for Port {
     fn open(plan: &RankPlan, peers: &[Peer], _: &ThreadDevice<'_>) -> Result<Self, BackendError> {
-        let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
-        let tail_bytes = plan.values.tail_bytes();
-        let worker =
-            Worker::open(plan.ucx_errors, Message::SHORT_BYTES + tail_bytes).map_err(failed)?;
-        let address = worker.address().map_err(failed)?;
+        let longest = Message::SHORT_BYTES + plan.values.tail_bytes();
+        let worker = Worker::open(plan.ucx_errors, longest).or_setup("the UCX worker")?;
+        let address = worker.address().or_setup("the UCX worker")?;
         let mut random = fastrand::Rng::new();
-        let link = |(number, peer): (usize, &Peer)| Link {
+        let end = |(number, peer): (usize, &Peer)| End {
             peer: *peer,
             key: u64::from(random.u32(..)) << 32 | number as u64,
-            end: None,
-            dialogue: Dialogue::new(plan.window, tail_bytes),
-            failure: None,
+            to: None,
         };
-        let links = peers.iter().enumerate().map(link).collect();
-        let (values, tail) = (plan.values.clone(), vec![0; tail_bytes]);
         Ok(Self {
             worker,
             address,
-            links,
-            values,
-            tail,
-            polls: 0,
-            messages: 0,
-            waits: 0,
+            ends: peers.iter().enumerate().map(end).collect(),
         })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
-        Some([&self.links.get(link)?.key.to_le_bytes(), &self.address[..]].concat())
+        Some([&self.ends.get(link)?.key.to_le_bytes(), &self.address[..]].concat())
     }
 
-    fn connect(
-        &mut self,
-        link: usize,
-        record: &[u8],
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let link = self.links.get_mut(link).ok_or("there is no link for it")?;
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused> {
+        let end = self.ends.get_mut(link).ok_or("there is no link for it")?;
         let (key, address) = record
             .split_first_chunk()
             .filter(|(_, address)| !address.is_empty())
@@ -103,127 +67,65 @@ impl<C> LinkSet<C> for Links<C> {
         // SAFETY: the peer's `record`, unchanged. It arrived by the exchange of the job, whose
         // ranks UCX has to trust: the library checks no address, and cannot be given its length.
         let endpoint = unsafe { self.worker.connect(address) }?;
-        link.end = Some(End {
-            endpoint,
-            key: *key,
-        });
+        end.to = Some((endpoint, *key));
         Ok(())
     }
 
     fn settle(&mut self) -> Result<bool, BackendError> {
-        match self.worker.settle() {
-            Ok(is_settled) => Ok(is_settled),
-            Err(error) => {
-                self.links
-                    .iter()
-                    .try_for_each(|link| link.check(&self.worker))?;
-                Err(BackendError::transport("UCX", error))
-            }
-        }
+        self.worker.settle().or_else(|error| {
+            self.check(std::iter::empty())?;
+            Err(BackendError::transport("UCX", error))
+        })
     }
 
     #[inline]
-    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Some(link) = self.links.get_mut(link) else {
-            return Err(SendError::Full(whom));
+    fn post(&mut self, link: usize, message: &FrameBytes, tail: &[u8]) -> Result<(), Unposted> {
+        let Some((endpoint, key)) = self.ends.get(link).and_then(|end| end.to) else {
+            return Ok(());
         };
-        let (_, message) = match link.dialogue.call(request, whom) {
-            Ok(message) => message,
-            Err(whom) => {
-                self.waits += 1;
-                return Err(SendError::Full(whom));
-            }
-        };
-        self.messages += 1;
-        let tail = self
-            .tail
-            .get_mut(..request.bytes_behind(self.values.tail_bytes()))
-            .unwrap_or_default();
-        self.values.read(request.place(), tail);
-        link.post(&mut self.worker, &message, tail)
-            .map_err(|error| SendError::Down(BackendError::gone(&link.peer, error)))
+        let sent = self
+            .worker
+            .send(endpoint, &[&key, message.as_bytes(), tail]);
+        sent.map_err(|error| Unposted::Failed(error.to_string()))
     }
 
     fn poll(
         &mut self,
-        mut answer: impl FnMut(C, Option<Response>, &[u8]),
-        _serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
-        mut keep: impl FnMut(Request, &[u8], Ticket),
-    ) -> Result<Polled, BackendError> {
+        mut arrived: impl FnMut(usize, Result<&[u8], String>),
+    ) -> Result<usize, BackendError> {
         self.worker.progress();
-        let mut found = Polled::default();
-        for _ in 0..POLL_BUDGET {
-            let Some(message) = self.worker.next_message() else {
-                break;
-            };
-            found.cqes += 1;
-            let Some((number, link)) = find(&mut self.links, &message) else {
-                return Err(BackendError::transport(
-                    "UCX",
-                    "a message came that is of no connection of this rank",
-                ));
-            };
-            match link.take(&message) {
-                Ok((Arrival::Answer(whom, response), tail)) => {
-                    found.answers += 1;
-                    answer(whom, response, tail);
-                }
-                Ok((Arrival::Request(request, call), tail)) => {
-                    keep(request, tail, Ticket { link: number, call })
-                }
-                Err(why) => return Err(BackendError::gone(&link.peer, why)),
+        let mut cqes = 0;
+        for message in std::iter::from_fn(|| self.worker.next_message()).take(POLL_BUDGET) {
+            cqes += 1;
+            let key = message.head().first_chunk();
+            let key = key.map_or(0, |key| u64::from_le_bytes(*key));
+            let number = key as u32 as usize;
+            if self.ends.get(number).is_none_or(|end| end.key != key) {
+                let why = "a message came that is of no connection of this rank";
+                return Err(BackendError::transport("UCX", why));
             }
+            let bytes = message
+                .bytes()
+                .map(|bytes| bytes.get(KEY_BYTES..).unwrap_or_default());
+            let said = |length| format!("it sent {length} bytes that are not a message");
+            arrived(number, bytes.map_err(said));
         }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls % POLLS_PER_LOOK == 0 {
-            self.links
-                .iter()
-                .try_for_each(|link| link.check(&self.worker))?;
-        }
-        Ok(found)
+        Ok(cqes)
     }
 
-    fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
-        let Some(link) = self.links.get_mut(ticket.link) else {
-            return;
-        };
-        let behind = response.map_or(0, |response| {
-            response.bytes_behind(self.values.tail_bytes())
-        });
-        let message = link.dialogue.answer(ticket.call, response);
-        self.messages += 1;
-        if let Err(error) = link.post(
-            &mut self.worker,
-            &message,
-            tail.get(..behind).unwrap_or_default(),
-        ) {
-            link.failure.get_or_insert(error.to_string());
-        }
+    fn check(&mut self, _owes: impl Iterator<Item = bool>) -> Result<(), BackendError> {
+        self.ends.iter().try_for_each(|end| {
+            let checked = end
+                .to
+                .map_or(Ok(()), |(endpoint, _)| self.worker.check(endpoint));
+            checked.map_err(|error| BackendError::gone(&end.peer, error))
+        })
     }
 
     /// The library wakes through a descriptor at most, which cannot be waited for together with
     /// words.
-    fn missing(&self, link: usize) -> usize {
-        self.links
-            .get(link)
-            .map_or(0, |link| link.dialogue.missing())
-    }
-
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
-    }
-
-    /// Number of messages sent, and number of those that found no room.
-    type Stats = (u64, u64);
-
-    const COUNTERS: &'static [Counter<(u64, u64)>] = &[
-        ("writes", |(messages, _)| *messages),
-        ("messages", |(messages, _)| *messages),
-        ("waits", |(_, waits)| *waits),
-    ];
-
-    fn stats(&self) -> (u64, u64) {
-        (self.messages, self.waits)
     }
 
     fn report(&self) -> TransportReport {
@@ -243,49 +145,6 @@ impl<C> LinkSet<C> for Links<C> {
                 setting("UCX_NET_DEVICES")
             ),
             ..TransportReport::default()
-        }
-    }
-}
-
-/// Returns the link of a message, by its key.
-#[inline]
-fn find<'a, C>(links: &'a mut [Link<C>], message: &Message) -> Option<(usize, &'a mut Link<C>)> {
-    let key = u64::from_le_bytes(*message.head().first_chunk()?);
-    let number = key as u32 as usize;
-    links
-        .get_mut(number)
-        .filter(|link| link.key == key)
-        .map(|link| (number, link))
-}
-
-impl<C> Link<C> {
-    #[inline]
-    fn post(&self, worker: &mut Worker, message: &FrameBytes, tail: &[u8]) -> Result<(), UcxError> {
-        let Some(End { endpoint, key }) = self.end else {
-            return Ok(());
-        };
-        worker.send(endpoint, &[&key, message.as_bytes(), tail])
-    }
-
-    #[inline]
-    fn take<'a>(&mut self, message: &'a Message) -> Result<(Arrival<C>, &'a [u8]), String> {
-        let bytes = message
-            .bytes()
-            .map_err(|length| format!("it sent {length} bytes that are not a message"))?;
-        self.dialogue
-            .arrive(bytes.get(KEY_BYTES..).unwrap_or_default())
-            .map_err(|violation| violation.to_string())
-    }
-
-    /// Checks whether the link is usable.
-    fn check(&self, worker: &Worker) -> Result<(), BackendError> {
-        match (
-            &self.failure,
-            self.end.map_or(Ok(()), |end| worker.check(end.endpoint)),
-        ) {
-            (Some(why), _) => Err(BackendError::gone(&self.peer, why)),
-            (None, Err(error)) => Err(BackendError::gone(&self.peer, error)),
-            (None, Ok(())) => Ok(()),
         }
     }
 }
@@ -310,8 +169,9 @@ mod tests {
         let scratch = Scratch::new();
         let [mut forging, mut taking] = pair(&scratch, Carrier::UcxAm);
         let links = links(&mut forging);
-        let End { endpoint, key } = links.links[0].end.unwrap();
+        let (endpoint, key) = links.port.ends[0].to.unwrap();
         links
+            .port
             .worker
             .send(endpoint, &[if has_key { &key } else { &[] }, bytes])
             .unwrap();
