@@ -451,6 +451,13 @@ impl Responder {
         }
     }
 
+    /// Answers the READ whose response with this PSN cannot be sent, and nothing behind it.
+    pub(crate) fn refuse(&mut self, psn: Psn, nak: Nak) {
+        self.answers.clear();
+        self.fatal = Some(nak);
+        self.answer(psn, Syndrome::Nak(nak));
+    }
+
     /// Returns the next response to be sent.
     pub(crate) fn next_reply(&mut self, now_ns: u64) -> Option<Reply> {
         if self.ack_ns.is_some_and(|ack_ns| ack_ns <= now_ns) {

@@ -159,9 +159,11 @@ impl Connection {
                 // SAFETY: the buffer and the span have this length.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });
-            if sent.is_err() {
-                // The region was deregistered since the request was checked.
-                return qp.break_down(hca);
+            if let Err(fault) = sent {
+                // The region was deregistered, or its memory unmapped, since the request was
+                // checked. The next reply says so.
+                self.responder.refuse(reply.headers.bth.psn, fault.into());
+                qp.break_down(hca);
             }
         }
         while !qp.has_failed() {

@@ -263,6 +263,7 @@ fn registered_memory_that_its_program_has_unmapped_is_an_error_by_packets() {
         (Opcode::RdmaWrite, true, LocalProtection),
         (Opcode::RdmaWrite, false, RemoteAccess),
         (Opcode::RdmaRead, true, LocalProtection),
+        (Opcode::RdmaRead, false, RemoteAccess),
         (Opcode::AtomicFetchAdd, true, LocalProtection),
         (Opcode::AtomicFetchAdd, false, RemoteAccess),
     ] {
