@@ -383,7 +383,7 @@ impl End {
         ends
     }
 
-    fn connect_by_packets(&self, peer: &Self, to: SocketAddr, mtu: u16) {
+    pub(crate) fn connect_by_packets(&self, peer: &Self, to: SocketAddr, mtu: u16) {
         self.hca.initialize(self.qpn);
         let path = PacketPath {
             to,
@@ -555,6 +555,11 @@ impl End {
     pub(crate) fn poll(&mut self) -> Vec<Done> {
         let (user_index, qpns) = (self.user_index, [&[self.qpn][..], &self.receivers].concat());
         self.take(|index, qpn| assert!(index == user_index && qpns.contains(&qpn)))
+    }
+
+    /// Returns the vendor syndrome of completion `nth`, a failure.
+    pub(crate) fn vendor_syndrome(&self, nth: usize) -> u8 {
+        ErrorCqe::parse(&self.cq.get(nth * CQE_BYTES)).vendor_syndrome
     }
 
     /// Returns the completions of any queue pair.

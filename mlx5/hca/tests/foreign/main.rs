@@ -285,6 +285,24 @@ fn registered_memory_that_its_program_has_unmapped_is_an_error_by_packets() {
     }
 }
 
+/// The vendor syndrome distinguishes such a peer from one that does not answer.
+#[test]
+fn packets_that_the_kernel_refuses_are_the_reason_of_the_failure() {
+    let world = World::by_packets();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
+    let (_, mtu) = b.hca.wire_address().unwrap();
+    // No packet goes there from an address of the loopback interface.
+    a.connect_by_packets(&b, "192.0.2.1:4791".parse().unwrap(), mtu);
+    a.post_now(Opcode::Send, 0, &[a.sge(0, 8)]);
+    let mut done = vec![];
+    for _ in 0..10_000 {
+        done.extend(a.exchange(&mut b).0);
+        world.now_ns.fetch_add(1_000_000, Ordering::Relaxed);
+    }
+    assert_eq!(done, [refused(0, Syndrome::TransportRetryExceeded)]);
+    assert_eq!(a.vendor_syndrome(0), 0x24);
+}
+
 /// An operation of each kind that needs a right from the peer's queue pair, and the right. The
 /// operation of no bytes touches no memory.
 fn one_sided(a: &End, b: &End) -> [(Access, Opcode, Vec<[u8; SEGMENT]>); 5] {
