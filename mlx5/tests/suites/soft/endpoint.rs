@@ -101,6 +101,8 @@ impl Endpoint {
         while self.inbox.is_empty() {
             self.poll();
         }
+        // Sends the ACK, also if the end is dropped next.
+        self.poll();
         let (number, bytes) = self.inbox.pop_front().unwrap();
         let mut message = vec![0; bytes as usize];
         let at = number as usize * self.message_bytes as usize;
